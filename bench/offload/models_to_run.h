@@ -1,4 +1,4 @@
-// What --models, --presets and --quick of a benchmark of OffloadModels ask for.
+// Parses --models, --presets and --quick of benchmarks of OffloadModels.
 
 #ifndef PINION_BENCH_OFFLOAD_MODELS_TO_RUN_H_
 #define PINION_BENCH_OFFLOAD_MODELS_TO_RUN_H_
@@ -12,11 +12,11 @@
 namespace pinion {
 
 struct ModelsToRun {
-  std::vector<OffloadModel> models;  // of a quick run the first one alone
+  std::vector<OffloadModel> models;  // with --quick the first alone
   std::vector<std::string> presets;  // presets_to_run.h
 };
 
-// Errors as those of FindOffloadModels and PresetsToRun.
+// Errors: those of FindOffloadModels and PresetsToRun.
 absl::StatusOr<ModelsToRun> FindModelsToRun(const std::vector<std::string>& models,
                                             const std::vector<std::string>& presets, bool quick);
 

@@ -20,7 +20,7 @@
 namespace pinion {
 namespace {
 
-// In which stretches of its gap an object is away; nothing where it stays.
+// The intervals of its gap in which an object is offloaded; none if it stays resident.
 struct Away {
   size_t from = 0;
   size_t until = 0;
@@ -37,7 +37,7 @@ class Search {
         all_here_(DeviceBytes(step, {})),
         gaps_(GapsOf(step)) {}
 
-  // Goes on from `best`, or from everything being away.
+  // Starts from `best`, or from all objects offloaded.
   absl::StatusOr<StepPlan> Run(StepPlan best, bool from_best, int tries) {
     Choice current = ChoiceOf(best);
     double current_us = from_best ? best.step_us : std::numeric_limits<double>::infinity();
@@ -71,9 +71,9 @@ class Search {
   size_t end() const { return step_.stretches.size() - 1; }
   size_t Below(size_t n) { return std::uniform_int_distribution<size_t>(0, n - 1)(random_); }
 
-  // Simulated annealing: the colder, the less.
+  // Simulated annealing: accepts longer plans, less often as `temperature` falls.
   bool Accepts(double worse_us, double best_us, double temperature) {
-    constexpr double kHottest = 0.01;  // of the step
+    constexpr double kHottest = 0.01;  // of the step's time
     const double chance = std::exp(-worse_us / (kHottest * best_us * temperature));
     return std::uniform_real_distribution<double>(0, 1)(random_) < chance;
   }
@@ -97,8 +97,8 @@ class Search {
     return used;
   }
 
-  // Everybody of those stays as long as there is room, the one that is copied out last the longest,
-  // and comes back as soon as there is, in the order of reads.
+  // Derives offload and prefetch times. Objects stay as long as there is room, the last copied out
+  // the longest. They are prefetched as soon as there is room, in the order of reads.
   std::optional<Choice> Derived(const std::vector<bool>& leaves) const {
     Room used = all_here_;
     std::vector<size_t> away;
@@ -130,7 +130,7 @@ class Search {
     return choice;
   }
 
-  // The first stretch of the gap that has no room for the object; the one behind it if all have.
+  // Returns the gap's first interval without room for the object, or the interval after the gap.
   size_t StaysUntil(const Gap& gap, const Room& used) const {
     size_t fits_before = gap.first;
     size_t below = gap.last + 1;
@@ -149,7 +149,7 @@ class Search {
     return Below(2) == 0 ? OthersLeave(current) : SomeAreShifted(current);
   }
 
-  // One more leaves, or one less, or one in another's place.
+  // Offloads one object more, one less, or one in another's place.
   std::optional<Choice> OthersLeave(const Choice& current) {
     std::vector<bool> leaves;
     for (const std::optional<Away>& away : current) leaves.push_back(away.has_value());
@@ -160,7 +160,7 @@ class Search {
     return Derived(leaves);
   }
 
-  // One leaves or comes back at another time, or several do.
+  // Moves the offload or prefetch of one to three objects.
   std::optional<Choice> SomeAreShifted(Choice choice) {
     for (size_t shifts = 1 + Below(3); shifts > 0; --shifts) {
       const size_t i = Below(gaps_.size());
@@ -189,7 +189,7 @@ class Search {
   const int64_t limit_bytes_;
   const LinkCalibration& link_;
   std::mt19937_64 random_;
-  Room all_here_;  // by stretch, if nothing is away
+  Room all_here_;  // by interval, if nothing is offloaded
   const std::vector<Gap> gaps_;
 };
 

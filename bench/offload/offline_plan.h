@@ -1,14 +1,12 @@
-// The shortest plan of a step that a search with plenty of time finds: what a planner that has
-// milliseconds is measured by.
+// Searches long for the shortest plan of a step: the reference for a planner that has milliseconds.
 //
 //   PINION_ASSIGN_OR_RETURN(const StepPlan best, SearchPlan(step, memory_bytes, link, {}));
 //
-// It goes on at random, once from what PlanStep finds and once from everything being away: another
-// choice of who leaves, from which everybody's leaving and coming back follows; or one object that
-// leaves or comes back earlier or later. Longer plans are gone on from less and less often
-// (simulated annealing). A plan is of whole tensors, in the order of their copies out and of their
-// reads, as the simulation has it (engine/plan/step_simulation.h). Of steps that are small enough
-// to try every plan it finds the best (tests/bench/offload/offline_plan_test.cc).
+// Simulated annealing, once from PlanStep's plan and once from all objects offloaded. A random
+// change is another set of offloaded objects with derived times, or another time of some offloads
+// or prefetches. A plan moves whole tensors in the order of the simulation
+// (engine/plan/step_simulation.h). The search finds the best plan of steps small enough for an
+// exhaustive search (tests/bench/offload/offline_plan_test.cc).
 //
 // Thread safety: a pure function.
 
@@ -25,11 +23,11 @@
 namespace pinion {
 
 struct PlanSearch {
-  int tries = 2000;  // plans that are simulated, at most, from each of the two
+  int tries = 2000;  // most simulated plans from each start
   uint64_t seed = 1;
 };
 
-// Errors as those of PlanStep.
+// Errors: those of PlanStep.
 absl::StatusOr<StepPlan> SearchPlan(const StepRecord& step, uint64_t memory_bytes,
                                     const LinkCalibration& link, const PlanSearch& search);
 

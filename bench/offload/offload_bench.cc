@@ -1,4 +1,4 @@
-// What offloading costs a step of training, by method and by the device memory that it has.
+// Compares methods of offloading by a training step's time and device memory.
 //
 //   offload_bench                       every model on every preset of the emulated device: minutes
 //   offload_bench --quick               one model, two presets, two targets
@@ -62,28 +62,28 @@ using Kind = OffloadMethod::Kind;
 
 constexpr int kTargets = 6;
 constexpr int kTargetsIfQuick = 2;
-// Of the graph trainer, in parts of what can leave.
+// Host budgets of the graph trainer, as shares of the bytes that can be offloaded.
 constexpr double kHostBudgets[] = {0.25, 0.5, 1};
-// With its hooks a recorder may hold a few small tensors at the peak.
+// A recorder's hooks may keep a few small tensors alive at the peak.
 constexpr uint64_t kRecordersBytes = 4 * kKiB;
 constexpr PlanSearch kSearch = {};
 
 c10::Device Emu() { return {DeviceTypeOf("emu").value(), 0}; }
 
-// A step of a model on a preset, and what the runs of it have in common.
+// A step of a model on a preset, and the inputs that its runs share.
 struct Case {
   OffloadModel model;
   std::string preset;
   StepRecord step;
-  StepRecord checkpointed;  // the step if each block of the model is a checkpoint
-  StepRecord segmented;     // the step if a plan may compute each block again: all is kept
+  StepRecord checkpointed;  // the step with each block as a checkpoint
+  StepRecord segmented;     // the same, with all segments kept resident
   MethodWorld world;
   double alone_us = 0;
-  uint64_t all_bytes = 0;    // of the device, if nothing leaves
-  uint64_t least_bytes = 0;  // if all leaves
+  uint64_t all_bytes = 0;    // device peak if nothing is offloaded
+  uint64_t least_bytes = 0;  // if everything is offloaded
   uint64_t segmented_least_bytes = 0;
 
-  // Without what is computed again by plan.
+  // Returns the method's record, without recomputation by plan.
   const StepRecord& StepOf(const OffloadMethod& method) const {
     if (method.kind == Kind::kPlannedRecompute) return segmented;
     return method.checkpoints() ? checkpointed : step;
@@ -100,7 +100,7 @@ absl::StatusOr<StepRecord> RecordModel(const OffloadModel& model, const DevicePr
           {}, world,
           [&](const std::shared_ptr<EmulatedMachine>& machine) -> absl::StatusOr<OffloadStep> {
             ModelStep step(model, Emu(), blocks);
-            // Once before, so that the device idles for no allocation.
+            // The first run fills pools: later the device does not idle for allocations.
             step.Run([] { return nullptr; });
             PINION_ASSIGN_OR_RETURN(record,
                                     step.Record(EmulatedBackend(machine), keep_checkpoints));
@@ -148,7 +148,7 @@ class OffloadBench {
     return absl::OkStatus();
   }
 
-  // The gradients of each method against those without.
+  // Compares gradients of each method with those without offload.
   absl::Status RunValues(const OffloadModel& model, const std::string& preset) {
     PINION_ASSIGN_OR_RETURN(const Case of, Prepare(model, preset));
     std::vector<at::Tensor> expected;
@@ -201,7 +201,7 @@ class OffloadBench {
     PINION_ASSIGN_OR_RETURN(of.segmented,
                             RecordModel(model, of.world.preset, ModelStep::Blocks::kCheckpoints,
                                         /*keep_checkpoints=*/true));
-    // Launches are part of what was recorded.
+    // Recorded times include launches.
     of.world.preset.launch_us = 0;
     PINION_ASSIGN_OR_RETURN(of.world.link, LinkOf(of.world.preset));
     PINION_ASSIGN_OR_RETURN(of.least_bytes, LeastMemoryBytes(of.step));
@@ -212,7 +212,7 @@ class OffloadBench {
     return of;
   }
 
-  // Without offload a step has the peak of its record, replayed as well as with values.
+  // Checks that a step without offload has its record's peak, replayed or with values.
   static absl::Status CheckPeak(const Case& of, const OffloadMethod& method, const MethodCost& cost,
                                 uint64_t tolerance_bytes) {
     if (method.kind != Kind::kNone && method.kind != Kind::kCheckpoint) return absl::OkStatus();
@@ -225,7 +225,7 @@ class OffloadBench {
                                             " bytes, its record one of ", all.peak_bytes));
   }
 
-  // Of Pinion's own ways without recompute: those of peers may copy sooner than the bound allows.
+  // Checks Pinion's methods without recomputation. Peers may copy earlier than the bound allows.
   static absl::Status CheckBound(const OffloadRow& row) {
     if (!row.planned() && row.method.kind != Kind::kWindows) return absl::OkStatus();
     const double step_us = row.cost.step_us;
@@ -254,15 +254,15 @@ class OffloadBench {
     return RunMethod(method, of.world, ReplayOf(record, of.model.layers(), ReadersOf(method)));
   }
 
-  // Whatever can do with that memory.
+  // Adds the planned methods that can run within the target.
   absl::Status AddPlanned(const Case& of, uint64_t target_bytes,
                           std::optional<Kind> at_the_peak_of) {
-    // What computes every block again is compared with what may compute some.
+    // A method that recomputes every block is compared with plans that recompute some.
     const bool every = at_the_peak_of.has_value() && OffloadMethod{*at_the_peak_of}.checkpoints();
     if (!every && target_bytes >= of.least_bytes) {
       PINION_RETURN_IF_ERROR(AddRow(of, {Kind::kPlanned, target_bytes}, at_the_peak_of));
     }
-    // A block that may be computed again has its inputs until its forward ends.
+    // A block that may be recomputed keeps its inputs until its forward ends.
     if (target_bytes < of.segmented_least_bytes) return absl::OkStatus();
     return AddRow(of, {Kind::kPlannedRecompute, target_bytes}, at_the_peak_of);
   }

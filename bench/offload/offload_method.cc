@@ -24,7 +24,7 @@
 namespace pinion {
 namespace {
 
-// The first steps are recorded, or measure what they save; pools fill.
+// Warm-up: sessions record steps and measure saved bytes, pools fill.
 constexpr int kWarmupSteps = 5;
 constexpr int kSteps = 2;
 
@@ -33,7 +33,7 @@ absl::StatusOr<std::shared_ptr<EmulatedMachine>> NewMachine(const DevicePreset& 
   EmulatedOptions options;
   options.preset = preset;
   options.memory_bytes = memory_bytes;
-  options.detect_races = false;  // tests do
+  options.detect_races = false;  // tests detect them
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<EmulatedMachine> machine,
                           EmulatedMachine::Create(options));
   PINION_RETURN_IF_ERROR(RegisterNextMachine(machine));

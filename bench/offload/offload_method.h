@@ -1,5 +1,4 @@
-// The ways of offloading that offload_bench and step_bench compare, and what one of them makes of a
-// step.
+// Methods of offloading that offload_bench and step_bench compare, and the cost of a step with one.
 //
 //   PINION_ASSIGN_OR_RETURN(const MethodCost cost,
 //                           RunMethod({OffloadMethod::Kind::kPlanned, target_bytes}, world, make));
@@ -36,43 +35,43 @@ struct OffloadMethod {
     kTrl,           // bench/peers/trl_offload.h
     kGraphTrainer,  // bench/peers/graph_offload.h
     kWindows,       // a session without a target
-    kPlanned,       // a session with one
-    // Of a step that computes each block of the model again in backward:
-    kCheckpoint,     // all else stays
-    kTrlCheckpoint,  // TRL has the blocks' inputs, and what is saved outside of them
-    // A session with a target, whose plan says which blocks are computed again.
+    kPlanned,       // a session with a target
+    // Steps that recompute each block of the model in backward:
+    kCheckpoint,     // nothing is offloaded
+    kTrlCheckpoint,  // TRL offloads the inputs, and tensors saved outside blocks
+    // A session with a target, whose plan selects recomputed blocks.
     kPlannedRecompute,
   };
   Kind kind = Kind::kNone;
-  uint64_t bytes = 0;  // the target; kGraphTrainer: of the host, that it may take
+  uint64_t bytes = 0;  // the target; kGraphTrainer: the host budget
 
   // "none", "blocking", "trl", "graph trainer", "windows", "planned", "checkpoint every block",
   // "trl with checkpoint", "planned, with recompute"
   std::string name() const;
   bool has_target() const { return kind == Kind::kPlanned || kind == Kind::kPlannedRecompute; }
-  // What was not contiguous comes back contiguous: some kernels sum in another order then.
+  // Tensors return contiguous, so some kernels sum in another order.
   bool gives_other_strides() const { return kind == Kind::kTrl || kind == Kind::kTrlCheckpoint; }
-  // Whether every block of the model is a checkpoint.
+  // Returns whether every block of the model is a checkpoint.
   bool checkpoints() const { return kind == Kind::kCheckpoint || kind == Kind::kTrlCheckpoint; }
 };
 
-// What all runs on one device have in common.
+// The inputs that all runs on one device share.
 struct MethodWorld {
   DevicePreset preset;
-  LinkCalibration link;  // of that device
+  LinkCalibration link;  // of the preset's link
   uint64_t memory_bytes = uint64_t{4} << 30;
 };
 
-// Of one step, once all that is learned is known.
+// The cost of one step after warm-up.
 struct MethodCost {
   double step_us = 0;   // modelled
-  double stall_us = 0;  // the same
-  // Of the device: of a planned step's first ones, too, which the target is for as well.
+  double stall_us = 0;  // modelled
+  // Device peak. Includes the recorded steps of a planned session: the target holds for them too.
   uint64_t peak_bytes = 0;
   uint64_t moved_bytes = 0;  // over the link, both directions
 };
 
-// A step on device 0 of the machine, which is registered, and what it is given.
+// A step on device 0 of the registered machine, and its inputs.
 struct OffloadStep {
   std::function<void(const ReplayedStep::MakeScope&)> run;
   std::vector<std::vector<at::Tensor>> layers;  // parameters of each
@@ -81,32 +80,32 @@ struct OffloadStep {
 using MakeStep =
     std::function<absl::StatusOr<OffloadStep>(const std::shared_ptr<EmulatedMachine>& machine)>;
 
-// The replay of a record, as ReplayedStep::Create.
+// Replays a record (ReplayedStep::Create).
 MakeStep ReplayOf(StepRecord record, int layers,
                   ReplayedStep::Readers readers = ReplayedStep::Readers::kNodes);
 
-// Where a method runs.
+// The device of a method.
 struct MethodDevice {
   c10::Device device;
   DeviceBackend backend;
-  std::optional<LinkCalibration> link = std::nullopt;  // none: a session measures it
+  std::optional<LinkCalibration> link = std::nullopt;  // nullopt: a session measures it
 };
 
-// What a method has active throughout a step, and throughout its forward; any objects.
+// Objects that live throughout a method's step, and throughout its forward.
 struct MethodScopes {
   ReplayedStep::MakeScope step = [] { return nullptr; };
   ReplayedStep::MakeScope forward = [] { return nullptr; };
 };
 
-// For steps of that kind. Errors are those of the session.
+// Returns the scopes of a method for steps like `step`. Errors: those of the session.
 absl::StatusOr<MethodScopes> ScopesOf(const OffloadMethod& method, const MethodDevice& on,
                                       const OffloadStep& step);
 
-// Errors are those of the machine and of the session, and what LibTorch throws.
+// Errors: those of the machine and the session, and LibTorch's exceptions.
 absl::StatusOr<MethodCost> RunMethod(const OffloadMethod& method, const MethodWorld& world,
                                      const MakeStep& make_step);
 
-// What a session finds out of the link of such a device.
+// Returns the calibration that a session measures on this preset.
 absl::StatusOr<LinkCalibration> LinkOf(const DevicePreset& preset);
 
 }  // namespace pinion

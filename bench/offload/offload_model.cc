@@ -35,7 +35,7 @@ namespace {
 constexpr uint64_t kSeed = 1;
 constexpr ConvNetConfig kConvNet = {};
 constexpr UNetConfig kUNet = {};
-// How much larger the images of the network are that the small one stands for.
+// Image size of the large network over the size of the small one.
 constexpr double kImageScale = 64;
 
 GptConfig SmallGpt(bool bfloat16) {
@@ -64,7 +64,7 @@ Workload WorkloadOf(const GptConfig& config) {
           .mean_saved_tensor_bytes = saved_bytes / static_cast<double>(SavedTensors(config))};
 }
 
-// What autograd does by itself, but that segments which a plan could compute again have numbers.
+// Keeps tensors as autograd does, and numbers the segments that a plan could recompute.
 class KeepAll final : public SavedTensorPacker {
  public:
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {

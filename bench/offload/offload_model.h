@@ -1,5 +1,5 @@
-// The models whose steps offload_bench records, small enough for a CPU, and the devices on which
-// they behave as large ones.
+// Models that offload_bench records, small enough for a CPU, and devices scaled so that they behave
+// like large models.
 //
 //   for (const OffloadModel& model : OffloadModels()) {
 //     PINION_ASSIGN_OR_RETURN(const DevicePreset preset, PresetFor(model, "a100_pcie4"));
@@ -35,23 +35,22 @@ struct OffloadModel {
   bool autocast = false;  // bfloat16 where autocast says so; otherwise float32 throughout
 
   std::string name() const;  // "gpt float32", "unet autocast"
-  int layers() const;        // that a method which works by layers is told
+  int layers() const;        // for methods that work by layers
 };
 
 std::vector<OffloadModel> OffloadModels();
-// Those whose names begin like one of `names`; all if there are none. InvalidArgument that names
-// the kinds, as of a flag --models, where no model is left.
+// Returns the models whose names begin with one of `names`; all if `names` is empty.
+// InvalidArgument lists the kinds if no model matches.
 absl::StatusOr<std::vector<OffloadModel>> FindOffloadModels(const std::vector<std::string>& names);
 
-// A device in proportion to the model, as the device of that name is to a large one of its kind (a
-// GPT of width 4096 at sequence length 4096; images of 64 times the bytes). NotFound names all.
+// Returns a preset scaled to the model as the named device is to a large model: a GPT of width 4096
+// at sequence length 4096, or images of 64 times the bytes. NotFound lists the presets.
 absl::StatusOr<DevicePreset> PresetFor(const OffloadModel& model, const std::string& preset);
 
-// The model on a device, in training mode, and a batch for it.
+// A model on a device in training mode, with a batch.
 struct ModelOnDevice {
   std::shared_ptr<torch::nn::Module> module;
-  // input -> logits [examples, classes], or images; as the model makes them, under autocast where
-  // it is of autocast.
+  // input -> logits [examples, classes] or images, under the model's autocast.
   std::function<at::Tensor(const at::Tensor& input)> forward;
   at::Tensor input, target;
 };
@@ -59,27 +58,25 @@ ModelOnDevice PutModelOn(const OffloadModel& model, c10::Device device, bool che
 
 class ModelStep {
  public:
-  // Of a GPT a block is a layer, of the residual network a residual block, and of the U-Net a level
-  // on the way down or up.
-  // Checkpoints are those that a session's plan decides on (CheckpointOptions::if_planned).
+  // A block is a layer of the GPT, a residual block, or a level of the U-Net on the way down or up.
   enum class Blocks { kPlain, kCheckpoints };
 
   ModelStep(const OffloadModel& model, c10::Device device, Blocks blocks = Blocks::kPlain);
 
   void Run(const ReplayedStep::MakeScope& make_scope);
-  // What one more step saves and reads, on this device; spoils the gradients. If checkpoints are
-  // kept, they are the record's segments, which a plan could compute again.
+  // Runs a step and records its saves and reads; overwrites the gradients. Kept checkpoints become
+  // the record's segments, which a plan could recompute.
   absl::StatusOr<StepRecord> Record(const DeviceBackend& backend, bool keep_checkpoints);
-  // Of the last step, on the CPU.
+  // Returns the last step's gradients on the CPU.
   std::vector<at::Tensor> Gradients() const;
 
-  // By layer: what is of a numbered module ("blocks.3").
+  // Returns parameters by layer: those of each numbered module ("blocks.3").
   std::vector<std::vector<at::Tensor>> LayerParameters() const;
-  // What else a step is given.
+  // Returns the step's other inputs.
   std::vector<at::Tensor> Inputs() const;
 
  private:
-  // The name of the layer that a parameter belongs to; "" for none.
+  // Returns the name of a parameter's layer; "" for none.
   static std::string LayerOf(const std::string& parameter);
   at::Tensor Loss() const;
 

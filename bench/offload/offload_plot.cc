@@ -18,7 +18,7 @@ constexpr int kPanelHeight = 230;
 constexpr int kKeyHeight = 40;
 constexpr int kKeyWidth = 900;
 
-// Of Wong's palette, which everybody can tell apart, and of gnuplot's points.
+// A colour of Wong's palette, safe for colour-blind readers, and a point of gnuplot's.
 struct Look {
   Kind kind;
   const char* colour;
@@ -50,7 +50,7 @@ std::vector<std::string> NamesOf(const std::vector<OffloadRow>& rows,
   return names;
 }
 
-// From the least memory to the most.
+// Returns points sorted by memory.
 std::vector<Point> PointsOf(const std::vector<OffloadRow>& rows, const std::string& model,
                             const std::string& preset, Kind kind) {
   std::vector<Point> points;
@@ -96,7 +96,7 @@ std::string Panel(const std::vector<OffloadRow>& rows, const std::string& model,
   return absl::StrCat(script, "plot ", plot, "\n");
 }
 
-// What the panels have in common, under all of them.
+// The key that all panels share.
 std::string Key() {
   std::string script =
       "unset border; unset tics; unset title; unset xlabel; unset ylabel\n"

@@ -1,5 +1,4 @@
-// An offload_bench run as a picture: for each model on each preset, the step's time over the
-// device's peak.
+// Draws an offload_bench run: step time over device peak, for each model and preset.
 
 #ifndef PINION_BENCH_OFFLOAD_OFFLOAD_PLOT_H_
 #define PINION_BENCH_OFFLOAD_OFFLOAD_PLOT_H_
@@ -12,10 +11,10 @@
 
 namespace pinion {
 
-// By gnuplot (bench/gnuplot.h).
+// Draws with gnuplot (bench/gnuplot.h).
 absl::Status WriteOffloadPlot(const std::vector<OffloadRow>& rows, const std::string& path);
 
-// What gnuplot is told to draw `output` with, data included. `terminal` is "svg" or "png".
+// Returns the gnuplot script, with data, that draws `output`. `terminal` is "svg" or "png".
 std::string OffloadPlotScript(const std::vector<OffloadRow>& rows, const std::string& terminal,
                               const std::string& output);
 

@@ -14,25 +14,24 @@ namespace {
 
 using Kind = OffloadMethod::Kind;
 
-// The bound says that the link can hide what has to move.
+// At most this bound over the step: the link can hide the copies.
 constexpr double kHidden = 1.01;
-// What a planned step has to reach of the bound, and of the offline plan where that one is itself
-// not near it.
+// Share of the bound that a plan must reach, and of the offline plan if that is below the bound.
 constexpr double kOfBound = 0.97;
 constexpr double kOfOffline = 0.99;
-// Where TRL's step is so far above the bound, a planned one in its memory is so much faster.
+// If TRL takes this much of the bound, a plan in its memory must be this much faster.
 constexpr double kTrlIsSlow = 1.35;
 constexpr double kFasterThanTrl = 1.3;
-// The link is far from hiding what has to move: with recompute a step is to be below the bound.
+// Above this bound over the step, recomputation must beat the bound.
 constexpr double kFarFromHidden = 1.2;
-// A tenth of a percent is what a host's calls cost here and there.
+// The tolerance covers noise of the host's calls.
 constexpr double kNotSlower = 1.001;
 
 double Mib(uint64_t bytes) { return static_cast<double>(bytes) / kMiB; }
 
 bool Binds(const OffloadRow& row) { return row.planned() && row.offline_us.has_value(); }
 
-// How much more than is asked for a planned step reaches; 1 is just enough.
+// Returns the reached over the required efficiency; at least 1 meets the goal.
 double Reached(const OffloadRow& row) {
   const double of_bound = row.efficiency() / kOfBound;
   if (row.bound_us / *row.offline_us >= OffloadRow::kNearBound) return of_bound;
@@ -62,7 +61,7 @@ bool IsSameStep(const OffloadRow& a, const OffloadRow& b) {
   return a.model == b.model && a.preset == b.preset;
 }
 
-// The run of that method whose peak was the row's target.
+// Returns the run whose peak is the row's target.
 const OffloadRow* PeerOf(const OffloadTable& table, const OffloadRow& of) {
   if (!of.at_the_peak_of.has_value()) return nullptr;
   for (const OffloadRow& row : table.rows) {
@@ -74,14 +73,14 @@ const OffloadRow* PeerOf(const OffloadTable& table, const OffloadRow& of) {
   return nullptr;
 }
 
-// Its step over that of the method whose peak was its target.
+// Returns the row's step over the step of the method whose peak is its target.
 std::optional<double> OverPeer(const OffloadTable& table, const OffloadRow& row, Kind peer_kind) {
   const OffloadRow* const peer = PeerOf(table, row);
   if (peer == nullptr || peer->method.kind != peer_kind) return std::nullopt;
   return row.cost.step_us / peer->cost.step_us;
 }
 
-// The step of a row that may compute again over the one that may not, at the same target.
+// Returns the row's step over the step without recomputation at the same target.
 std::optional<double> OverPlanned(const OffloadTable& table, const OffloadRow& of) {
   if (of.method.kind != Kind::kPlannedRecompute) return std::nullopt;
   for (const OffloadRow& row : table.rows) {

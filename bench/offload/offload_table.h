@@ -1,4 +1,4 @@
-// What offload_bench has measured: rows, their text, and the goals that they are judged by.
+// Rows and goals of offload_bench, and their text.
 //
 // Plain data and pure functions.
 
@@ -22,27 +22,26 @@ struct OffloadRow {
   OffloadMethod method;
   MethodCost cost;
   double alone_us = 0;  // the step without offload
-  // No policy takes less that computes nothing again and copies nothing before its operator has
-  // returned (engine/plan/step_bound.h), in this memory: the target, and the peak of a method that
-  // has none. Infinite where none can do with that memory.
+  // Lower bound of policies that recompute nothing and start copies after the operator returned
+  // (engine/plan/step_bound.h). The memory is the target, or the peak of a method without one.
+  // Infinite if no policy fits.
   double bound_us = 0;
-  // Of a step whose target binds: what its plan comes to by itself, and the shortest plan that a
-  // long search finds, which computes nothing again. Where the plan is near the bound nothing is
-  // looked for: it stands for both.
+  // If the target binds: the time of the plan alone, and of the shortest plan that a long search
+  // finds without recomputation. A plan near the bound replaces the search.
   static constexpr double kNearBound = 0.98;
   std::optional<double> plan_us;
   std::optional<double> offline_us;  // kPlanned
-  size_t computed_again = 0;         // kPlannedRecompute: blocks
-  // A step in the memory that this method took at its peak.
+  size_t computed_again = 0;         // kPlannedRecompute: recomputed segments
+  // The method whose peak is this row's target.
   std::optional<OffloadMethod::Kind> at_the_peak_of;
 
-  // Above 1 only of a step that computes something again, or copies what an operator saves before
-  // that has returned (TRL, the graph trainer). Infinite if the bound is.
+  // Above 1 only with recomputation, or with copies that start before the saving operator returned
+  // (TRL, graph trainer). Infinite if the bound is.
   double efficiency() const { return bound_us / cost.step_us; }
   bool planned() const { return method.kind == OffloadMethod::Kind::kPlanned; }
 };
 
-// One step with values: whether gradients had the bits of the step without offload.
+// One step with values, and whether its gradients have the bits without offload.
 struct ValuesRow {
   std::string model;
   std::string preset;
@@ -57,7 +56,7 @@ struct OffloadTable {
   double minutes = 0;  // of wall time, for all of it
 };
 
-// One step's rows, with a heading.
+// Returns one step's rows with a heading.
 std::string OffloadText(const std::vector<OffloadRow>& rows);
 std::string ValuesText(const std::vector<ValuesRow>& rows);
 BenchReport OffloadReport(const OffloadTable& table);

@@ -1,4 +1,4 @@
-// What planning a step costs, and what recording one does to it.
+// Measures planning a step, and the overhead of recording one.
 //
 //   plan_bench                          planning (processor time), and recorded steps (modelled)
 //   plan_bench --quick                  fewer records and repeats
@@ -52,14 +52,14 @@ namespace {
 
 constexpr size_t kGoalUses = 5000;
 constexpr char kPreset[] = "h100_pcie5";
-// A tensor of one layer's width in steps that are replayed: bytes are moved there.
+// Bytes per unit in replayed steps, whose bytes are moved.
 constexpr uint64_t kReplayedUnitBytes = 64 * kKiB;
 constexpr uint64_t kUnitBytes = 4 * kMiB;
 
 struct PlanCase {
   uint64_t seed = 0;  // of a random step; 0: a GPT's
   size_t uses = 0;
-  enum class Target { kTight, kAuto, kTightWithSegments };  // kTight: all plans are tried
+  enum class Target { kTight, kAuto, kTightWithSegments };  // kTight tries all plans
   Target target = Target::kTight;
 
   std::string record() const { return seed == 0 ? "gpt" : absl::StrCat("random", seed); }
@@ -102,7 +102,7 @@ std::vector<PlanCase> PlanCases(bool quick) {
       if (quick && seed > 1) continue;
       for (const auto target : {PlanCase::Target::kTight, PlanCase::Target::kAuto,
                                 PlanCase::Target::kTightWithSegments}) {
-        // The link has time for the others, so that nothing is computed again.
+        // Only the GPT's: the link has time for the others, which recompute nothing.
         const bool mixes = target == PlanCase::Target::kTightWithSegments;
         if (!mixes || seed == 0) cases.push_back({seed, uses, target});
       }
@@ -130,14 +130,14 @@ class PlanBench {
   CheckedBenchmarks benchmarks_;
 };
 
-// A twentieth of what can leave above the least with which the step can be planned.
+// Returns the least memory that can be planned plus a twentieth of the bytes that can be offloaded.
 absl::StatusOr<uint64_t> TightBytes(const StepRecord& step, const LinkCalibration& link) {
   PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes, LeastMemoryBytes(step));
   PINION_ASSIGN_OR_RETURN(const StepPlan all, PlanStep(step, UINT64_MAX / 2, link));
   return least_bytes + (all.peak_bytes - least_bytes) / 20;
 }
 
-// Segments that can be computed again, of so many saved tensors each.
+// Adds segments that can be recomputed, of kObjects saved tensors each.
 void AddSegments(StepRecord& step) {
   constexpr uint32_t kObjects = 25;
   for (uint32_t use = 0; use < step.uses.size(); ++use) {
@@ -147,7 +147,7 @@ void AddSegments(StepRecord& step) {
   }
 }
 
-// Of this thread: planning waits for nothing, and what else runs on the machine is none of it.
+// Returns this thread's processor time: planning never waits, and other programs do not count.
 double ProcessorSeconds() {
   timespec now = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);

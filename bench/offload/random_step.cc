@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t kLeastBytes = 1024;
 
-// Draws forwards one operator after the other, and the backward of all of them at last.
+// Draws a forward operator by operator, then its backward.
 class StepDraw {
  public:
   StepDraw(uint64_t seed, uint64_t shrink) : random_(seed), shrink_(shrink) {}
@@ -34,7 +34,7 @@ class StepDraw {
     for (uint64_t makes = 1 + Below(3); makes > 0; --makes) {
       const auto object = static_cast<uint32_t>(step_.objects.size());
       saved_by_[by].push_back(object);
-      // Small ones share parcels.
+      // Small tensors share parcels.
       const uint64_t size_bytes = Below(3) == 0 ? kLeastBytes + Bytes(16 * kKiB) : Bytes(2 * kMiB);
       step_.objects.push_back({.size_bytes = std::max(size_bytes, kLeastBytes)});
       unread_.push_back(1);
@@ -67,7 +67,7 @@ class StepDraw {
   size_t forward_uses() const { return step_.uses.size(); }
 
  private:
-  // As a device counts them.
+  // Returns a size as a device rounds it.
   uint64_t Bytes(uint64_t end) { return AllocationBytes(Below(end) / shrink_); }
   void Use(uint32_t object, size_t by) {
     step_.uses.push_back(object);
@@ -81,16 +81,16 @@ class StepDraw {
   std::vector<int> unread_;                      // saves of each object
 };
 
-// What a layer of a GPT saves, one operator after the other.
+// The saves of a GPT layer, operator by operator.
 struct LayerSave {
-  double units = 0;       // of the tensor; 0: the one before the last is saved again
-  double compute_us = 0;  // for units of 4 MiB; 0: by the operator before
+  double units = 0;       // 0: saves the last but one tensor again
+  double compute_us = 0;  // for units of 4 MiB; 0: the same operator
 };
 constexpr LayerSave kLayer[] = {
     {1, 20},    // the norm's input
     {0.01, 0},  // its mean and variance
     {1, 150},   // the input of queries, keys and values
-    {3, 200},   // these
+    {3, 200},   // queries, keys and values
     {1, 0},     // attention's output
     {0.02, 0},  // its sums
     {0, 50},    // the projection's input
@@ -111,7 +111,7 @@ StepRecord RandomStep(uint64_t seed, uint64_t shrink) {
 
 StepRecord RandomStepOfUses(uint64_t seed, size_t uses) {
   StepDraw draw(seed, /*shrink=*/1);
-  // Nine operators in ten are read again.
+  // Backward reads nine operators in ten.
   while (draw.forward_uses() * 19 / 10 < uses) draw.AddForward();
   return draw.Finish();
 }

@@ -1,5 +1,4 @@
-// Steps that nobody has thought of, drawn from a seed, and one that looks like a GPT's: of any
-// length, for planners to be tried on.
+// Step records of any length for tests of planners: drawn from a seed, or shaped like a GPT's.
 //
 //   StepRecord step = RandomStep(seed, /*shrink=*/1);    // of 4 to 33 operators
 //   StepRecord step = RandomStepOfUses(seed, 5000);
@@ -17,16 +16,15 @@
 
 namespace pinion {
 
-// A forward of operators that save what they make and, at times, what others have made, and a
-// backward that leaves some of them out. Tensors of up to 2 MiB; those and the compute are shrunk
-// by that factor, but never below what is offloaded at all.
+// Draws a forward whose operators save their own and earlier tensors, and a backward that skips
+// some. Tensors have up to 2 MiB. `shrink` divides sizes and compute, but not below the least
+// offloaded size.
 StepRecord RandomStep(uint64_t seed, uint64_t shrink);
-// The same, with as many operators as it takes for that many saves and reads, or some more.
+// Draws enough operators for at least `uses` saves and reads.
 StepRecord RandomStepOfUses(uint64_t seed, size_t uses);
 
-// Layers of attention and a wide part behind it, each with norms: what they save, in proportion,
-// and how long they compute. Backward reads all of it. `unit_bytes` is a tensor of one layer's
-// width for each token; compute is in proportion to it.
+// Returns transformer layers with the sizes and compute of their saves in proportion. Backward
+// reads every tensor. `unit_bytes` is one layer width for each token; compute scales with it.
 StepRecord GptLikeStep(size_t uses, uint64_t unit_bytes);
 
 }  // namespace pinion

@@ -20,10 +20,10 @@ namespace {
 
 struct Ran {
   double us = 0;
-  uint64_t events = 0;  // that were recorded
+  uint64_t events = 0;  // recorded
 };
 
-// One step, and what it has left on the device.
+// Runs one step, and returns its effect on the device.
 absl::StatusOr<Ran> RunOnce(ReplayedStep& step, const ReplayedStep::MakeScope& make_scope,
                             EmulatedMachine& machine) {
   const double begin_ms = machine.now_ms();
@@ -56,8 +56,8 @@ absl::StatusOr<RecordedReplay> ReplayRecorded(const StepRecord& step, uint64_t t
   const auto none = []() -> std::shared_ptr<void> { return nullptr; };
   PINION_ASSIGN_OR_RETURN(const Ran alone, RunOnce(*replayed, none, *machine));
   Ran recorded, planned;
-  // The first one is not known; then as many as it takes for the session to be sure. Behind these
-  // comes one that reads the last record.
+  // The session needs one unknown step and kKnownInARow known steps. The step after them reads the
+  // last record.
   for (int i = 0; i < 1 + TargetSchedule::kKnownInARow; ++i) {
     PINION_ASSIGN_OR_RETURN(recorded, RunOnce(*replayed, scope, *machine));
   }

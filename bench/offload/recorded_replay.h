@@ -1,5 +1,5 @@
-// What recording a step that runs as planned does to its time on the emulated device: modelled, so
-// that two events for each save and read, and the host's calls for them, are all that counts.
+// Compares a planned step's modelled time with and without recording. Recording costs two events
+// per save and read, and the host's calls.
 //
 // Thread safety: none: each run registers an emulated machine of its own as "emu".
 
@@ -16,13 +16,12 @@ namespace pinion {
 
 // Modelled times of the same step.
 struct RecordedReplay {
-  double recorded_us = 0;  // as planned, and recorded; the record before it is read at its begin
-  double planned_us = 0;   // as planned
+  double recorded_us = 0;  // planned and recorded; reads the last record
+  double planned_us = 0;   // planned
   double alone_us = 0;     // without offload
 };
 
-// `step` replayed within `target_bytes`. Internal where a step was recorded that should not have
-// been, or the other way round.
+// Replays `step` within `target_bytes`. Internal if recording was on or off against expectation.
 absl::StatusOr<RecordedReplay> ReplayRecorded(const StepRecord& step, uint64_t target_bytes,
                                               const MethodWorld& world);
 

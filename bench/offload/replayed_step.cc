@@ -34,14 +34,14 @@ using torch::autograd::variable_list;
 
 constexpr size_t kNoUse = SIZE_MAX;
 
-// Uses next to each other that are one operator's.
+// Consecutive accesses of one operator.
 struct Operator {
   size_t begin = 0;
-  size_t end = 0;  // the first one behind them
+  size_t end = 0;  // past the last access
 };
 
-// What one operator saves several times are columns of one matrix: queries, keys and values, for
-// example.
+// A tensor that one operator saves several times becomes columns of one matrix, like queries, keys
+// and values.
 struct Part {
   size_t of = 1;
   size_t index = 0;
@@ -55,15 +55,15 @@ at::Tensor PartOf(const at::Tensor& object, const Part& part) {
   return saved;
 }
 
-// What the record says of its uses, as a step of autograd needs it.
+// The record's accesses in the form that autograd needs.
 struct Script {
   std::vector<Operator> forward, backward;
-  std::vector<size_t> saved_at;       // by use, of a read: the use that saved what it reads
-  std::vector<Part> parts;            // by use, of a save
-  std::vector<size_t> over;           // by use, of a save: the last stretch that needs it
-  std::vector<size_t> held_until;     // by object: the last stretch; kNoUse: the program keeps it
-  std::vector<uint64_t> over_bytes;   // by stretch: of the objects that nobody needs behind it
-  std::vector<uint64_t> other_bytes;  // by stretch, without what is replayed as an object
+  std::vector<size_t> saved_at;       // by read: the access that saved its tensor
+  std::vector<Part> parts;            // by save
+  std::vector<size_t> over;           // by save: the last interval that needs it
+  std::vector<size_t> held_until;     // by object: its last interval; kNoUse: kept for ever
+  std::vector<uint64_t> over_bytes;   // by interval: of objects not needed after it
+  std::vector<uint64_t> other_bytes;  // by interval, without replayed objects
 };
 
 bool IsSave(const StepRecord& step, const ObjectLife& life, size_t use) {
@@ -112,7 +112,7 @@ absl::StatusOr<Script> ScriptOf(const StepRecord& step) {
   }
   for (size_t index = 0; index < step.objects.size(); ++index) {
     const StepObject& object = step.objects[index];
-    std::vector<size_t> saves;  // that were not read yet
+    std::vector<size_t> saves;  // not read yet
     for (const size_t use : lives[index].uses) {
       if (IsSave(step, lives[index], use)) {
         saves.push_back(use);
@@ -121,8 +121,8 @@ absl::StatusOr<Script> ScriptOf(const StepRecord& step) {
             object.needed_until > 0 ? object.needed_until : step.stretches.size() - 1;
         continue;
       }
-      // What was saved last is read first. Whoever reads more often than it was saved reads what
-      // was saved first again.
+      // Reads take the latest save first. Reads beyond the number of saves take the first save
+      // again.
       script.saved_at[use] = saves.back();
       script.over[saves.back()] = operator_ends[use] + 1;
       if (saves.size() > 1) saves.pop_back();
@@ -133,7 +133,7 @@ absl::StatusOr<Script> ScriptOf(const StepRecord& step) {
       script.over_bytes[over] += object.size_bytes;
       continue;
     }
-    // The program keeps it, and it is one of the other bytes also when no graph needs it.
+    // The program keeps the object alive, so it counts as other bytes where no graph needs it.
     script.held_until[index] = kNoUse;
     for (size_t i = lives[index].made; i < step.stretches.size(); ++i) {
       script.other_bytes[i] -= std::min(script.other_bytes[i], object.size_bytes);
@@ -178,14 +178,14 @@ class Replay final : public ReplayedStep {
   }
 
  private:
-  // The node of an operator of LibTorch's own: its part of the backward.
+  // The autograd node of one operator.
   class OperatorNode final : public torch::autograd::TraceableFunction {
    public:
     OperatorNode(Replay& replay, const at::Tensor& gradient) : replay_(replay) {
       add_input_metadata(gradient);
     }
     void Reads(const Operator& reads) { reads_ = reads; }
-    // Before anything else: whoever looks for parameters in the graph may look at once.
+    // Call this first: hooks may search the graph for parameters at any time.
     void Uses(const at::Tensor& parameter) {
       add_next_edge(torch::autograd::impl::gradient_edge(parameter));
     }
@@ -202,11 +202,11 @@ class Replay final : public ReplayedStep {
     Operator reads_;
   };
 
-  // The node that backward begins with; each leads to the one that runs next.
+  // Runs forward, and returns backward's first node; each node leads to the next.
   std::shared_ptr<Node> Forward() {
     const size_t turn = script_.forward.empty() ? 0 : script_.forward.back().end;
     std::vector<std::shared_ptr<OperatorNode>> by_use(step_.uses.size());
-    // What is saved has a history, as activations have; what the program keeps is an input.
+    // Saved tensors have a history, like activations. Tensors that the program keeps are inputs.
     std::shared_ptr<OperatorNode> node = NewNode();
     size_t layer = 0;
     for (const Operator& saves : script_.forward) {
@@ -238,7 +238,7 @@ class Replay final : public ReplayedStep {
       node->Reads(reads);
       nodes.push_back(std::move(node));
     }
-    // A node has its own edges before another one's leads to it.
+    // A node gets its own edges before the previous node's edge to it.
     for (size_t i = nodes.size(); i-- > 0;) {
       nodes[i]->add_next_edge(i + 1 < nodes.size() ? Edge(nodes[i + 1], 0) : Edge());
     }
@@ -258,14 +258,14 @@ class Replay final : public ReplayedStep {
     if (readers_ == Readers::kNodes) read_.clear();
   }
 
-  // The stretch before `use`: what it makes, computes, and takes and gives back besides.
+  // Replays the interval before `use`: its allocations, compute and frees.
   void Pass(size_t use) {
     const StepStretch& stretch = step_.stretches[use];
     uint64_t transient_bytes = stretch.transient_bytes;
     if (stretch.released_bytes > 0) {
       read_.clear();
       ReleaseOver(use);
-      // Not all of it had gone before the peak.
+      // Some of these objects were freed after the interval's peak.
       transient_bytes += script_.over_bytes[use] - stretch.released_bytes;
     }
     SetOtherBytes(script_.other_bytes[use]);
@@ -280,7 +280,7 @@ class Replay final : public ReplayedStep {
     ReleaseOver(use);
   }
 
-  // What nobody needs behind the stretch before `use`.
+  // Releases saves that are not needed after the interval before `use`.
   void ReleaseOver(size_t use) {
     if (readers_ == Readers::kNodes && script_.over_bytes[use] > 0) read_.clear();
     for (size_t save = 0; save < saves_.size(); ++save) {
@@ -288,7 +288,7 @@ class Replay final : public ReplayedStep {
     }
   }
 
-  // What the program has held to the end of the stretch before `use`.
+  // Drops objects that the program held until the interval before `use`.
   void DropHeldBefore(size_t use) {
     for (size_t index = 0; index < made_count_; ++index) {
       if (script_.held_until[index] <= use) made_[index].reset();
@@ -328,17 +328,17 @@ class Replay final : public ReplayedStep {
   const std::shared_ptr<EmulatedMachine> machine_;
   const c10::Device device_;
   const Readers readers_;
-  // What travels along the graph: one float on the CPU, so that the caller's thread runs it.
+  // The gradient that backward passes on: a CPU float, so that nodes run on the caller's thread.
   const at::Tensor gradient_ = at::ones({1});
   std::vector<at::Tensor> layer_parameters_;
 
-  // --- of the step that runs ---
-  std::vector<at::Tensor> made_;      // by object, as long as the program holds it
+  // --- State of the running step ---
+  std::vector<at::Tensor> made_;      // by object, while the program holds it
   size_t made_count_ = 0;             // objects so far
   std::vector<SavedVariable> saves_;  // by use
-  std::vector<at::Tensor> read_;      // by the operator that runs, or has run last
-  std::vector<at::Tensor> other_;     // stays from step to step
-  uint64_t other_bytes_ = 0;          // of all of these
+  std::vector<at::Tensor> read_;      // by the current or last operator
+  std::vector<at::Tensor> other_;     // lives across steps
+  uint64_t other_bytes_ = 0;          // in other_
 };
 
 }  // namespace

@@ -1,16 +1,14 @@
-// A step of training that was recorded, played again without its values: tensors of the same sizes
-// are made, saved, read and let go of in the same order, through LibTorch's autograd and whatever
-// hooks are active; the device computes for as long, and takes and gives back as much memory
-// besides.
+// Replays a recorded training step without values. Tensors of the recorded sizes are allocated,
+// saved, read and freed in the recorded order, through autograd and the active hooks. The device
+// computes as long and allocates as much temporary memory.
 //
 //   PINION_ASSIGN_OR_RETURN(auto step, ReplayedStep::Create(record, machine, /*layers=*/6));
 //   step->Run([&] { return std::make_shared<OffloadScope>(session); });
 //   machine->now_ms(), machine->memory_stats(0).peak_bytes
 //
-// So a method of offloading meets what it would meet in the model, in a thousandth of the time: no
-// operator runs. What the record does not tell is left out: when the program lets go of a tensor
-// that it has saved (taken for the end of the operator that saves it last), and how many kernels
-// there were (one for each stretch, so that the host is further ahead than it was).
+// No operator runs, so a replay takes a thousandth of the model's time. Two things that the record
+// lacks are assumed: the program frees a tensor at the end of the last operator that saves it, and
+// each interval is one kernel, so the host runs further ahead.
 //
 // Thread safety: none; one step at a time.
 
@@ -31,27 +29,25 @@ namespace pinion {
 
 class ReplayedStep {
  public:
-  // Any object that lives as long as the forward; null for none.
+  // Returns an object that lives through forward, or null.
   using MakeScope = std::function<std::shared_ptr<void>()>;
 
-  // Who reads what was saved. A checkpoint has its inputs until the last node of its segment has
-  // run, which is not the node that has read them: a method that lets go of what a node has read,
-  // once that node has run, finds it in use.
+  // The readers of saved tensors. A checkpoint keeps its inputs until its segment's last node has
+  // run. A method that frees tensors after the reading node finds them still in use.
   enum class Readers { kNodes, kCheckpoints };
 
-  // On device 0 of the machine, which is registered as "emu" and whose kernels cost nothing beside
-  // what they compute (DevicePreset::launch_us is 0). InvalidArgument for a record that is not one
-  // forward and its backward.
+  // Replays on device 0 of `machine`, which is registered as "emu" with DevicePreset::launch_us 0.
+  // InvalidArgument if the record is not one forward and its backward.
   static absl::StatusOr<std::unique_ptr<ReplayedStep>> Create(
       StepRecord record, std::shared_ptr<EmulatedMachine> machine, int layers,
       Readers readers = Readers::kNodes);
   virtual ~ReplayedStep() = default;
 
-  // LibTorch's errors are thrown, and the device's as c10::Error.
+  // Throws LibTorch's errors, and c10::Error for the device's.
   virtual void Run(const MakeScope& make_scope) = 0;
 
-  // By layer, what stands for its parameters: for methods that tell layers apart by them. The
-  // record does not know layers: each saves as many tensors as the others.
+  // Returns stand-ins for each layer's parameters, for methods that detect layers by parameters.
+  // The record has no layers: each gets as many saved tensors.
   virtual const std::vector<at::Tensor>& layer_parameters() const = 0;
 };
 

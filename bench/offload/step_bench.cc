@@ -1,13 +1,12 @@
-// What offloading costs a step of training on the machine's own accelerator, by method: measured on
-// a GPU, and modelled on the emulated device.
+// Compares methods of offloading by a training step's time on the machine's accelerator: measured
+// on a GPU, modelled on the emulated device.
 //
 //   step_bench                              a GPT of two layers of width 2048, float32
 //   step_bench --layers=8 --dtype=bfloat16  another one
 //   step_bench --device=emu:0 --size=tiny   modelled
 //   step_bench --json=FILE
 //
-// The methods take turns on one model, so that a machine whose speed changes is fair to all.
-// docs/results/benchmarks.md says how to read it.
+// Methods take turns on one model, so that changes of the machine's speed affect all.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cross_entropy_loss.h>
@@ -64,14 +63,14 @@ namespace {
 using Kind = OffloadMethod::Kind;
 
 constexpr int64_t kVocabulary = 64;
-// The first steps are recorded, measure the link, and pin; a session measures a step of its own
-// now and then, and has found out once whether its plan is right (PlanWatch::kEvery).
+// Warm-up: sessions record steps, measure the link, pin memory, and check once whether the plan is
+// right (PlanWatch::kEvery).
 constexpr int kWarmupSteps = 40;
 constexpr int kStepsOfATurn = 3;
 constexpr uint64_t kSeed = 1;
 
-// LibTorch's allocator for CUDA leaves blocks of more than 1 MiB whole, with up to 1 MiB more than
-// was asked for, and counts all of it: which tensors get such ones, no record can tell.
+// LibTorch's CUDA allocator may add up to 1 MiB to blocks above 1 MiB and counts it. No record can
+// predict which tensors get such blocks.
 constexpr double kMostOverTarget = 1.01;
 
 absl::StatusOr<GptConfig> ModelFromFlags() {
@@ -95,7 +94,7 @@ absl::StatusOr<GptConfig> ModelFromFlags() {
   return model;
 }
 
-// A forward and its backward; the weights stay what they are, so that each step is like the last.
+// Forward and backward. The weights never change, so that all steps are alike.
 class GptStep {
  public:
   GptStep(const GptConfig& config, c10::Device device) : gpt_(Made(config)) {
@@ -127,7 +126,7 @@ class GptStep {
     return gradients;
   }
 
-  // For those who want to know the parameters.
+  // Returns the parameters for methods that need them.
   OffloadStep Described() const {
     return {.run = {}, .layers = {gpt_->parameters()}, .inputs = {}};
   }
@@ -146,9 +145,9 @@ struct Contestant {
   OffloadMethod method;
   std::string name;
   MethodScopes scopes = {};
-  std::vector<double> turn_ms = {};  // of a step, a turn's mean
-  uint64_t peak_bytes = 0;           // of all turns
-  bool same_bits = true;             // of the gradients, with those of none
+  std::vector<double> turn_ms = {};  // mean step of each turn
+  uint64_t peak_bytes = 0;           // over all turns
+  bool same_bits = true;             // gradients equal those of none
 
   double step_ms() const { return Summarize(turn_ms).median; }
 };
@@ -225,7 +224,7 @@ class StepBench {
                          [kind](const Contestant& one) { return one.method.kind == kind; });
   }
 
-  // Once all that a method learns is learned.
+  // Adds a contestant after its warm-up.
   absl::Status Enter(const OffloadMethod& method, std::string name) {
     Contestant contestant = {.method = method, .name = std::move(name)};
     PINION_ASSIGN_OR_RETURN(
@@ -242,7 +241,7 @@ class StepBench {
     return absl::OkStatus();
   }
 
-  // Of the step that has just run.
+  // Compares the gradients of the last step.
   void CompareBits(Contestant& contestant) {
     const std::vector<at::Tensor> gradients = step_.Gradients();
     contestant.same_bits &=
@@ -251,7 +250,7 @@ class StepBench {
   }
 
   void TakeTurn(Contestant& contestant) {
-    step_.Run(contestant.scopes);  // what others have left is gone
+    step_.Run(contestant.scopes);  // frees what other methods left
     accelerator_.Synchronize();
     accelerator_.ResetPeak();
     const double begin_ms = accelerator_.now_ms();

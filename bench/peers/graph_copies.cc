@@ -52,8 +52,8 @@ void GraphCopies::DropSource(GraphCopy& copy) const {
 
 void GraphCopies::Fetch(GraphCopy& copy) {
   if (copy.fetched.defined()) return;
-  // Memory of the compute stream: what reads it there needs no record_stream. The copy comes after
-  // the one out, for which that stream has waited.
+  // Allocated on the compute stream, so its readers there need no record_stream. That stream
+  // already waited for the copy out.
   const at::Tensor fetched = at::empty(copy.host.sizes(), copy.host.options().device(device_));
   WaitFor(in_, CurrentStream(device_));
   {
@@ -70,7 +70,7 @@ at::Tensor GraphCopies::Use(GraphCopy& copy) {
   Fetch(copy);
   if (copy.host.defined()) {
     copy.copied_in->block(CurrentStream(device_));
-    // Whoever takes the buffer writes it after what is on the compute stream now.
+    // The buffer's next copy waits for the compute stream's current work.
     pool_[{copy.host.numel(), copy.host.scalar_type()}].push_back(std::move(copy.host));
   }
   return copy.fetched;

@@ -5,7 +5,7 @@
 //   copies.Fetch(*copy);                                        // some layers before its first use
 //   at::Tensor flat = copies.Use(*copy);                        // at each use
 //
-// All of it belongs to the current stream of the calling thread, which waits; the host does not.
+// Waits are on the calling thread's current stream; the host never waits.
 //
 // Thread safety: as GraphOffload.
 
@@ -30,8 +30,8 @@
 
 namespace pinion {
 
-// A contiguous tensor on its way out and back. Each member is there while it is needed. What goes
-// before its copy is done, in a step that is given up, goes after it on the current stream.
+// A contiguous tensor's copies to the host and back. Members are set while they are needed. If a
+// step is abandoned, members are freed after their copy, on the current stream.
 struct GraphCopy {
   GraphCopy() = default;
   ~GraphCopy();
@@ -40,7 +40,7 @@ struct GraphCopy {
 
   at::Tensor source;
   std::optional<c10::Event> copied_out;
-  at::Tensor host;  // flat, as `fetched` is
+  at::Tensor host;  // flat, like `fetched`
   at::Tensor fetched;
   std::optional<c10::Event> copied_in;
 };
@@ -50,11 +50,11 @@ class GraphCopies {
   explicit GraphCopies(c10::Device device);
 
   std::shared_ptr<GraphCopy> CopyOut(const at::Tensor& tensor);
-  // The device memory goes when the tensor's other users let go of it.
+  // Drops the source. Its device memory is freed with the tensor's last other reference.
   void DropSource(GraphCopy& copy) const;
-  // Once; does nothing after that.
+  // Starts the copy back at the first call.
   void Fetch(GraphCopy& copy);
-  // Fetches what was not fetched. The first call gives the host's buffer back.
+  // Fetches if necessary. The first call returns the host buffer to the pool.
   at::Tensor Use(GraphCopy& copy);
 
   const PeerStats& stats() const { return stats_; }

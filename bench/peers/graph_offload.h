@@ -1,6 +1,6 @@
 // The offload pass of torchtitan's graph trainer (experiments/graph_trainer/cpu_offload.py) in
-// eager mode, as a baseline for benchmarks: the largest tensors leave, whole layers lie between the
-// copy out and the wait for it, and between the copy back and its use.
+// eager mode, as a baseline. It offloads the largest tensors, and leaves whole layers between a
+// copy and the wait for it.
 //
 //   GraphOptions options;
 //   options.layers = {parameters of layer 0, parameters of layer 1, ...};
@@ -14,28 +14,26 @@
 //     loss.backward();
 //   }
 //
-// The pass sees a step before it runs, in a trace. Here the first step is the trace: nothing leaves
-// the device in it. Each later step must save the same tensors in the same order.
+// The pass reads a trace of the step. Here the first step is the trace and offloads nothing. Each
+// later step must save the same tensors in the same order.
 //
 // As there:
-//   who      What a layer makes and backward reads, contiguous and of at least 4 KiB, the largest
-//            first, within a budget of host memory. Saved views go as the tensor that they are
-//            views of. Parameters, inputs, and what the last layer or no layer makes stay.
-//   out      Copied when it is saved. `defer_n_layers` layers later the compute stream waits for
-//            the copy, and the memory goes.
-//   back     Copied when backward gets to the layer that is `prefetch_n_layers` before the one
-//            that has made it, into memory of the compute stream. The stream waits at the first
-//            use.
-//   host     A pool of pinned buffers, by size and type, without a limit of its own.
+//   who      Contiguous tensors of at least 4 KiB that a layer makes and backward reads, the
+//            largest first, within a host budget. A saved view is offloaded as its base.
+//            Parameters, inputs, and tensors of the last layer or of no layer stay resident.
+//   out      Copied when saved. `defer_n_layers` layers later the compute stream waits for the
+//            copy, and the memory is freed.
+//   back     Copied when backward reaches the layer `prefetch_n_layers` before the tensor's, into
+//            memory of the compute stream. The stream waits at the first use.
+//   host     An unlimited pool of pinned buffers by size and type.
 //
-// Different: one stream for each direction, where PyTorch's operators (ao::offload, ao::reload)
-// share one. Layers are told apart by their parameters that require a gradient: nodes before the
-// first use of one count as the layer's before.
+// Differences: one stream for each direction, where PyTorch's operators (ao::offload, ao::reload)
+// share one. A layer begins at the first node that uses its parameters that require a gradient.
 //
-// Errors: c10::Error in a step that is another one than the first, as far as that is noticed.
+// Errors: c10::Error in a step that is seen to differ from the first.
 // Thread safety: one thread at a time: the one that runs forward, then the one that runs the
 // device's backward.
-// Ownership: graphs share ownership of what it remembers.
+// Ownership: graphs share ownership of the state.
 
 #ifndef PINION_BENCH_PEERS_GRAPH_OFFLOAD_H_
 #define PINION_BENCH_PEERS_GRAPH_OFFLOAD_H_
@@ -54,8 +52,8 @@ namespace pinion {
 
 struct GraphOptions {
   GraphLimits limits = {};
-  std::vector<std::vector<at::Tensor>> layers = {};  // the parameters of each, in forward's order
-  // What else a step is given: where a parameter among them is used, no layer is.
+  std::vector<std::vector<at::Tensor>> layers = {};  // parameters of each, in forward's order
+  // The step's other inputs. Nodes that use a parameter among them are in no layer.
   std::vector<at::Tensor> inputs = {};
 };
 

@@ -35,7 +35,7 @@ std::vector<int> ObjectsThatLeave(const GraphTrace& trace, uint64_t budget_bytes
   return chosen;
 }
 
-// In the order in which backward gets to them.
+// Returns layers in backward's order.
 std::vector<int> LayersOfBackward(const GraphTrace& trace) {
   std::vector<int> layers;
   for (const int read : trace.reads) {

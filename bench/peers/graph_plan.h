@@ -1,5 +1,5 @@
-// Which tensors leave the device in GraphOffload, and when: the rules of torchtitan's pass, data in
-// and data out.
+// Plans which tensors GraphOffload offloads, and when, by the rules of torchtitan's pass. Plain
+// data.
 //
 // Thread safety: functions of their arguments.
 
@@ -15,50 +15,48 @@ namespace pinion {
 inline constexpr int kNotInLayers = -1;
 inline constexpr int kNoObject = -1;
 
-// What one step saves and reads. Forward is cut into regions, numbered from 0: a region is work of
-// one layer, or of none, that nothing of another layer comes between.
+// The saves and reads of one step. A region of forward is consecutive work of one layer, or of no
+// layer. Regions are numbered from 0.
 struct GraphTrace {
-  // What saved tensors are views of, or are themselves.
+  // A tensor that saved tensors are views of.
   struct Object {
     uint64_t size_bytes = 0;
-    // Of the work that made it.
+    // The region and layer that made the object.
     int layer = kNotInLayers;
     int region = 0;
     bool is_contiguous = true;
   };
-  // Of the work that saves.
+  // The region and layer that save the object.
   struct Save {
-    int object = kNoObject;  // kNoObject is given to the step, a parameter for example
+    int object = kNoObject;  // kNoObject: an input or parameter
     int layer = kNotInLayers;
     int region = 0;
   };
   std::vector<Object> objects;
   std::vector<Save> saves;
-  std::vector<int> reads;  // places in `saves`, in the order of backward
+  std::vector<int> reads;  // indices of `saves`, in backward's order
 };
 
 struct GraphLimits {
   uint64_t host_budget_bytes = uint64_t{100} << 30;  // 0: no limit
-  int defer_n_layers = 1;                            // 0: at the end of the work that saves
-  int prefetch_n_layers = 1;                         // 0: when it is read
+  int defer_n_layers = 1;                            // 0: at the end of the saving region
+  int prefetch_n_layers = 1;                         // 0: at the read
 };
 
 struct GraphPlan {
   static constexpr int kStays = -1;
-  // By object, the region at whose end its device memory goes; kStays where it stays.
+  // By object: the region after which its device memory is freed; kStays if it stays resident.
   std::vector<int> leaves_after;
-  // The objects that are copied back when backward begins, and when it reaches a layer, in this
-  // order.
+  // Objects to fetch when backward begins, and when it reaches a layer, in this order.
   std::vector<int> fetched_first;
   std::map<int, std::vector<int>> fetched_at;
 };
 
-// Objects smaller than this stay.
+// Smaller objects stay resident.
 inline constexpr uint64_t kGraphMinOffloadBytes = 4096;
 
-// The largest objects leave, of equal ones the first that were saved, as long as the budget has
-// room for each; those of the last layer stay, unless it is the only one, and so do those of no
-// layer.
+// Offloads the largest objects that fit in the budget, equal ones in the order of saves. Objects of
+// no layer stay resident. So do those of the last layer if there are several.
 GraphPlan PlanGraph(const GraphTrace& trace, const GraphLimits& limits);
 
 }  // namespace pinion

@@ -1,4 +1,4 @@
-// What GraphOffload does in the first step and in those after it.
+// The state of GraphOffload: it traces the first step and offloads in later ones.
 //
 // Thread safety: as GraphOffload.
 
@@ -35,23 +35,23 @@ class GraphState : public std::enable_shared_from_this<GraphState> {
   class Left;
 
   void BeginStep();
-  // Of an object that leaves; it is copied out when its first view is saved.
+  // Returns the copy of an offloaded object, which starts when its first view is saved.
   std::shared_ptr<GraphCopy> CopyOf(int object, const at::Tensor& view);
-  // Those that leave at the end of a region before this one.
+  // Drops sources planned for regions before this one.
   void DropSourcesBefore(int region);
   void Fetch(const std::vector<int>& objects);
-  // The tensor at this place among those that the step has saved is about to be read.
+  // Prepares the read of the step's saved tensor number `save`.
   void BeforeRead(int save);
 
   const GraphLimits limits_;
   GraphTracer tracer_;
   GraphCopies copies_;
-  std::optional<GraphPlan> plan_;  // none in the first step
+  std::optional<GraphPlan> plan_;  // nullopt in the first step
 
-  // Of the step that runs.
+  // State of the running step.
   int saves_ = 0;
   bool is_backward_ = false;
-  std::set<int> layers_reached_;                                       // by backward
+  std::set<int> layers_reached_;                                       // in backward
   std::vector<std::weak_ptr<GraphCopy>> by_object_;                    // graphs own them
   std::vector<std::pair<int, std::shared_ptr<GraphCopy>>> on_device_;  // with the object
 };

@@ -47,11 +47,11 @@ int GraphTracer::ObjectOf(const at::Tensor& tensor, const GraphPlace& place) {
   if (is_new) {
     trace_.objects.push_back(
         {.size_bytes = whole.nbytes(), .is_contiguous = whole.is_contiguous()});
-    // What has no history, a dropout mask for example, was made by the operator that saves it.
+    // A tensor without history, such as a dropout mask, was made by the operator that saves it.
     const std::shared_ptr<torch::autograd::Node> maker = whole.grad_fn();
     maker_of_object_.push_back(maker == nullptr ? place.node.sequence : maker->sequence_nr() + 1);
   }
-  // Views of different tensors or types over one storage cannot come back as one.
+  // Views of several tensors or types over one storage cannot be fetched as one.
   GraphTrace::Object& traced = trace_.objects[object.number];
   traced.is_contiguous = traced.is_contiguous && whole.storage_offset() == 0 &&
                          whole.nbytes() == traced.size_bytes && tensor.scalar_type() == object.type;
@@ -106,7 +106,7 @@ void GraphTracer::AssignRegions() {
     assign(maker_of_object_[i], trace_.objects[i]);
   }
   for (size_t i = 0; i < trace_.saves.size(); ++i) assign(node_of_save_[i], trace_.saves[i]);
-  given_.clear();  // the first batch need not outlive its step
+  given_.clear();  // the first batch may be freed
 }
 
 }  // namespace pinion

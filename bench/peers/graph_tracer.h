@@ -1,8 +1,8 @@
-// Notes what the first step of GraphOffload saves and reads, and which layer does it.
+// Traces the saves, reads and layers of GraphOffload's first step.
 //
-// A layer begins with the first node that uses one of its parameters, and ends where another one's,
-// or those of no layer, are used. Only the graph tells: a node that needs no gradient of its input
-// does not save its parameter.
+// A layer begins at the first node that uses one of its parameters. It ends at a node that uses
+// another layer's parameters, or those of no layer. The graph alone tells, since a node whose input
+// needs no gradient does not save its parameter.
 //
 // Thread safety: as GraphOffload.
 
@@ -27,35 +27,35 @@
 
 namespace pinion {
 
-// The tensor that `tensor` is a view of; itself if it is none.
+// Returns the tensor that `tensor` is a view of, or `tensor`.
 at::Tensor WholeOf(const at::Tensor& tensor);
 
 class GraphTracer {
  public:
-  // Parameters by layer, and what else the step is given.
+  // Takes parameters by layer, and the step's other inputs.
   GraphTracer(const std::vector<std::vector<at::Tensor>>& layers,
               const std::vector<at::Tensor>& inputs, c10::Device device);
 
   void Save(const at::Tensor& tensor, const GraphPlace& place);
-  // By the node that runs. Nothing is saved after the first one.
+  // Traces a read by the running node. No save follows the first read.
   void Read(int save);
-  // Complete when the step has ended.
+  // Complete at the end of the step.
   const GraphTrace& trace() const { return trace_; }
 
  private:
   struct Given {
-    c10::Storage storage;  // which keeps its address
+    c10::Storage storage;  // keeps its address in use
     int layer;
   };
 
   struct Object {
-    WeakStorage storage;  // which keeps its address
+    WeakStorage storage;  // keeps its address in use
     int number;
     c10::ScalarType type;
   };
 
   int ObjectOf(const at::Tensor& tensor, const GraphPlace& place);
-  // Looks for parameters in the graph below `node`.
+  // Finds parameters in the graph below `node`.
   void FindLayers(torch::autograd::Node* node);
   void AssignRegions();
 
@@ -63,9 +63,9 @@ class GraphTracer {
   std::map<const c10::StorageImpl*, Given> given_;
   std::map<const c10::StorageImpl*, Object> objects_;
 
-  // Nodes go by the numbers of NodeId here.
+  // Nodes are identified by NodeId here.
   std::set<uint64_t> visited_;
-  std::map<uint64_t, int> layer_of_node_;  // of those that use parameters
+  std::map<uint64_t, int> layer_of_node_;  // of nodes that use parameters
   std::vector<uint64_t> maker_of_object_;
   std::vector<uint64_t> node_of_save_;
   GraphTrace trace_;

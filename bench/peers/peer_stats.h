@@ -1,4 +1,4 @@
-// What a peer has moved since it was made.
+// The bytes that a peer has moved.
 
 #ifndef PINION_BENCH_PEERS_PEER_STATS_H_
 #define PINION_BENCH_PEERS_PEER_STATS_H_

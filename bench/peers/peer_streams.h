@@ -1,4 +1,4 @@
-// Waits between streams, as torch.Stream has them, on any device.
+// Waits between streams, like torch.Stream's, on any device.
 
 #ifndef PINION_BENCH_PEERS_PEER_STREAMS_H_
 #define PINION_BENCH_PEERS_PEER_STREAMS_H_
@@ -14,14 +14,14 @@ inline c10::Stream NewStream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getNewStream(device, /*priority=*/0);
 }
 
-// Of what is on `stream` now.
+// Records an event behind the current work of `stream`.
 inline c10::Event RecordEvent(const c10::Stream& stream) {
   c10::Event event(stream.device_type());
   event.record(stream);
   return event;
 }
 
-// What comes on `stream` comes after what is on `other` now.
+// Orders later work of `stream` behind the current work of `other`.
 inline void WaitFor(const c10::Stream& stream, const c10::Stream& other) {
   RecordEvent(other).block(stream);
 }

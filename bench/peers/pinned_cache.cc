@@ -24,8 +24,8 @@ class PinnedCache::Impl final : public at::CachingHostAllocatorImpl<c10::Stream,
  public:
   explicit Impl(c10::Device device) : device_(device) {}
   ~Impl() override {
-    // LibTorch's own cache lives as long as the process does: nobody else waits for copies that use
-    // what is unpinned here.
+    // LibTorch's own cache is never destroyed, so nothing else waits for copies that use this
+    // memory.
     try {
       c10::impl::VirtualGuardImpl(device_.type()).synchronizeDevice(device_.index());
       empty_cache();
@@ -49,7 +49,7 @@ class PinnedCache::Impl final : public at::CachingHostAllocatorImpl<c10::Stream,
     pinned_.emplace(*ptr, std::move(memory));
   }
   void free_block(HostBlock* block) override {
-    c10::DataPtr memory;  // is unpinned without the lock
+    c10::DataPtr memory;  // unpinned after the unlock
     const MutexLock lock(mu_);
     const auto pinned = pinned_.find(block->ptr_);
     memory = std::move(pinned->second);
@@ -80,7 +80,7 @@ at::Tensor PinnedCache::Empty(at::IntArrayRef sizes, c10::ScalarType type) {
 }
 
 void PinnedCache::UsedOn(const c10::Stream& stream, const at::Tensor& tensor) {
-  // The cache knows its blocks by address, too.
+  // The cache also identifies blocks by address.
   void* const data = tensor.storage().mutable_data();
   impl_->record_event(data, /*ctx=*/data, stream);
 }

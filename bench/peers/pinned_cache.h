@@ -1,16 +1,16 @@
-// Pinned host memory as a program on LibTorch gets it from torch.empty(pin_memory=True), on any
-// device: LibTorch's own caching host allocator, over what the device's allocator pins.
+// Pinned host memory like that of torch.empty(pin_memory=True), on any device: LibTorch's caching
+// host allocator over the device's pinning allocator.
 //
 //   PinnedCache cache(device);
 //   at::Tensor host = cache.Empty({1024}, at::kFloat);
 //   host.copy_(tensor, /*non_blocking=*/true);
 //   cache.UsedOn(comm_stream, host);
 //
-// CUDA's allocator is that cache already. The emulated device has none: each allocation would pin.
+// CUDA's allocator already is that cache. The emulated device's allocator pins at each call.
 //
 // Thread safety: thread-safe.
-// Ownership: tensors may outlive the cache. When the last one of both goes, the host waits for the
-// device, and unpins.
+// Ownership: tensors may outlive the cache. The last one of both waits for the
+// device and unpins.
 
 #ifndef PINION_BENCH_PEERS_PINNED_CACHE_H_
 #define PINION_BENCH_PEERS_PINNED_CACHE_H_
@@ -29,14 +29,13 @@ class PinnedCache {
  public:
   explicit PinnedCache(c10::Device device);
 
-  // Uninitialised and contiguous. Throws what the device's allocator throws.
+  // Returns an uninitialised contiguous tensor. Throws the errors of the device's allocator.
   at::Tensor Empty(at::IntArrayRef sizes, c10::ScalarType type);
 
-  // The memory of `tensor`, which Empty has made, is not handed out again before what is on
-  // `stream` when the tensor goes is done.
+  // Delays reuse of `tensor`, which Empty made, until work on `stream` at its destruction is done.
   void UsedOn(const c10::Stream& stream, const at::Tensor& tensor);
 
-  // How many blocks were pinned.
+  // Returns the number of pinned blocks.
   int64_t pinned_blocks() const;
 
  private:

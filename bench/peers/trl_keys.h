@@ -1,5 +1,4 @@
-// Which addresses are still there, as TRL keeps book: a saved tensor whose address and type are
-// here is not copied.
+// The addresses that TRL tracks: a saved tensor whose address and type are tracked is not copied.
 //
 // Thread safety: as TrlOffload.
 
@@ -15,8 +14,8 @@
 
 namespace pinion {
 
-// TRL adds the offset, which counts elements, to the address of the storage in bytes: two views of
-// one storage may have the same key by chance.
+// TRL adds an offset in elements to the storage's address in bytes, so that two views of one
+// storage may share a key by chance.
 using TrlKey = std::pair<uintptr_t, c10::ScalarType>;
 
 inline TrlKey TrlKeyOf(const at::Tensor& tensor) {
@@ -28,7 +27,7 @@ class TrlKeys {
  public:
   bool Contains(const TrlKey& key) const { return id_of_key_.contains(key); }
 
-  // The key goes with the saved tensor `id`, and not with one before any more.
+  // Ties the key to the saved tensor `id` instead of an earlier one.
   void Track(const TrlKey& key, int64_t id) {
     id_of_key_[key] = id;
     key_of_id_.insert_or_assign(id, key);

@@ -1,7 +1,7 @@
 // TRL's OffloadActivations with streams (trl/models/activation_offloading.py of 1.16.0, which comes
-// from torchtune), done again in C++ as a baseline for benchmarks: the same decisions, copies,
-// waits and frees in the same order, good and bad ones. tests/bench/peers/trl_log_test.cc compares
-// it, event by event, with what TRL's own file does.
+// from torchtune) in C++, as a baseline. It makes the same decisions, copies, waits and frees in
+// the same order. tests/bench/peers/trl_log_test.cc compares its events with those of TRL's own
+// file.
 //
 //   const auto trl = std::make_shared<TrlOffload>(TrlOptions{.parameters = model->parameters()},
 //                                                 device);
@@ -14,21 +14,21 @@
 // As there:
 //   saving   One stream for copies, which waits for the compute stream; a pinned tensor, a copy and
 //            an event for each saved tensor. The last `max_fwd_stash_size` saved tensors stay on
-//            the device, and an older one goes once the compute stream waits for its copy. What
-//            shares an address and a type with a tensor that is still there stays there, too.
-//   reading  What is still there is returned. Anything else is copied back then, and the compute
-//            stream waits; nothing is fetched ahead. The memory of what a node has read goes when
-//            the next node has run.
+//            the device. An older one is freed once the compute stream waits for its copy. A tensor
+//            that shares address and type with a resident one stays resident, too.
+//   reading  A resident tensor is returned. Others are copied back at the read, and the compute
+//            stream waits; there is no prefetch. Memory that a node has read is freed when the
+//            next node has run.
 //   errors   Each tensor can be read once: a second backward over a kept graph throws. A scope
 //            forgets what earlier steps have saved. Changes in place are not noticed.
 //
-// Not done again: the warning above 60 % of RAM, copies without streams, pageable memory, tensors
-// of Python's own types (DTensor, FP8), and the hooks that leave a model's head alone:
-// `SavedTensorScope(nullptr)` around the head's forward does that.
+// Left out: the warning above 60 % of RAM, copies without streams, pageable memory, Python's own
+// tensor types (DTensor, FP8), and the hooks that skip a model's head. `SavedTensorScope(nullptr)`
+// around the head's forward does the same.
 //
 // Thread safety: one thread at a time, as under Python's lock: the one that runs forward, then
 // the one that runs the device's backward.
-// Ownership: graphs share ownership of what it remembers.
+// Ownership: graphs share ownership of the state.
 
 #ifndef PINION_BENCH_PEERS_TRL_OFFLOAD_H_
 #define PINION_BENCH_PEERS_TRL_OFFLOAD_H_
@@ -48,10 +48,10 @@
 namespace pinion {
 
 struct TrlOptions {
-  uint64_t min_offload_size = 1024;         // bytes; what has as many leaves
+  uint64_t min_offload_size = 1024;         // bytes; tensors of this size are offloaded
   int64_t max_fwd_stash_size = 5;           // at least 1
-  std::vector<at::Tensor> parameters = {};  // stay where they are, by storage
-  // Is told of each event, for tests. The words are those of tests/bench/peers/trl_log.py.
+  std::vector<at::Tensor> parameters = {};  // stay resident, by storage
+  // Logs each event, for tests, in the words of tests/bench/peers/trl_log.py.
   std::function<void(const std::string& event)> log = nullptr;
 };
 
@@ -69,8 +69,8 @@ class TrlOffload : public SavedTensorPacker {
   const std::shared_ptr<TrlState> state_;
 };
 
-// TRL's `with` statement. It forgets what was saved before; at its end the host waits for both
-// streams. With a SavedTensorScope in its place neither happens. Not to be nested.
+// TRL's `with` statement. It forgets earlier saves; at its end the host waits for both streams. A
+// SavedTensorScope does neither. Scopes do not nest.
 class [[nodiscard]] TrlScope {
  public:
   [[nodiscard]] explicit TrlScope(const std::shared_ptr<TrlOffload>& offload);

@@ -97,8 +97,7 @@ void TrlState::Offload(int64_t id, const at::Tensor& tensor, const TrlKey& key) 
     host = host_memory_.Empty(source.sizes(), source.scalar_type());
     streams_.Log("out ", source.nbytes());
     host.copy_(source, /*non_blocking=*/true);
-    // The copy back runs on this stream, too: the cache waits for all that is on the stream when
-    // the tensor goes.
+    // The copy back also runs on this stream: the cache waits for all its work at the tensor's end.
     host_memory_.UsedOn(streams_.comm(), host);
   }
   stats_.offloaded_bytes += host.nbytes();
@@ -116,7 +115,7 @@ at::Tensor TrlState::Unpack(int64_t id) {
   if (is_first_unpack_) {
     is_first_unpack_ = false;
     backward_ = CurrentBackward();
-    // Not AtEndOfBackward: TRL's callback does not run if the backward throws.
+    // Not AtEndOfBackward: TRL's callback does not run after a backward that throws.
     torch::autograd::Engine::get_default_engine().queue_callback(
         [self = shared_from_this()] { self->EndOfBackward(); });
   }
@@ -162,7 +161,7 @@ at::Tensor TrlState::Fetch(int64_t id, const Tracked& tracked) {
 void TrlState::NodeHasRun(int64_t id, size_t storage_uses,
                           const std::vector<int64_t>& previous_ids) {
   if (const at::Tensor* const fetched = FindInBackwardStash(id)) {
-    // More uses than before are views that somebody holds: what the node returns, for example.
+    // Additional uses are live views, such as the node's results.
     if (fetched->storage().use_count() > storage_uses) {
       streams_.Log("recorded on compute");
       fetched->record_stream(streams_.compute());

@@ -1,4 +1,4 @@
-// What TrlOffload does and remembers: its packer and its scope are the ways in.
+// The state of TrlOffload, reached through its packer and its scope.
 //
 // Thread safety: as TrlOffload.
 
@@ -28,7 +28,7 @@ class TrlState : public std::enable_shared_from_this<TrlState> {
  public:
   TrlState(TrlOptions options, c10::Device device);
 
-  // The number of the saved tensor, which Unpack takes once.
+  // Returns the saved tensor's number, which Unpack takes once.
   int64_t Pack(const at::Tensor& tensor);
   at::Tensor Unpack(int64_t id);
   void Enter();
@@ -41,7 +41,7 @@ class TrlState : public std::enable_shared_from_this<TrlState> {
   struct Tracked {
     at::Tensor tensor;
     bool offloaded = false;
-    // What the copy was made of, if there is one.
+    // The copied tensor, if there is a copy.
     std::vector<int64_t> sizes = {};
     std::vector<int64_t> strides = {};
     int64_t storage_offset = 0;
@@ -56,11 +56,10 @@ class TrlState : public std::enable_shared_from_this<TrlState> {
   void Offload(int64_t id, const at::Tensor& tensor, const TrlKey& key);
   at::Tensor Read(int64_t id, const Tracked& tracked);
   at::Tensor Fetch(int64_t id, const Tracked& tracked);
-  // `storage_uses` were there when the node read the tensor; the nodes before it have read
-  // `previous_ids`.
+  // `storage_uses` is the count at the node's read. `previous_ids` are the reads of earlier nodes.
   void NodeHasRun(int64_t id, size_t storage_uses, const std::vector<int64_t>& previous_ids);
   void EndOfBackward();
-  // The compute stream waits for the copies of tensors up to `last_id`, and they leave the device.
+  // Makes the compute stream wait for copies of tensors up to `last_id`, and frees them.
   void DropForwardStash(int64_t last_id);
   void DropFromBackwardStash(int64_t id);
   const at::Tensor* FindInBackwardStash(int64_t id) const;
@@ -75,14 +74,14 @@ class TrlState : public std::enable_shared_from_this<TrlState> {
   int64_t last_id_ = 0;
   std::map<int64_t, Tracked> tracker_;
   TrlKeys keys_;
-  bool is_first_pack_ = true;                 // of a forward
-  std::map<int64_t, Stashed> forward_stash_;  // saved, and still on the device
+  bool is_first_pack_ = true;                 // in this forward
+  std::map<int64_t, Stashed> forward_stash_;  // saved and resident
 
-  bool is_first_unpack_ = true;  // of a backward
+  bool is_first_unpack_ = true;  // in this backward
   int64_t backward_ = -1;
-  std::weak_ptr<torch::autograd::Node> node_;                   // the last one that has read
-  std::vector<std::pair<int64_t, at::Tensor>> backward_stash_;  // copied back, in this order
-  std::map<int64_t, TrlStreams::Record> read_;                  // by nodes that have run
+  std::weak_ptr<torch::autograd::Node> node_;                   // the last reading node
+  std::vector<std::pair<int64_t, at::Tensor>> backward_stash_;  // in the order of copies back
+  std::map<int64_t, TrlStreams::Record> read_;                  // by completed nodes
 };
 
 }  // namespace pinion

@@ -1,4 +1,4 @@
-// The two streams of TrlOffload and what they wait for, each step of it told to TrlOptions::log.
+// The two streams of TrlOffload and their waits, logged to TrlOptions::log.
 //
 // Thread safety: as TrlOffload.
 
@@ -24,7 +24,7 @@ class TrlStreams {
  public:
   struct Record {
     c10::Event event;
-    int64_t number;  // of all records of both streams
+    int64_t number;  // counts records of both streams
   };
 
   TrlStreams(c10::Device device, std::function<void(const std::string&)> log)
@@ -35,7 +35,7 @@ class TrlStreams {
     if (log_ != nullptr) log_(absl::StrCat(parts...));
   }
 
-  c10::Stream compute() const { return CurrentStream(device_); }  // of the calling thread
+  c10::Stream compute() const { return CurrentStream(device_); }  // the calling thread's
   c10::Stream comm() const { return comm_; }
 
   Record RecordCompute() {
@@ -64,7 +64,7 @@ class TrlStreams {
     WaitFor(compute(), comm_);
   }
 
-  // The host waits.
+  // Blocks the host.
   void Synchronize() const {
     Log("compute synchronizes");
     compute().synchronize();
