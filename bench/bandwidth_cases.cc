@@ -25,10 +25,10 @@ constexpr CopyDirection kD2h = CopyDirection::kDeviceToHost;
 constexpr char kSmLatency[] = "host_device_latency_sm";
 constexpr char kCeLatency[] = "host_device_latency_ce";
 
-// Many small copies per sample, so that the events around them do not count.
+// Samples of many small copies hide the cost of their events.
 constexpr uint64_t kSampleBytes = 64 * kMiB;
 constexpr int kMostCopies = 16;
-// What the devices of one host do to each other shows at any large size.
+// Devices of one host influence each other at any large size.
 constexpr uint64_t kAllDevicesBytes = 64 * kMiB;
 constexpr uint64_t kLatencyBytes = 64;
 
@@ -49,7 +49,7 @@ SamplePlan PlanFor(uint64_t size_bytes, const BandwidthOptions& options) {
   return plan;
 }
 
-// The cases of one run, while it runs.
+// The running cases of one run.
 class Run {
  public:
   Run(const std::vector<BenchDevice>& devices, const BandwidthOptions& options,
@@ -147,7 +147,7 @@ class Run {
     }
   }
 
-  // As much as there is, down to a size that still says something about the link.
+  // Allocates as much as possible, down to a size that still measures the link.
   absl::Status GetMemory(LinkWorkspace& workspace, const MemoryKind& kind,
                          const std::string& where) {
     absl::Status got;

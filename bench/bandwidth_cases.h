@@ -1,10 +1,9 @@
-// nvbandwidth's host-device cases, measured.
+// Measures nvbandwidth's host-device cases.
 //
-// As nvbandwidth does, a case reports the copies of one direction and one device, while other
-// copies may keep the link or the host's memory busy: those of the other direction (bidirectional)
-// or of the other devices (all). Unlike it, we measure a range of sizes, other kinds of host
-// memory, say how far samples scatter, and keep the other copies going at full speed for small
-// sizes too.
+// A case reports copies of one direction and one device, as in nvbandwidth. Other copies may keep
+// the link or the host's memory busy: those of the other direction (bidirectional) or of other
+// devices (all). Differences: a sweep of sizes, more kinds of host memory, the spread of samples,
+// and other copies at full speed for small sizes too.
 //
 // Thread safety: one thread at a time.
 
@@ -27,23 +26,23 @@
 namespace pinion {
 
 struct BandwidthOptions {
-  uint64_t min_bytes = 4 * kKiB;  // sizes are this times powers of four,
-  uint64_t max_bytes = kGiB;      // and this
+  uint64_t min_bytes = 4 * kKiB;  // sizes are min_bytes times powers of four,
+  uint64_t max_bytes = kGiB;      // and max_bytes
   int samples = 10;
-  // At most this much is moved per size, while there is one sample at least. 0: no limit. For
-  // modelled devices, whose copies all take the same time but move real bytes.
+  // Most bytes moved per size; at least one sample runs. 0: no limit. For modelled devices, whose
+  // times do not scatter although their copies move real bytes.
   uint64_t bytes_per_size = 0;
   std::vector<std::string> cases;  // names; empty: all
 
-  // InvalidArgument that names the field, its value and what it must be.
+  // InvalidArgument names the field, its value and the valid range.
   absl::Status Validate() const;
 };
 
 struct BenchDevice {
   std::shared_ptr<Device> device;
   std::vector<MemoryKind> memory;  // not empty; the first is pinned memory near the device
-  // Nanoseconds of one dependent read of host memory by the device. Empty: no such probe, and the
-  // text says why.
+  // Nanoseconds of one dependent read of host memory by the device. Empty: no probe;
+  // no_read_latency says why.
   std::function<absl::StatusOr<double>()> read_latency_ns;
   std::string no_read_latency;
 };
@@ -56,7 +55,7 @@ struct CaseSpec {
   bool all_devices;
 };
 
-// All but the two latency cases, which have no direction of their own.
+// All cases except the two latency cases, which have no direction.
 const std::vector<CaseSpec>& BandwidthCases();
 std::vector<std::string> CaseNames();
 
@@ -64,7 +63,7 @@ std::vector<uint64_t> SweepSizes(const BandwidthOptions& options);
 
 using Progress = std::function<void(const std::string& what)>;
 
-// Never fails as a whole: what goes wrong is in the cases and in the warnings.
+// Never fails as a whole: cases and warnings contain the errors.
 BandwidthResult RunBandwidth(const std::vector<BenchDevice>& devices,
                              const BandwidthOptions& options, const Progress& progress);
 

@@ -1,4 +1,4 @@
-// A bandwidth run as one line per size, with a header line. Pure.
+// Formats a bandwidth run as CSV: a header line, then a line per size. Pure.
 
 #ifndef PINION_BENCH_BANDWIDTH_CSV_H_
 #define PINION_BENCH_BANDWIDTH_CSV_H_

@@ -1,6 +1,5 @@
-// What a PCIe or NVLink-C2C link can do: nvbandwidth's host-device cases over sizes and kinds of
-// host memory, on CUDA or on the emulated accelerator. docs/results/benchmarks.md says how
-// to read it.
+// Measures a PCIe or NVLink-C2C link: nvbandwidth's host-device cases over sizes and kinds of host
+// memory, on CUDA or on the emulated device. docs/results/benchmarks.md says how to read it.
 //
 //   ./bazelw run --config=opt //bench:bandwidth -- --json=/tmp/bandwidth.json
 
@@ -53,7 +52,7 @@ ABSL_FLAG(std::string, plot, "", "file.svg or file.png to draw bandwidth over si
 namespace pinion {
 namespace {
 
-// Modelled times do not scatter, but the bytes of every copy move.
+// Modelled times do not scatter, but copies move real bytes.
 constexpr uint64_t kModelledBytesPerSize = 64 * kMiB;
 constexpr uint64_t kModelledMaxBytes = 64 * kMiB;
 constexpr uint64_t kQuickBytes = 16 * kMiB;
@@ -79,7 +78,7 @@ BandwidthOptions OptionsFromFlags(bool modelled) {
   return options;
 }
 
-// Before anything is measured: a run of minutes must not end in a typing error.
+// Checked first: a run of minutes must not end with a typing error.
 absl::Status CheckOutputs() {
   for (const std::string& path : {absl::GetFlag(FLAGS_json), absl::GetFlag(FLAGS_nvbandwidth_json),
                                   absl::GetFlag(FLAGS_csv), absl::GetFlag(FLAGS_plot)}) {
@@ -124,7 +123,7 @@ absl::Status Main() {
   result.warnings.insert(result.warnings.begin(), opened.notes.begin(), opened.notes.end());
 
   std::cout << BandwidthText(result);
-  // First what needs no other program, as the plot does.
+  // The JSON first: the plot needs another program.
   absl::Status status = MakeReport(result).Finish(absl::GetFlag(FLAGS_json));
   status.Update(WriteOutputs(result));
   return status;
@@ -137,7 +136,7 @@ int main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
       "Measures copies between the host and its devices as nvbandwidth does, over sizes and kinds "
       "of host memory. Exits with 1 when a goal is missed, with 2 when it cannot run.");
-  // As other programs spell it: --nvbandwidth-json is --nvbandwidth_json.
+  // Accepts nvbandwidth's spelling: --nvbandwidth-json is --nvbandwidth_json.
   std::vector<std::string> arguments(argv, argv + argc);
   std::vector<char*> pointers;
   for (std::string& argument : arguments) {

@@ -13,10 +13,11 @@
 namespace pinion {
 namespace {
 
-// Colours (of Wong's palette: told apart by everybody) are directions, dashes and points are kinds.
+// Colours (Wong's palette, safe for colour-blind readers) are directions; dashes and points are
+// kinds.
 constexpr const char* kH2dColour = "#0072B2";
 constexpr const char* kD2hColour = "#D55E00";
-constexpr int kPointTypes[] = {7, 5, 6, 9, 12, 4, 8};  // of gnuplot
+constexpr int kPointTypes[] = {7, 5, 6, 9, 12, 4, 8};  // gnuplot's
 constexpr int kPointTypeCount = sizeof(kPointTypes) / sizeof(kPointTypes[0]);
 
 struct Line {

@@ -1,4 +1,4 @@
-// A bandwidth run as a picture: what was measured as points, the fitted curves as lines.
+// Draws a bandwidth run: measured points and fitted curves.
 
 #ifndef PINION_BENCH_BANDWIDTH_PLOT_H_
 #define PINION_BENCH_BANDWIDTH_PLOT_H_
@@ -10,10 +10,10 @@
 
 namespace pinion {
 
-// The sweeps of the first device, by gnuplot. Leaves nothing half-drawn at `path`.
+// Draws the sweeps of the first device with gnuplot. Leaves no partial file at `path`.
 absl::Status WriteBandwidthPlot(const BandwidthResult& result, const std::string& path);
 
-// What gnuplot is told to draw `output` with, data included. `terminal` is "svg" or "png".
+// Returns the gnuplot script, with data, that draws `output`. `terminal` is "svg" or "png".
 std::string PlotScript(const BandwidthResult& result, const std::string& terminal,
                        const std::string& output);
 

@@ -14,7 +14,7 @@ namespace {
 constexpr CopyDirection kDirections[] = {CopyDirection::kHostToDevice,
                                          CopyDirection::kDeviceToHost};
 
-// How far apart two ways to measure the same thing may be, on a link that nobody else uses.
+// Two measurements of the same quantity may differ this much on an idle link.
 constexpr double kFitTolerance = 0.03;
 constexpr double kCalibrationTolerance = 0.05;
 
@@ -87,14 +87,14 @@ void AddDeviceRows(const DeviceResult& device, BenchReport& report) {
   }
 }
 
-// Judges one sweep and what the calibration says of the same.
+// Judges one sweep, and the calibration of the same link.
 void AddSweepGoals(const BandwidthResult& result, int column, CopyDirection direction,
                    bool bidirectional, BenchReport& report) {
   const std::string prefix =
       direction == CopyDirection::kHostToDevice ? "host_to_device_" : "device_to_host_";
   const std::string name = prefix + (bidirectional ? "bidirectional_memcpy_ce" : "memcpy_ce");
   const CaseResult* const of_case = result.Find(name);
-  if (of_case == nullptr) return;  // not asked for
+  if (of_case == nullptr) return;  // not selected
   const Series* const series = NearPinned(*of_case, column, direction);
   const DeviceResult& device = result.devices[column];
   std::optional<double> fit_off;

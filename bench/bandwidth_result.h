@@ -1,4 +1,4 @@
-// What a run of the bandwidth program found: plain data for its reports.
+// The results of the bandwidth program: plain data for its reports.
 
 #ifndef PINION_BENCH_BANDWIDTH_RESULT_H_
 #define PINION_BENCH_BANDWIDTH_RESULT_H_
@@ -21,7 +21,7 @@ struct SizePoint {
   int copies = 0;  // per sample
   Summary us;      // per copy
 
-  // 1e9 bytes per second; the faster ones are the 95th percentile.
+  // 1e9 bytes per second. The fast end is the 5th percentile of times.
   double gb_per_s() const { return GbPerS(us.median); }
   double p5_gb_per_s() const { return GbPerS(us.p95); }
   double p95_gb_per_s() const { return GbPerS(us.p5); }
@@ -32,14 +32,14 @@ struct SizePoint {
 
 // One case with one device and one kind of memory.
 struct Series {
-  int column = 0;  // of the device, among those of the run
+  int column = 0;  // index of the device
   std::string device;
   std::string memory;  // MemoryKind::name
   int numa_node = -1;  // of the memory; -1: unknown
   bool remote = false;
   CopyDirection direction = CopyDirection::kHostToDevice;
   std::vector<SizePoint> points;   // by size
-  std::optional<LinkCurve> curve;  // where there are sizes enough for one
+  std::optional<LinkCurve> curve;  // nullopt: too few sizes
 
   const SizePoint& largest() const { return points.back(); }
   double best_gb_per_s() const;
@@ -60,8 +60,8 @@ struct CaseResult {
   double Value(const SizePoint& point) const {
     return latency ? point.us.median * 1e3 : point.gb_per_s();
   }
-  // What stands in nvbandwidth's matrix: a row of devices, or one per direction where both were
-  // measured; the largest size in pinned memory near the device. Nothing: not measured.
+  // Returns nvbandwidth's matrix: a row of devices, or one row per direction if both were measured.
+  // Entries are the largest size in pinned memory near the device; nullopt: not measured.
   std::vector<std::vector<std::optional<double>>> Matrix(int columns) const;
 };
 
@@ -82,12 +82,12 @@ struct BandwidthResult {
   const CaseResult* Find(const std::string& name) const;
 };
 
-// The first series of that column and direction, which is of pinned memory near the device; null if
-// there is none.
+// Returns the first series of the column and direction, which is of pinned memory near the device;
+// null if there is none.
 const Series* NearPinned(const CaseResult& result, int column, CopyDirection direction);
 
-// Rows, and goals judged from them: bytes arrive, large copies reach the link's own bandwidth, and
-// the engine's calibration agrees with the sweep.
+// Returns rows and goals: all bytes arrive, large copies reach the link's fitted bandwidth, and the
+// engine's calibration agrees with the sweep.
 BenchReport MakeReport(const BandwidthResult& result);
 
 }  // namespace pinion

@@ -20,7 +20,7 @@ struct Column {
   const Series* series;
   std::string label;
 
-  // Of the column in a table, with room for a number of any size.
+  // Returns the column's width in a table, with room for any number.
   int width() const { return static_cast<int>(std::max<size_t>(label.size(), 6)) + 3; }
 };
 

@@ -1,5 +1,5 @@
-// A bandwidth run for people: nvbandwidth's matrices, what every size reached, the fitted curves,
-// and the share of the link's rated speed. Pure.
+// Formats a bandwidth run for people: nvbandwidth's matrices, bandwidth by size, fitted curves, and
+// the share of the link's rated speed. Pure.
 
 #ifndef PINION_BENCH_BANDWIDTH_TEXT_H_
 #define PINION_BENCH_BANDWIDTH_TEXT_H_
@@ -12,8 +12,8 @@ namespace pinion {
 
 std::string BandwidthText(const BandwidthResult& result);
 
-// "H2D", "D2H beside H2D", "H2D pageable", "H2D registered, node 1": what a series is, in a report
-// that names its device elsewhere.
+// Names a series without its device: "H2D", "D2H beside H2D", "H2D pageable", "H2D registered, node
+// 1".
 std::string SeriesLabel(const CaseResult& of_case, const Series& series);
 
 }  // namespace pinion

@@ -27,7 +27,7 @@ namespace {
 constexpr int kMaxNumaNodes = 64;
 constexpr uint64_t kReadsPerSample = 100'000;  // a tenth of a second
 
-// The index in "cuda:1"; nothing in "cuda".
+// Returns the index in "cuda:1"; nullopt for "cuda".
 absl::StatusOr<std::optional<int>> IndexIn(const std::string& name) {
   const std::pair<std::string, std::string> parts = absl::StrSplit(name, absl::MaxSplits(':', 1));
   if (!absl::StrContains(name, ':')) return std::nullopt;
@@ -56,7 +56,7 @@ MemoryKind Kind(std::string name, std::shared_ptr<HostMemorySource> source) {
   return kind;
 }
 
-// Pinned, registered and pageable memory near the device, then the former two of other nodes.
+// Adds pinned, registered and pageable memory near the device, then the first two on other nodes.
 absl::Status AddCudaMemory(BenchDevice& device, std::vector<std::string>& notes) {
   const int near = device.device->info().numa_node;
   std::vector<int> nodes = {near};
@@ -88,7 +88,7 @@ absl::Status AddCudaMemory(BenchDevice& device, std::vector<std::string>& notes)
   return absl::OkStatus();
 }
 
-// "580.65.06" of a line "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul ...".
+// Returns "580.65.06" of "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul ...".
 std::string DriverVersion() {
   std::ifstream file("/proc/driver/nvidia/version");
   for (std::string word; file >> word;) {

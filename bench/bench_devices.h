@@ -1,4 +1,4 @@
-// The devices that the bandwidth program measures, and the host memory that it measures them with.
+// Opens the devices that the bandwidth program measures, with their host memory.
 //
 // Thread safety: one thread at a time. Ownership: the devices live as long as what was opened.
 
@@ -17,10 +17,10 @@
 namespace pinion {
 
 struct DeviceChoice {
-  // "cuda", "cuda:N", "emu" or "emu:N": all devices of a kind, or one. Empty: "cuda" where there is
-  // a CUDA device, else "emu".
+  // All devices of a kind ("cuda", "emu") or one ("cuda:N", "emu:N"). Empty: "cuda" if there is a
+  // CUDA device, else "emu".
   std::string device;
-  std::string preset = "h100_pcie5";  // of the emulated ones
+  std::string preset = "h100_pcie5";  // of emulated devices
   int emulated_devices = 1;
   uint64_t emulated_memory_bytes = 0;  // of each
 };
@@ -30,10 +30,10 @@ struct BenchDevices {
   std::vector<BenchDevice> devices;
   int cuda_runtime_version = 0;  // 0: no CUDA
   std::string driver_version;
-  std::vector<std::string> notes;  // what could not be had, and what is set to a bad value
+  std::vector<std::string> notes;  // missing memory and bad settings
 };
 
-// NotFound where there is no such device; InvalidArgument for names that are none.
+// NotFound if there is no such device; InvalidArgument for other names.
 absl::StatusOr<BenchDevices> OpenBenchDevices(const DeviceChoice& choice);
 
 }  // namespace pinion

@@ -1,5 +1,5 @@
-// Benchmarks that may fail: Google Benchmark skips a case with an error and exits with 0 all the
-// same.
+// Benchmarks whose errors fail the program. Google Benchmark skips a case with an error and exits
+// with 0.
 //
 //   CheckedBenchmarks benchmarks;
 //   benchmarks.Register("case", [&](benchmark::State& state) { return Measure(state); });
@@ -26,13 +26,13 @@ class CheckedBenchmarks {
  public:
   using Measure = std::function<absl::Status(benchmark::State&)>;
 
-  // A case that `measure` ends with an error, or by throwing what LibTorch throws, is skipped.
+  // Skips a case if `measure` returns an error or throws LibTorch's exceptions.
   benchmark::internal::Benchmark* Register(const std::string& name, Measure measure);
 
-  // Runs the cases that the command line leaves. InvalidArgument if there are none.
+  // Runs the cases that --benchmark_filter selects. InvalidArgument if there are none.
   absl::Status Run();
 
-  // Internal, with the cases that could not be measured and why.
+  // Returns Internal with the cases that failed, and their errors.
   absl::Status failures() const;
 
  private:

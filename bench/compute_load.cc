@@ -77,7 +77,7 @@ absl::StatusOr<BenchTime> ComputeLoad::TimeCopies(CopyMethod& method, const Benc
     for (uint64_t i = 0; i < of.transfers; ++i) {
       PINION_RETURN_IF_ERROR(method.Submit(world_.idle()));
     }
-    // Not before: the products' time would have the host's cost of submitting in it.
+    // Recorded here, so that the products' time excludes the host's submissions.
     PINION_RETURN_IF_ERROR(world_.device().RecordEvent(start_, world_.compute()));
     Enqueue(products * static_cast<int64_t>(of.transfers));
   }

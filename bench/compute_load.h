@@ -1,4 +1,5 @@
-// Work for the device beside copies: products of square float32 matrices, one after another.
+// Computes beside copies: products of square float32 matrices, one after another. LibTorch's
+// current stream must be the world's compute stream. Throws LibTorch's errors.
 //
 // LibTorch's current stream must be the world's compute stream. LibTorch's errors are thrown.
 //
@@ -24,17 +25,17 @@ namespace pinion {
 
 class ComputeLoad {
  public:
-  // `width` of the matrices.
+  // `width` is the matrices' size.
   static absl::StatusOr<std::unique_ptr<ComputeLoad>> Create(CopyWorld& world, c10::Device device,
                                                              int64_t width);
   ~ComputeLoad();
   ComputeLoad(const ComputeLoad&) = delete;
   ComputeLoad& operator=(const ComputeLoad&) = delete;
 
-  // So many products take about as long; at least 1.
+  // Returns how many products take about `ms`; at least 1.
   int64_t ProductsFor(double ms) const;
 
-  // `products` for each of the transfers. What the products take alone is measured first.
+  // Runs `products` for each transfer. Measures the products alone first.
   absl::StatusOr<BenchTime> TimeCopies(CopyMethod& method, const BenchCase& of, int64_t products);
 
  private:
@@ -43,7 +44,7 @@ class ComputeLoad {
       : world_(world), start_(start), end_(end), factor_(factor), product_(product) {}
 
   void Enqueue(int64_t products);
-  // Between the two events; blocks until the compute stream is done.
+  // Returns the time between the two events. Blocks until the compute stream is idle.
   absl::StatusOr<double> ElapsedMs();
   absl::StatusOr<double> TimeAlone(int64_t products);
 

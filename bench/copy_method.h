@@ -1,4 +1,4 @@
-// The ways in which the bytes of lanes are moved: by device calls, or through the engine.
+// Methods of moving the bytes of lanes: device calls, or the engine.
 //
 // Thread safety: none.
 // Ownership: borrows the world.
@@ -21,25 +21,25 @@ namespace pinion {
 class CopyMethod {
  public:
   virtual ~CopyMethod() = default;
-  // Enqueues one transfer per lane, after the present work of `after`.
+  // Enqueues one transfer per lane behind the current work of `after`.
   virtual absl::Status Submit(StreamHandle after) = 0;
   // Blocks until the last byte has arrived.
   virtual absl::Status Wait() = 0;
   virtual absl::Status Verify() = 0;
 };
 
-// Lanes with memory of their own, prepared.
+// Returns prepared lanes, each with its own memory.
 absl::StatusOr<std::vector<CopyLane>> NewLanes(CopyWorld& world, const BenchCase& of);
 
-// One device call per piece, and no order where there is nothing to order after (world.idle()).
+// Makes one device call per piece. Orders nothing after world.idle().
 absl::StatusOr<std::unique_ptr<CopyMethod>> NewRawCopies(CopyWorld& world,
                                                          std::vector<CopyLane> lanes);
 
-// One TransferEngine::Submit per lane.
+// Makes one TransferEngine::Submit per lane.
 absl::StatusOr<std::unique_ptr<CopyMethod>> NewEngineCopies(CopyWorld& world,
                                                             std::vector<CopyLane> lanes);
 
-// `transfers` of them back to back, timed.
+// Times `transfers` transfers back to back.
 absl::StatusOr<BenchTime> TimeCopies(CopyWorld& world, CopyMethod& method, uint64_t transfers);
 
 }  // namespace pinion

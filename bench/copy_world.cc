@@ -22,7 +22,7 @@ const TestPattern& Stale() {
   return *pattern;
 }
 
-// Keeps alignments as allocators give them, which copy kernels are fastest with.
+// Keeps the alignment of allocators, with which copy kernels are fastest.
 constexpr uint64_t kGapBytes = 512;
 
 }  // namespace

@@ -1,4 +1,5 @@
-// A device with what copies need: an engine, pinned memory, streams and a clock.
+// A device with the engine, pinned memory, streams and clock that copies need. The device may be
+// emulated, CUDA's, or one that does nothing.
 //
 // The device may be any: emulated, CUDA's, or one that does nothing.
 //
@@ -27,7 +28,7 @@ namespace pinion {
 
 class CopyWorld {
  public:
-  // `compute` is the stream on which the program computes; `now_ms` the clock of the device.
+  // `compute` is the program's compute stream; `now_ms` the device's clock.
   static absl::StatusOr<std::unique_ptr<CopyWorld>> Create(std::shared_ptr<Device> device,
                                                            StreamHandle compute,
                                                            std::function<double()> now_ms);
@@ -39,16 +40,16 @@ class CopyWorld {
   TransferEngine& engine() { return *engine_; }
   PinnedAllocator& allocator() { return *allocator_; }
   StreamHandle compute() const { return compute_; }
-  // For copies without an engine, one per direction.
+  // Returns the stream of copies without an engine, one per direction.
   StreamHandle raw(CopyDirection direction) const {
     return direction == CopyDirection::kHostToDevice ? raw_h2d_ : raw_d2h_;
   }
-  // Always idle: copies that are ordered after it are ordered after nothing.
+  // Always idle: copies ordered after it wait for nothing.
   StreamHandle idle() const { return idle_; }
   double now_ms() const { return now_ms_(); }
 
   absl::StatusOr<std::shared_ptr<HostBuffer>> NewHostMemory(uint64_t size_bytes);
-  // Allocated and freed on compute().
+  // Allocates and frees on compute().
   absl::StatusOr<std::shared_ptr<void>> NewDeviceMemory(uint64_t size_bytes);
 
   absl::Status SynchronizeAll();
@@ -67,8 +68,8 @@ class CopyWorld {
   StreamHandle idle_;
 };
 
-// Where the bytes of one direction come from and go to: pieces that lie `device_stride_bytes`
-// apart on the device, and behind each other on the host.
+// Source and destination of one direction: pieces `device_stride_bytes` apart on the device and
+// adjacent on the host.
 struct CopyLane {
   CopyDirection direction = CopyDirection::kDeviceToHost;
   uint64_t pieces = 1;
@@ -81,22 +82,22 @@ struct CopyLane {
   std::vector<CopyPiece> Pieces() const { return PiecesFor(direction); }
   CopyBatch Batch() const;
 
-  // Puts a pattern at the source and other bytes at the destination; nothing is in flight then.
+  // Writes a pattern to the source and other bytes to the destination, and waits for both.
   absl::Status Prepare(CopyWorld& world) const;
-  // Once the host has waited for all copies: DataLoss unless the destination has the pattern.
+  // Returns DataLoss unless the destination has the pattern. Call it when no copy is in flight.
   // Overwrites the host's bytes.
   absl::Status Verify(CopyWorld& world) const;
 
  private:
   char* HostPiece(uint64_t i) const { return static_cast<char*>(host->data()) + i * piece_bytes; }
-  // Each piece begins with bytes that no other piece has.
+  // Each piece begins with unique bytes.
   uint64_t PatternOffset(uint64_t i) const { return i * AlignUp(piece_bytes, 64 * kKiB); }
   void Fill(const TestPattern& pattern) const;
   std::vector<CopyPiece> PiecesFor(CopyDirection direction) const;
   absl::Status CopyNow(CopyWorld& world, CopyDirection direction) const;
 };
 
-// A lane with memory of its own. Pieces are not adjacent on the device, so that nothing is merged.
+// Returns a lane with its own memory. Device pieces are not adjacent, so that none are merged.
 absl::StatusOr<CopyLane> NewLane(CopyWorld& world, CopyDirection direction, uint64_t pieces,
                                  uint64_t piece_bytes);
 

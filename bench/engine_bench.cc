@@ -1,4 +1,4 @@
-// What copies cost through the engine, against what the device can do.
+// Compares copies through the engine with copies by the device's calls.
 //
 //   engine_bench                        everything; cuda:0 with a driver, else emu:0 (modelled)
 //   engine_bench --quick                fewer sizes
@@ -57,12 +57,12 @@ ABSL_FLAG(bool, quick, false, "fewer sizes");
 namespace pinion {
 namespace {
 
-// Virtual times are the same on every run.
+// Virtual times repeat exactly.
 constexpr int kModelledRuns = 1;
 constexpr int kMeasuredRuns = 10;
 constexpr int kSubmitRuns = 51;
 
-// Of the matrices: a GPU should be busy for longer than a launch takes.
+// Matrix widths: a GPU should compute longer than a launch takes.
 constexpr int64_t kEmulatedWidth = 256;
 constexpr int64_t kGpuWidth = 2048;
 
@@ -96,7 +96,7 @@ class EngineBench {
   std::string Header() const;
   void Register(const BenchCase& of);
   BenchReport Report() const;
-  // Fail where a case cannot be measured, or leaves wrong bytes.
+  // Fail if a case cannot be measured or leaves wrong bytes.
   CheckedBenchmarks& benchmarks() { return benchmarks_; }
 
  private:
@@ -128,7 +128,7 @@ absl::StatusOr<std::unique_ptr<EngineBench>> EngineBench::Create(const RunOption
                           opened.backend().device(opened.device().index()));
   bench->name_ = device->name();
   bench->info_ = device->info();
-  // The emulated device computes on the CPU, here in pieces too small to share among threads.
+  // The emulated device computes on the CPU, in kernels too small for several threads.
   if (opened.machine() != nullptr) at::set_num_threads(1);
   const StreamHandle compute = NativeStream(CurrentStream(opened.device()));
   PINION_ASSIGN_OR_RETURN(
@@ -138,7 +138,7 @@ absl::StatusOr<std::unique_ptr<EngineBench>> EngineBench::Create(const RunOption
   PINION_ASSIGN_OR_RETURN(
       bench->load_, ComputeLoad::Create(world, opened.device(),
                                         opened.machine() == nullptr ? kGpuWidth : kEmulatedWidth));
-  // Makes what is made once: events, and the driver's state.
+  // Creates events and the driver's state.
   const BenchCase warm_up = {
       .flow = BenchFlow::kDuplex, .method = BenchMethod::kEngine, .piece_bytes = 4096};
   PINION_ASSIGN_OR_RETURN(std::vector<CopyLane> lanes, NewLanes(world, warm_up));
@@ -149,7 +149,7 @@ absl::StatusOr<std::unique_ptr<EngineBench>> EngineBench::Create(const RunOption
 }
 
 std::string EngineBench::Header() const {
-  // A modelled device's model says what link it is on, and that it is modelled.
+  // A modelled device's model names its link.
   const bool names_link = info_.modelled || info_.link_name.empty();
   return absl::StrCat(name_, ", ", info_.model, names_link ? "" : " on ",
                       names_link ? "" : info_.link_name, "\n", link_.ToString());

@@ -15,8 +15,8 @@ constexpr BenchFlow kAllFlows[] = {BenchFlow::kDeviceToHost, BenchFlow::kHostToD
 constexpr BenchMethod kRawAndEngine[] = {BenchMethod::kRaw, BenchMethod::kEngine};
 
 constexpr uint64_t kCopyBytes[] = {4 * kMiB, 16 * kMiB, 64 * kMiB, 256 * kMiB, kGiB};
-// Submit of more than half of the engine's window blocks the host, so that one thread, as here,
-// cannot keep both directions busy with such copies.
+// Submit blocks the host for more than half of the engine's window. One thread cannot keep both
+// directions busy with such copies.
 constexpr uint64_t kMostDuplexBytes = 64 * kMiB;
 constexpr uint64_t kMostQuickBytes = 16 * kMiB;
 

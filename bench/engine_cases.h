@@ -1,4 +1,4 @@
-// What engine_bench measures, and what it has measured: plain data, and the grid of cases.
+// The cases and results of engine_bench: plain data.
 //
 // Pure.
 
@@ -21,19 +21,19 @@ enum class BenchSection {
 enum class BenchFlow { kDeviceToHost, kHostToDevice, kDuplex };
 
 enum class BenchMethod {
-  kRaw,        // one device call per piece, as a program without an engine does
+  kRaw,        // one device call per piece, without an engine
   kEngine,     // one Submit per transfer
-  kPacked,     // gathered on the device into one piece; fetched as one piece, and views of it
+  kPacked,     // gathered into one piece; fetched as one piece with views
   kAdjacent,   // kSubmit: pieces that the engine can merge
-  kScattered,  // kSubmit: pieces that it cannot
+  kScattered,  // kSubmit: pieces that the engine cannot merge
 };
 
-// What else goes on.
+// Other work during the copies.
 enum class BenchSetting {
   kIdle,           // nothing
-  kBesideCompute,  // products that the copies are not ordered with
+  kBesideCompute,  // products without an order to the copies
   kAfterCompute,   // each transfer follows products
-  kEventsDone,     // kSubmit: submissions are done at once
+  kEventsDone,     // kSubmit: submissions complete at once
   kEventsPending,  // kSubmit: submissions queue up, as on a busy device
 };
 
@@ -49,7 +49,7 @@ struct BenchCase {
   friend bool operator==(const BenchCase&, const BenchCase&) = default;
 };
 
-// Names, as in reports. A loop is kRaw, and a batch kEngine, of several pieces.
+// Names in reports. Several pieces by kRaw are a loop, by kEngine a batch.
 const char* SectionName(BenchSection section);
 const char* FlowName(BenchFlow flow);
 const char* MethodName(const BenchCase& of);
@@ -58,15 +58,15 @@ const char* SettingName(BenchSetting setting);
 // "copies/D2H/engine/16x4MiB", "pieces/H2D/packed/256x4KiB", "submit/D2H/scattered/256/pending".
 std::string CaseName(const BenchCase& of);
 
-// Of all transfers, both directions together.
+// Returns the bytes of all transfers in both directions.
 uint64_t CaseBytes(const BenchCase& of);
 
-// Virtual milliseconds on an emulated device, else wall time. Medians over the runs of a case.
+// Medians over the runs of a case: virtual milliseconds on an emulated device, else wall time.
 struct BenchTime {
   double ms = 0;                // from the first call to the last byte; kSubmit: of one Submit
-  double host_ms = 0;           // of that, until the last call had returned
-  double compute_ms = 0;        // with compute: of the products, beside the copies
-  double compute_alone_ms = 0;  // ... and without them
+  double host_ms = 0;           // until the last call returned
+  double compute_ms = 0;        // of the products, beside the copies
+  double compute_alone_ms = 0;  // of the products alone
 };
 
 struct BenchRow {
@@ -76,7 +76,7 @@ struct BenchRow {
 
 double GbPerS(const BenchRow& row);  // 1e9 bytes per second
 
-// Every case, in the order of a run. `quick`: fewer sizes; all goals can still be judged.
+// Returns every case in the order of a run. `quick` has fewer sizes; all goals can be judged.
 std::vector<BenchCase> EngineBenchCases(bool quick);
 
 }  // namespace pinion

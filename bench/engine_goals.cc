@@ -14,7 +14,7 @@ namespace {
 using Rows = std::vector<BenchRow>;
 using Wanted = std::function<bool(const BenchCase&)>;
 
-// One way of doing it, and what it is compared with: all else is equal.
+// Two rows that differ only by the method.
 struct Pair {
   const BenchRow* better;
   const BenchRow* baseline;
@@ -22,7 +22,7 @@ struct Pair {
   double Speedup() const { return baseline->time.ms / better->time.ms; }
 };
 
-// None if a row has no counterpart.
+// Returns nullopt if a row has no counterpart.
 std::optional<std::vector<Pair>> PairsOf(const Rows& rows, BenchMethod better, BenchMethod baseline,
                                          const Wanted& wanted) {
   std::vector<Pair> pairs;
@@ -66,7 +66,7 @@ void AddCopyGoals(const Rows& rows, std::vector<Goal>& goals) {
   }
 }
 
-// What a link without any other cost gives to one copy over many: (t0 + s / bw) / (s / bw).
+// Returns the gain of one copy over many on a link without other costs: (t0 + s / bw) / (s / bw).
 double LinkGain(const LinkCurve& link, uint64_t piece_bytes) {
   return 1 + link.HalfPerformanceBytes() / static_cast<double>(piece_bytes);
 }

@@ -1,4 +1,4 @@
-// What engine_bench's rows must show.
+// The goals of engine_bench.
 //
 // Pure.
 
@@ -13,17 +13,18 @@
 
 namespace pinion {
 
-// How many pieces "many small pieces" are: below, one transfer's fixed costs are all there is.
+// The least number of "many small pieces": with fewer, one transfer's fixed costs dominate.
 inline constexpr uint64_t kManyPieces = 64;
 
-// The link alone, without anything that is measured here.
+// The link's curves, without the engine.
 struct LinkCurves {
   LinkCurve d2h;
   LinkCurve h2d;
 };
 
-// Of the sections that have rows. Each value is the worst of the rows that it is about; it is left
-// out where such rows are missing.
+// Returns the goals of sections with rows. A value is the worst of its rows, or nullopt if rows are
+// missing. Single copies have no goal: the link hides the engine's events and waits only back to
+// back.
 std::vector<Goal> EngineGoals(const std::vector<BenchRow>& rows, const LinkCurves& link);
 
 }  // namespace pinion

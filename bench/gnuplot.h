@@ -1,4 +1,4 @@
-// Pictures of what was measured, by gnuplot.
+// Draws results with gnuplot.
 //
 //   PINION_RETURN_IF_ERROR(CheckPlot(path));                  // before anything is measured
 //   return DrawWithGnuplot(path, [&](const std::string& terminal, const std::string& output) {
@@ -15,17 +15,16 @@
 
 namespace pinion {
 
-// Whether a picture could be drawn to `path`: its name ends in .svg or .png, and gnuplot is there.
-// The error says what to do.
+// Returns OK if `path` ends in .svg or .png and gnuplot is installed. Errors name the remedy.
 absl::Status CheckPlot(const std::string& path);
 
-// Runs what `script` gives for a terminal ("svg" or "png") and a file. Leaves nothing half-drawn at
-// `path`.
+// Runs the script that `script` returns for a terminal ("svg" or "png") and a file. Leaves no
+// partial file at `path`.
 absl::Status DrawWithGnuplot(
     const std::string& path,
     absl::FunctionRef<std::string(const std::string& terminal, const std::string& output)> script);
 
-// In gnuplot's double quotes.
+// Returns `text` in gnuplot's double quotes.
 std::string GnuplotQuoted(const std::string& text);
 
 }  // namespace pinion

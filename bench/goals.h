@@ -1,4 +1,4 @@
-// What a benchmark run found, in one shape for every program under bench/:
+// The results of a benchmark, in one format for all programs under bench/:
 //
 //   {"rows": [...], "goals": [{"name", "goal", "value", "met"}, ...]}
 //
@@ -9,8 +9,8 @@
 //   ...
 //   return ExitCode("bandwidth", status);               // in main
 //
-// A goal is judged by the run itself, from its rows. A goal that nothing was measured for, because
-// a filter left its rows out, is added without a value: it is neither met nor missed.
+// The run judges a goal from its rows. A goal without rows, because a filter excluded them, has no
+// value: it is neither met nor missed.
 //
 // Thread safety: a value; one thread at a time.
 
@@ -44,7 +44,7 @@ inline Bound AtMost(double limit) { return {Bound::Kind::kAtMost, limit}; }
 struct Goal {
   std::string name;
   Bound bound;
-  std::optional<double> value;  // none: nothing was measured
+  std::optional<double> value;  // nullopt: not measured
 
   bool met() const { return value.has_value() && bound.Holds(*value); }
   bool missed() const { return value.has_value() && !bound.Holds(*value); }
@@ -62,14 +62,14 @@ class BenchReport {
   const std::vector<Goal>& goals() const { return goals_; }
 
   nlohmann::ordered_json ToJson() const;
-  // One line per goal: "met     name: value (goal >= 0.98)"; "MISSED  ..."; "-       name: not
-  // measured ...". Empty without goals.
+  // Returns one line per goal: "met     name: value (goal >= 0.98)"; "MISSED  ..."; "-       name:
+  // not measured ...". Empty without goals.
   std::string GoalsText() const;
-  // Never leaves half a file.
+  // Leaves no partial file.
   absl::Status Write(const std::string& path) const;
 
-  // The end of a run: prints the goals to stdout and writes the file, unless `path` is empty.
-  // OutOfRange names the goals that are missed.
+  // Ends a run: prints the goals to stdout and writes the file, unless `path` is empty. OutOfRange
+  // names the missed goals.
   absl::Status Finish(const std::string& path) const;
 
  private:
@@ -77,8 +77,7 @@ class BenchReport {
   std::vector<Goal> goals_;
 };
 
-// Prints the error, if it is one, to stderr. 0; 1 for goals that are missed (OutOfRange); 2 for all
-// other errors: the program could not run, or what it ran went wrong.
+// Prints an error to stderr. Returns 0; 1 for missed goals (OutOfRange); 2 for other errors.
 int ExitCode(const char* program, const absl::Status& status);
 
 }  // namespace pinion

@@ -1,4 +1,5 @@
-// What a saved tensor costs the host: pack, unpack and release, on a device that does nothing.
+// Measures the host's cost of a saved tensor: pack, unpack and release, on a device that does
+// nothing. Steps without hooks, with hooks that do nothing and with a session take turns.
 //
 //   hooks_bench                         everything, wall time
 //   hooks_bench --quick                 fewer tensors and repeats
@@ -68,7 +69,7 @@ std::vector<HooksCase> Cases(bool quick) {
 
 OffloadOptions Windows(bool leaves) {
   OffloadOptions options;
-  // More than all of it, and not the value that stands for a choice of the session's.
+  // Larger than all tensors, and not the value that lets the session choose.
   if (!leaves) options.eviction_window_bytes = OffloadOptions::kAutoWindow / 2;
   return options;
 }
@@ -83,7 +84,7 @@ absl::StatusOr<std::shared_ptr<OffloadSession>> NewSession(OffloadOptions option
   return OffloadSession::Create(options, backend, std::move(allocator));
 }
 
-// A step on each thread, at once; adds their times.
+// Runs a step on each thread at once and adds their times.
 void RunSteps(const HooksCase& of, const SavingStep::MakeScope& make_scope,
               std::vector<double>& times_us) {
   std::vector<double> times(of.threads);
@@ -99,14 +100,13 @@ void RunSteps(const HooksCase& of, const SavingStep::MakeScope& make_scope,
   times_us.insert(times_us.end(), times.begin(), times.end());
 }
 
-// The lower quartile: what else runs on the machine only adds to a time, and differences of a few
-// hundred nanoseconds are wanted.
+// The lower quartile: other programs only add time, and the results are hundreds of nanoseconds.
 double PerTensor(const HooksCase& of, std::vector<double> times_us) {
   std::sort(times_us.begin(), times_us.end());
   return Quantile(times_us, 0.25) / of.step.tensors;
 }
 
-// What is measured is what the case's name says.
+// Checks that the case did what its name says.
 absl::Status CheckStats(const HooksCase& of, const OffloadStats& stats) {
   const double bytes = static_cast<double>(stats.offloaded_bytes);
   const double evicted = static_cast<double>(stats.evicted_bytes) / bytes;
@@ -120,7 +120,7 @@ absl::Status CheckStats(const HooksCase& of, const OffloadStats& stats) {
 class HooksBench {
  public:
   void Register(const HooksCase& of, int repeats);
-  // Steps that are recorded, of so many tensors of 1 MiB.
+  // Registers recorded steps of `tensors` tensors of 1 MiB.
   void RegisterRecorded(int tensors, int repeats);
   BenchReport Report() const { return HooksReport(rows_, recorded_); }
   CheckedBenchmarks& benchmarks() { return benchmarks_; }
@@ -134,13 +134,13 @@ class HooksBench {
   CheckedBenchmarks benchmarks_;
 };
 
-// What a step asks of the device, in a session of its own: counting costs time.
+// Counts a step's calls of the device in a separate session, since counting takes time.
 absl::StatusOr<CountingNullDevice::Calls> CallsOf(const HooksCase& of) {
   const auto device = std::make_shared<CountingNullDevice>();
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,
                           NewSession(Windows(of.leaves), device));
   const auto scope = [&session] { return std::make_shared<OffloadScope>(session); };
-  of.step.RunUs(scope);  // makes what is made once
+  of.step.RunUs(scope);  // warms up
   const CountingNullDevice::Calls before = device->calls();
   of.step.RunUs(scope);
   const CountingNullDevice::Calls after = device->calls();
@@ -170,7 +170,7 @@ absl::Status HooksBench::Measure(const HooksCase& of, benchmark::State& state) {
   std::vector<double> warm_up;
   for (int i = 0; i < 2; ++i) RunSteps(of, pinion, warm_up);
   std::vector<double> none_us, nothing_us, pinion_us;
-  // In turn, so that whatever slows the machine down slows all of them.
+  // In turn, so that a slow machine slows all of them.
   for ([[maybe_unused]] auto _ : state) {
     RunSteps(of, none, none_us);
     RunSteps(of, HooksThatDoNothing, nothing_us);

@@ -32,12 +32,12 @@ std::string HooksCase::Name() const {
 BenchReport HooksReport(const std::vector<HooksRow>& rows,
                         const std::vector<RecordedStepCost>& recorded) {
   BenchReport report;
-  // Of all rows: a tenth of a microsecond is lost in the noise of a row whose steps do not fit into
-  // the processor's caches, and hooks that do nothing do the same everywhere.
+  // The median of all rows: caches hide this tenth of a microsecond in some rows, and hooks that do
+  // nothing cost the same in all.
   std::vector<double> all_nothing_us;
   for (const HooksRow& row : rows) all_nothing_us.push_back(row.nothing_us);
   const double nothing_us = rows.empty() ? 0 : Summarize(std::move(all_nothing_us)).median;
-  // Nothing is known where noise has eaten what is divided by.
+  // Returns nullopt if noise made the baseline zero or less.
   const auto over = [](double us, double baseline_us) -> std::optional<double> {
     if (baseline_us <= 0) return std::nullopt;
     return us / baseline_us;

@@ -22,7 +22,7 @@ inline constexpr uint64_t kSmallBytes = 4 * kKiB;
 
 struct HooksCase {
   SavingStep step;
-  bool leaves = false;  // all but what the window holds; else nothing does
+  bool leaves = false;  // whether tensors beyond the window are evicted
   int threads = 1;
 
   std::string Name() const;
@@ -30,13 +30,13 @@ struct HooksCase {
 
 struct HooksRow {
   HooksCase of;
-  // Wall time of a step per tensor.
+  // Wall time of a step, per tensor.
   double none_us = 0;
   double nothing_us = 0;  // hooks that do nothing, less none_us
   double pinion_us = 0;   // less none_us
   double device_calls = 0;
-  double capture_queries = 0;       // on the default stream, as all times are
-  double capture_queries_side = 0;  // on another one
+  double capture_queries = 0;       // on the default stream, like all times
+  double capture_queries_side = 0;  // on another stream
 };
 
 BenchReport HooksReport(const std::vector<HooksRow>& rows,

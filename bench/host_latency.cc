@@ -21,7 +21,7 @@
 
 namespace pinion {
 
-// A volatile read goes to the host every time; a plain one might be served by a cache of the GPU's.
+// A volatile read reaches the host every time; the GPU's caches may serve a plain read.
 const char kHostLatencyPtx[] = R"(
 .version 7.0
 .target sm_80
@@ -47,16 +47,16 @@ next:
 namespace {
 
 constexpr uint64_t kBufferBytes = 2 * kMiB;
-constexpr uint64_t kNodeBytes = 128;  // a cache line of the GPU's
+constexpr uint64_t kNodeBytes = 128;  // the GPU's cache line
 constexpr uint64_t kNodes = kBufferBytes / kNodeBytes;
 
-// A node of the buffer is the address of the next; nothing else in its line is read.
+// A node is the address of the next. The rest of its line is not read.
 struct alignas(kNodeBytes) Node {
   Node* next;
 };
 
-// One circle through all nodes, in an order that no prefetcher guesses. The node that is reached
-// from `nodes` after `reads` steps.
+// Links all nodes in one circle in an order that no prefetcher guesses. Returns the node `reads`
+// steps after `nodes`.
 const Node* Link(Node* nodes, uint64_t reads) {
   std::vector<uint64_t> order(kNodes);
   std::iota(order.begin(), order.end(), 0);
@@ -110,7 +110,7 @@ absl::StatusOr<double> MeasureHostLatencyNs(const CudaApi& api, int index, uint6
                          /*sharedMem=*/0, static_cast<cudaStream_t>(stream.native())),
         "cudaLaunchKernel");
   };
-  PINION_RETURN_IF_ERROR(run(kNodes));  // compiles and loads it, and touches every page
+  PINION_RETURN_IF_ERROR(run(kNodes));  // compiles the kernel and touches every page
   PINION_RETURN_IF_ERROR(device.RecordEvent(start, stream));
   PINION_RETURN_IF_ERROR(run(reads));
   PINION_RETURN_IF_ERROR(device.RecordEvent(end, stream));

@@ -1,8 +1,7 @@
-// How long the GPU takes to read a word of pinned host memory: nvbandwidth's
-// host_device_latency_sm. One thread follows pointers through a buffer of 2 MiB, each read after
-// the one before.
+// Measures the GPU's latency of reading pinned host memory: nvbandwidth's host_device_latency_sm.
+// One thread follows pointers through a buffer of 2 MiB.
 //
-// The kernel is PTX text, which the driver compiles: building Pinion takes no nvcc. It assembles
+// The driver compiles the kernel from PTX text, so that Pinion needs no nvcc. The kernel assembles
 // for sm_80, sm_90 and sm_100.
 
 #ifndef PINION_BENCH_HOST_LATENCY_H_
@@ -15,9 +14,9 @@
 
 namespace pinion {
 
-// Nanoseconds per read, the mean of `reads` dependent ones, by the device's own clock. Takes about
-// a second per million. FailedPrecondition where the driver cannot run the kernel; Internal, among
-// the device's other errors, if the chase ended at another word than it should have.
+// Returns nanoseconds per read: the mean of `reads` dependent reads by the device's clock. A
+// million reads take a second. FailedPrecondition if the driver cannot run the kernel; Internal if
+// the chase ended at a wrong word; and the device's errors.
 absl::StatusOr<double> MeasureHostLatencyNs(const CudaApi& api, int index,
                                             uint64_t reads = 1'000'000);
 

@@ -12,12 +12,12 @@
 namespace pinion {
 namespace {
 
-// Large enough to cover the submission of a sample with few copies, on the fastest link.
+// Covers the submission of a sample with few copies on the fastest link.
 constexpr uint64_t kNearPartBytes = 8 * kMiB;
 constexpr uint64_t kNearBytes = 3 * kNearPartBytes;
 
 absl::StatusOr<HostSegment> AllocateHost(const MemoryKind& kind, uint64_t size_bytes) {
-  // First touch, here or in the driver, takes the pages from the node of the calling thread.
+  // The first touch, here or in the driver, allocates pages on the calling thread's node.
   ScopedNumaThread near(kind.numa_node);
   return kind.source->Allocate(AlignUp(size_bytes, kind.source->granularity_bytes()));
 }
@@ -35,7 +35,7 @@ absl::Status LinkWorkspace::Init() {
   PINION_ASSIGN_OR_RETURN(meter_, LinkMeter::Create(*device_));
   PINION_ASSIGN_OR_RETURN(near_host_, AllocateHost(near_, kNearBytes));
   PINION_ASSIGN_OR_RETURN(near_device_, device_->Allocate(kNearBytes, meter_->stream()));
-  // From here on every stream of every device may use it.
+  // Afterwards streams of every device may use the memory.
   PINION_RETURN_IF_ERROR(device_->SynchronizeStream(meter_->stream()));
   meter_->SetGate(Stage());
   return absl::OkStatus();

@@ -1,9 +1,8 @@
-// The memory of one device's bandwidth measurements, and verified samples taken in it.
+// Memory of one device's bandwidth measurements, with verified samples.
 //
-// Every copy of a sample has a place of its own where memory allows it. Before a size is measured,
-// all its destinations are filled with bytes that the sources do not have; afterwards they are
-// compared with the sources. So a copy that changed a byte, missed its place or did not happen is
-// an error and not a good bandwidth.
+// Copies of a sample have separate places if memory allows. Before a size is measured its
+// destinations are filled with bytes that the sources lack. They are compared with the sources
+// afterwards, so a wrong or missing copy is an error.
 //
 // Thread safety: one thread at a time.
 
@@ -30,11 +29,11 @@ struct MemoryKind {
   std::string name;  // "pinned", "pageable", "registered"
   std::shared_ptr<HostMemorySource> source;
   bool pinned = true;
-  int numa_node = -1;   // from whose CPUs the memory is asked for; -1: from any
-  bool remote = false;  // the device hangs on another node
+  int numa_node = -1;   // node that allocates the memory; -1: any
+  bool remote = false;  // the device is on another node
 };
 
-// How one size is measured.
+// The samples of one size.
 struct SamplePlan {
   int samples = 10;
   int copies = 1;  // per sample, timed together
@@ -45,7 +44,7 @@ using SampleTimes = std::vector<double>;
 
 class LinkWorkspace {
  public:
-  // `near` is pinned memory next to the device: gate and traffic lie in it.
+  // `near` is pinned memory near the device, for the gate and for traffic.
   static absl::StatusOr<std::unique_ptr<LinkWorkspace>> Create(std::shared_ptr<Device> device,
                                                                const MemoryKind& near);
   ~LinkWorkspace();
@@ -54,16 +53,16 @@ class LinkWorkspace {
 
   Device& device() { return *device_; }
   LinkMeter& meter() { return *meter_; }
-  // Two places that overlap nothing else, to keep the link busy with.
+  // Returns two places that overlap no measured memory, for keeping the link busy.
   LinkBuffer traffic(CopyDirection direction) const;
 
-  // Measures with `kind` from now on; what was used before is given back. ResourceExhausted where
-  // the host or the device has no `size_bytes` left.
+  // Switches measurements to `kind` and frees the previous memory. ResourceExhausted if the host or
+  // the device lacks `size_bytes`.
   absl::Status Use(const MemoryKind& kind, uint64_t size_bytes);
   uint64_t size_bytes() const { return measured_.size_bytes; }
-  int numa_node() const { return host_.numa_node; }  // where the memory is; -1: unknown
+  int numa_node() const { return host_.numa_node; }  // the memory's; -1: unknown
 
-  // Gated for pinned memory. DataLoss where bytes arrived that nobody sent: the message says which.
+  // Measures samples, gated for pinned memory. DataLoss describes wrong bytes.
   absl::StatusOr<SampleTimes> Measure(CopyDirection direction, uint64_t size_bytes,
                                       const SamplePlan& plan);
 
@@ -85,14 +84,14 @@ class LinkWorkspace {
   const TestPattern stale_{0xCAFEBABE};
   std::unique_ptr<LinkMeter> meter_;
 
-  // Near memory: the gate, which is also the stage of verification, and two kinds of traffic.
+  // Near memory: the gate, which also stages verification, and two kinds of traffic.
   HostSegment near_host_;
   void* near_device_ = nullptr;
 
   MemoryKind kind_;
   HostSegment host_;
   LinkBuffer measured_;
-  // How much of the source holds what is to be sent, for the direction that was measured last.
+  // The part of the source that has its pattern, for the last measured direction.
   std::optional<CopyDirection> source_of_;
   uint64_t source_bytes_ = 0;
 };

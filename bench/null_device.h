@@ -1,9 +1,10 @@
-// A device that does nothing, at no cost: what the host alone pays can be measured on it.
+// A device that does nothing, for measuring the host's cost. Calls return at once; no byte moves,
+// and queries find work complete. Memory is the heap's.
 //
 // Calls are accepted and forgotten: no byte moves, and work is done as soon as it is asked about.
 // Memory is the heap's.
 //
-// CountingNullDevice counts what it is asked for.
+// CountingNullDevice counts its calls.
 //
 // Thread safety: thread-safe; one event at a time from one thread.
 
@@ -27,8 +28,8 @@ namespace pinion {
 class NullDevice : public Device {
  public:
   enum class Events {
-    kDone,     // a recorded event is done at once
-    kPending,  // not before it is queried for the second time, so that submissions queue up
+    kDone,     // a recorded event is complete
+    kPending,  // complete at the second query, so that submissions queue up
   };
 
   explicit NullDevice(Events events) : events_(events) {}
@@ -70,8 +71,8 @@ class NullDevice : public Device {
 class CountingNullDevice final : public NullDevice {
  public:
   struct Calls {
-    uint64_t events = 0;  // made, recorded, asked, awaited, by streams or by the host
-    uint64_t copies = 0;  // CopyAsync, however many pieces
+    uint64_t events = 0;  // created, recorded, queried and awaited events
+    uint64_t copies = 0;  // CopyAsync calls with any number of pieces
     uint64_t capture_queries = 0;
   };
 

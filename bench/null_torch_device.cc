@@ -29,7 +29,7 @@ namespace {
 constexpr c10::DeviceType kNull = c10::DeviceType::PrivateUse1;
 const c10::Device kNullDevice(kNull, 0);
 
-// Of all tensors that a program ever has at once: 47 bits of addresses have room for more.
+// Addresses for all live tensors of a program; 47 bits of addresses suffice.
 constexpr uint64_t kAddressBytes = uint64_t{8} << 40;
 constexpr uint64_t kAlignmentBytes = 512;
 
@@ -40,7 +40,7 @@ struct Block {
 
 using FreeBlocks = std::unordered_map<uint64_t, std::vector<Block*>>;  // by size
 
-// Blocks that threads have left behind.
+// Free blocks of ended threads.
 struct LeftBehind {
   std::mutex mu;
   FreeBlocks blocks;
@@ -51,7 +51,7 @@ LeftBehind& TheLeftBehind() {
   return *left;
 }
 
-// A thread's own, so that two of them do not wait for each other here.
+// Free blocks of one thread, so that threads do not contend.
 class BlocksOfThread {
  public:
   ~BlocksOfThread() {
@@ -104,7 +104,7 @@ BlocksOfThread& Blocks() {
   return blocks;
 }
 
-// It tells how much it has given out, which a memory target asks for.
+// Reports allocated bytes, which a memory target reads.
 class NullAllocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(size_t size_bytes) override {
@@ -134,7 +134,7 @@ class NullAllocator final : public c10::DeviceAllocator {
 
  private:
   static void Delete(void* block);
-  // To whoever looks for peaks, too: `size_bytes` is negative for what is given back.
+  // Also reports to observers of peaks; `size_bytes` is negative for frees.
   void Count(Block* block, int64_t size_bytes) {
     (size_bytes < 0 ? frees_ : allocations_).fetch_add(1, std::memory_order_relaxed);
     const int64_t live_bytes =
@@ -159,7 +159,7 @@ void NullAllocator::Delete(void* data) {
   Blocks().Give(block);
 }
 
-// Of the calling thread: 0 is the default stream.
+// Returns the calling thread's stream; 0 is the default stream.
 c10::StreamId& CurrentStreamId() {
   thread_local c10::StreamId id = 0;
   return id;
@@ -210,7 +210,7 @@ void RegisterNullTorchDevice() {
   c10::SetAllocator(kNull, &TheAllocator());
   c10::impl::registerDeviceGuard(kNull, new NullGuard);
   at::RegisterPrivateUse1HooksInterface(new NullHooks);
-  // Registrations last as long as their library, so it is never destroyed.
+  // Never destroyed: registrations end with their library.
   auto* const library = new torch::Library(torch::Library::IMPL, "aten",
                                            c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   library->impl("_foreach_copy_", torch::CppFunction::makeFromBoxedFunction<&ForgetArguments>());

@@ -1,10 +1,10 @@
-// A LibTorch device that does nothing, "null": tensors are addresses that nothing stands behind.
+// A LibTorch device that does nothing, "null": tensors are addresses without memory.
 //
-// With bench/null_device.h below the engine it shows what the host alone pays for a saved tensor:
-// nothing is simulated, copied or computed, and no page is ever committed, so that 5,000 tensors of
-// 64 MiB fit on a laptop. Its only operator is the one that hooks gather small tensors with.
+// With bench/null_device.h below the engine it measures the host's cost of a saved tensor. No page
+// is committed, so 5,000 tensors of 64 MiB fit on a laptop. Its only operator is the one that hooks
+// use to gather small tensors.
 //
-// Thread safety: thread-safe, but for RegisterNullTorchDevice.
+// Thread safety: thread-safe. Exception: RegisterNullTorchDevice.
 
 #ifndef PINION_BENCH_NULL_TORCH_DEVICE_H_
 #define PINION_BENCH_NULL_TORCH_DEVICE_H_
@@ -18,14 +18,14 @@ namespace pinion {
 
 inline constexpr char kNullTorchDevice[] = "null";
 
-// Once per process, before the first backward. No other device of a program's own can be registered
-// then.
+// Call it once per process, before the first backward. LibTorch then accepts no other custom
+// device.
 void RegisterNullTorchDevice();
 
-// Floats in one dimension, on null:0. Reading them crashes.
+// Returns floats in one dimension on null:0. Reading them crashes.
 at::Tensor NewNullTensor(uint64_t size_bytes);
 
-// A stream of null:0 beside its default stream.
+// Returns a stream of null:0 other than the default stream.
 c10::Stream NullSideStream();
 
 }  // namespace pinion

@@ -1,7 +1,7 @@
-// A bandwidth run in nvbandwidth's own JSON, so that what reads its results reads ours. Pure.
+// Formats a bandwidth run as nvbandwidth's JSON, for tools that read it. Pure.
 //
-// As there, matrix entries are strings, "N/A" is what was not measured, and a case has the status
-// Passed, Waived or Error. The values are those of the largest size in pinned memory.
+// As in nvbandwidth, matrix entries are strings, "N/A" is an unmeasured entry, and a case is
+// Passed, Waived or Error. Values are those of the largest size in pinned memory.
 
 #ifndef PINION_BENCH_NVBANDWIDTH_JSON_H_
 #define PINION_BENCH_NVBANDWIDTH_JSON_H_

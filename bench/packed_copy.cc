@@ -21,7 +21,7 @@ at::Tensor NewBytes(c10::Device device, uint64_t size_bytes) {
   return at::empty({static_cast<int64_t>(size_bytes)}, at::device(device).dtype(at::kByte));
 }
 
-// The lane's memory on the device becomes the tensor's.
+// Makes the tensor's memory the lane's device memory.
 void UseMemoryOf(const at::Tensor& tensor, CopyLane& lane) {
   lane.device = std::shared_ptr<void>(tensor.data_ptr(), [tensor](void*) {});
 }
@@ -34,7 +34,7 @@ class PackedCopies : public CopyMethod {
   absl::Status Verify() override { return lane_.Verify(world_); }
 
  protected:
-  // One piece between the host's memory and `packed`.
+  // Copies between the host's memory and `packed` as one piece.
   absl::Status SubmitPacked(const at::Tensor& packed) {
     CopyBatch batch(lane_.direction);
     batch.Add(lane_.host, 0, packed.data_ptr(), lane_.size_bytes());
@@ -54,7 +54,7 @@ class PackedOut final : public PackedCopies {
   PackedOut(CopyWorld& world, CopyLane lane, std::vector<at::Tensor> pieces)
       : PackedCopies(world, std::move(lane)), pieces_(std::move(pieces)) {}
 
-  // The pieces come from the compute stream in any case.
+  // The pieces always come from the compute stream.
   absl::Status Submit(StreamHandle after) override {
     packed_ = at::cat(pieces_);
     return SubmitPacked(packed_);
@@ -70,8 +70,7 @@ class PackedIn final : public PackedCopies {
   PackedIn(CopyWorld& world, CopyLane lane, c10::Device device)
       : PackedCopies(world, std::move(lane)), device_(device) {}
 
-  // Memory for the pieces and the pieces themselves are made here, in time that is measured: the
-  // loop's are there before.
+  // The measured time includes allocating the pieces and making their views; a loop's pieces exist.
   absl::Status Submit(StreamHandle after) override {
     const at::Tensor packed = NewBytes(device_, lane_.size_bytes());
     UseMemoryOf(packed, lane_);

@@ -1,7 +1,7 @@
-// Many small pieces as one copy: gathered on the device on the way out, one fetch and views of it
-// on the way in.
+// Copies many small pieces as one: gathered on the device on the way out; one fetch with views on
+// the way in.
 //
-// LibTorch's current stream must be the world's compute stream. LibTorch's errors are thrown.
+// LibTorch's current stream must be the world's compute stream. Throws LibTorch's errors.
 //
 // Thread safety: none.
 // Ownership: borrows the world.
@@ -20,7 +20,7 @@
 
 namespace pinion {
 
-// `of` is one way.
+// `of` has one direction.
 absl::StatusOr<std::unique_ptr<CopyMethod>> NewPackedCopies(CopyWorld& world, c10::Device device,
                                                             const BenchCase& of);
 

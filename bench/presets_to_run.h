@@ -1,4 +1,4 @@
-// The presets of the emulated device that a benchmark runs on.
+// The presets on which a benchmark runs.
 
 #ifndef PINION_BENCH_PRESETS_TO_RUN_H_
 #define PINION_BENCH_PRESETS_TO_RUN_H_
@@ -10,8 +10,8 @@
 
 namespace pinion {
 
-// Those that were asked for; else all, or of a quick run one whose link is slow and one whose is
-// fast. NotFound names all.
+// Returns `asked`; else all presets, or for a quick run one with a slow and one with a fast link.
+// NotFound lists the presets.
 absl::StatusOr<std::vector<std::string>> PresetsToRun(std::vector<std::string> asked, bool quick);
 
 }  // namespace pinion

@@ -15,8 +15,8 @@ namespace {
 
 constexpr double kQuantile = 0.25;
 
-// Steps of two kinds take turns: a large one, and a small one that pays for what the large one's
-// record costs behind it.
+// Alternates two kinds of steps: a large one, and a small one whose begin pays for reading and
+// planning the large one's record.
 class TurnTaker {
  public:
   TurnTaker(const SavingStep& step, std::shared_ptr<OffloadSession> session)
@@ -26,12 +26,12 @@ class TurnTaker {
 
   double LargeUs() const { return large_.RunUs(Scope()); }
   double SmallUs() const { return small_.RunUs(Scope()); }
-  // Both are known now. The next large step is still recorded, and no later one.
+  // Afterwards both are known. The next large step is the last recorded one.
   void BeginToKnow() const {
     LargeUs();
     SmallUs();
   }
-  // Neither is recorded any more.
+  // Afterwards neither step is recorded.
   void KnowWell() const {
     for (int i = 0; i < 3; ++i) BeginToKnow();
   }
@@ -53,7 +53,7 @@ absl::StatusOr<TurnTaker> NewTurnTaker(const SavingStep& step, const NewTargetSe
   return TurnTaker(step, std::move(session));
 }
 
-// Of one step; counting costs time.
+// Counts the events of one step in a separate run, since counting takes time.
 template <typename Run>
 double EventsOf(const SavingStep& step, const CountingNullDevice& device, Run run) {
   const uint64_t before = device.calls().events;
@@ -91,7 +91,7 @@ absl::StatusOr<RecordedStepCost> MeasureRecordedStep(const SavingStep& step,
   cost.recorded_events = EventsOf(step, *device, [&] { counted.LargeUs(); });
   counted.KnowWell();
   cost.planned_events = EventsOf(step, *device, [&] { counted.LargeUs(); });
-  // Each save and each read is between two events.
+  // Each save and each read lies between two events.
   if (cost.recorded_events < cost.planned_events + 4) {
     return absl::InternalError(
         absl::StrCat("a step was to be recorded, and then another one not: ", cost.recorded_events,

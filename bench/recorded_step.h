@@ -1,11 +1,10 @@
-// What it costs the host to record a step that runs as planned: a session that has just learned the
-// step, and still records it, in turn with one that knows it well and does not.
+// Measures the host's cost of recording a planned step. A session that still records the step takes
+// turns with a session that knows it.
 //
 //   PINION_ASSIGN_OR_RETURN(const RecordedStepCost cost, MeasureRecordedStep(step, new_session,
 //   21)); report.AddRow(cost.ToRow());
 //
-// Of a record there is more to pay when the next step begins: it is read and planned then. That is
-// told by itself.
+// The next step's begin reads and plans the record. That cost is reported separately.
 //
 // Thread safety: none.
 
@@ -27,22 +26,22 @@ namespace pinion {
 // Wall time of a whole step; the lower quartile of all repeats.
 struct RecordedStepCost {
   SavingStep step;
-  double recorded_us = 0;      // as planned, and recorded
-  double planned_us = 0;       // the same step, as planned
-  double planning_us = 0;      // at the begin of the step behind a recorded one
-  double recorded_events = 0;  // that the device was asked for, per tensor
+  double recorded_us = 0;      // planned and recorded
+  double planned_us = 0;       // the same step, planned only
+  double planning_us = 0;      // at the begin of the step after a recorded one
+  double recorded_events = 0;  // events per tensor
   double planned_events = 0;
 
   double ratio() const { return recorded_us / planned_us; }
   nlohmann::ordered_json ToRow() const;
 };
 
-// Sessions with a memory target of the caller's, each on the device that it is given.
+// Creates a session with a memory target on a device.
 using NewTargetSession = std::function<absl::StatusOr<std::shared_ptr<OffloadSession>>(
     std::shared_ptr<Device> device, uint64_t memory_target_bytes)>;
 
-// With room for half of what the step saves. Internal where a step was recorded that should not
-// have been, or the other way round.
+// The target has room for half of the saved bytes. Internal if recording was on or off against
+// expectation.
 absl::StatusOr<RecordedStepCost> MeasureRecordedStep(const SavingStep& step,
                                                      const NewTargetSession& new_session,
                                                      int repeats);

@@ -23,7 +23,7 @@ using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-// Reads as LibTorch's own nodes do.
+// Reads saved tensors as LibTorch's own nodes do.
 class SavingNode final : public torch::autograd::TraceableFunction {
  public:
   explicit SavingNode(const at::Tensor& gradient) { add_input_metadata(gradient); }
@@ -40,7 +40,7 @@ class SavingNode final : public torch::autograd::TraceableFunction {
   SavedVariable saved_;
 };
 
-// The end of the chain, which has nothing to compute.
+// The end of the chain, which computes nothing.
 class FirstNode final : public Node {
  public:
   explicit FirstNode(const at::Tensor& gradient) { add_input_metadata(gradient); }

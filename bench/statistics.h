@@ -1,4 +1,4 @@
-// What a handful of measurements says. Pure.
+// Summaries of a few measurements. Pure.
 
 #ifndef PINION_BENCH_STATISTICS_H_
 #define PINION_BENCH_STATISTICS_H_
@@ -15,11 +15,11 @@ struct Summary {
   double cv = 0;  // coefficient of variation: standard deviation / mean, as a fraction; 0 for one
 };
 
-// The value below which `share` of the sorted, not empty values lie, on a straight line between the
-// two that are next to it.
+// Returns the value below which `share` of the sorted, nonempty values lie, linearly interpolated
+// between its neighbours.
 double Quantile(const std::vector<double>& sorted, double share);
 
-// Of at least one value, in any order.
+// Summarizes at least one value, in any order.
 Summary Summarize(std::vector<double> values);
 
 }  // namespace pinion

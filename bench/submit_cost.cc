@@ -15,7 +15,7 @@
 namespace pinion {
 namespace {
 
-// More than the engine lets queue up before it asks the device, few enough for the cache.
+// More than the engine queues before it queries the device, few enough for the cache.
 constexpr int kSubmits = 64;
 
 double WallMs() {
@@ -37,7 +37,7 @@ absl::StatusOr<std::unique_ptr<SubmitCost>> SubmitCost::Create(const BenchCase& 
   PINION_ASSIGN_OR_RETURN(const StreamHandle compute, device->CreateStream("compute"));
   PINION_ASSIGN_OR_RETURN(cost->world_, CopyWorld::Create(device, compute, WallMs));
 
-  // Scattered as what a program saved over time is: apart, and in no order.
+  // Scattered pieces are apart and in random order, like tensors saved over time.
   const bool scattered = of.method == BenchMethod::kScattered;
   const uint64_t stride_bytes = of.piece_bytes * (scattered ? 2 : 1);
   PINION_ASSIGN_OR_RETURN(cost->device_memory_,
@@ -68,7 +68,7 @@ absl::StatusOr<BenchTime> SubmitCost::Run() {
   std::vector<Transfer> transfers;
   transfers.reserve(batches.size());
   TransferEngine& engine = world_->engine();
-  // One by one: whatever else runs on this machine interrupts some of them, and not the median.
+  // Timed one by one: other programs interrupt some calls, which the median ignores.
   std::vector<double> times_ms;
   for (CopyBatch& batch : batches) {
     const double start_ms = WallMs();

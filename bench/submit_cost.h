@@ -1,4 +1,4 @@
-// What TransferEngine::Submit costs the host, in wall time, on a device that does nothing.
+// Measures the wall time of TransferEngine::Submit on a device that does nothing.
 //
 // Thread safety: none.
 
@@ -17,10 +17,10 @@ namespace pinion {
 
 class SubmitCost {
  public:
-  // `of` is one way.
+  // `of` has one direction.
   static absl::StatusOr<std::unique_ptr<SubmitCost>> Create(const BenchCase& of);
 
-  // The median of some that follow each other closely. Their batches are built before.
+  // Returns the median of calls in close succession. Batches are built before.
   absl::StatusOr<BenchTime> Run();
 
  private:
@@ -28,10 +28,10 @@ class SubmitCost {
 
   CopyDirection direction_ = CopyDirection::kDeviceToHost;
   uint64_t piece_bytes_ = 0;
-  std::vector<char*> device_pieces_;  // of one batch, in the order of the host's
+  std::vector<char*> device_pieces_;  // of one batch, in the host's order
   std::unique_ptr<CopyWorld> world_;
   std::shared_ptr<void> device_memory_;
-  std::vector<std::shared_ptr<HostBuffer>> hosts_;  // of one batch each
+  std::vector<std::shared_ptr<HostBuffer>> hosts_;  // one per batch
 };
 
 }  // namespace pinion

@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kTileBytes = 64 * kKiB;
 
-// The first word of the tile at `offset_bytes`.
+// Returns the first word of the tile at `offset_bytes`.
 uint64_t Stamp(uint64_t first_word, uint64_t offset_bytes) {
   return first_word ^ (offset_bytes / kTileBytes + 1);
 }

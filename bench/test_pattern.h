@@ -1,4 +1,5 @@
-// Bytes that betray a copy that did not happen, went to the wrong place or changed on the way.
+// Bytes that reveal a missing, misplaced or corrupt copy. Each seed makes other bytes, and each 64
+// KiB of a seed's bytes are unique.
 //
 // Every seed makes other bytes, and every 64 KiB of a seed's bytes differ from all others of it.
 //
@@ -17,10 +18,9 @@ class TestPattern {
  public:
   explicit TestPattern(uint64_t seed);
 
-  // Writes, or compares, the bytes that stand at `offset_bytes` of the endless pattern; offsets are
-  // multiples of 64 KiB.
+  // Writes or compares the endless pattern's bytes at `offset_bytes`, a multiple of 64 KiB.
   void Fill(void* data, uint64_t offset_bytes, uint64_t size_bytes) const;
-  // The first byte that differs, counted from `data`; nothing where all are as they should be.
+  // Returns the index in `data` of the first byte that differs; nullopt if none does.
   std::optional<uint64_t> FirstDifference(const void* data, uint64_t offset_bytes,
                                           uint64_t size_bytes) const;
 

@@ -37,21 +37,21 @@
 namespace pinion {
 namespace {
 
-// More than any model here asks for: the emulated device then has no limit of its own.
+// More than any model here needs: the emulated device then has no limit.
 constexpr uint64_t kUnlimitedBytes = uint64_t{64} << 30;
 
 constexpr char kEmulated[] = "emu:0";
 
 constexpr char kEmulatedRemedy[] = "; --device=emu:0 trains on the emulated device";
 
-// Why a library cannot be loaded, in the loader's words, which name it; empty when it can.
+// Returns the loader's error, which names the library; empty if it loads.
 std::string WhyNotLoaded(const std::string& library, int flags) {
   if (dlopen(library.c_str(), flags) != nullptr) return "";
   const char* reason = dlerror();
   return reason == nullptr ? library : reason;
 }
 
-// LibTorch caches that there is no CUDA when it is asked before this library is loaded.
+// Loaded first: LibTorch caches the absence of CUDA.
 absl::Status LoadTorchCuda(const std::string& torch_lib_dir) {
   const std::string path = absl::StrCat(torch_lib_dir, "/libtorch_cuda.so");
   const std::string reason = WhyNotLoaded(path, RTLD_NOW | RTLD_GLOBAL);
@@ -76,7 +76,7 @@ std::string LoadedTorchLibDir() {
   PINION_CHECK(library != nullptr) << "libtorch_cpu.so is not loaded: " << dlerror();
   const link_map* map = nullptr;
   PINION_CHECK(dlinfo(library, RTLD_DI_LINKMAP, &map) == 0) << dlerror();
-  // Bazel loads a link to the library; the others lie beside the library itself.
+  // Bazel loads a link; the other libraries lie beside its target.
   std::error_code error;
   const std::filesystem::path path = std::filesystem::canonical(map->l_name, error);
   dlclose(library);
@@ -107,9 +107,9 @@ absl::StatusOr<std::string> ChooseDevice(const std::string& requested,
 }
 
 void AskForRepeatableBits() {
-  // cuBLAS's workspaces of a fixed size; a user's own choice stays.
+  // Repeatable bits need cuBLAS workspaces of a fixed size; a user's setting stays.
   setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
-  // With warn_only attention's backward would take the algorithm that does not repeat itself.
+  // With warn_only, attention's backward would take an algorithm that does not repeat its bits.
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
 }

@@ -1,4 +1,4 @@
-// The device of one run: its clock, its memory, its traffic, alike on emu and on cuda.
+// The device of one run: clock, memory and traffic, alike for emu and cuda.
 //
 // Thread safety: as the run that owns it: one thread.
 // Ownership: tensors of the device must be gone before another Accelerator is opened.
@@ -25,54 +25,53 @@
 
 namespace pinion {
 
-// The folder of the libtorch_cpu.so that this process has loaded: the other libraries of the same
-// LibTorch lie there.
+// Returns the folder of the loaded libtorch_cpu.so, which has LibTorch's other libraries.
 std::string LoadedTorchLibDir();
 
-// Where this machine's CUDA is looked for.
+// The places of this machine's CUDA.
 struct CudaInstallation {
-  std::string driver_file = "/proc/driver/nvidia/version";  // exists where there is a driver
+  std::string driver_file = "/proc/driver/nvidia/version";  // exists if there is a driver
   std::string torch_lib_dir = LoadedTorchLibDir();          // has libtorch_cuda.so
   const CudaApi& api = RealCudaApi();
 };
 
-// The accelerator that `requested` names ("cuda:0", "emu:0"), or where it is empty the best that
-// there is: "cuda:0" with a driver, else "emu:0". Loads LibTorch's CUDA libraries where they are
-// needed. A driver or a library that cannot be used is an error that names it.
+// Returns the accelerator that `requested` names ("cuda:0", "emu:0"). Empty: "cuda:0" with a
+// driver, else "emu:0". Loads LibTorch's CUDA libraries if needed. Errors name the driver or the
+// library.
 absl::StatusOr<std::string> ChooseDevice(const std::string& requested,
                                          const CudaInstallation& cuda = {});
 
-// From here on CUDA's operators give the same bits on every run, or throw that they cannot. Before
-// the first of them: cuBLAS looks once.
+// Makes CUDA's operators give the same bits in every run, or throw. Call it before the first
+// operator, since cuBLAS reads its setting once.
 void AskForRepeatableBits();
 
 class Accelerator {
  public:
-  // Registers a fresh emulated machine, or takes the CUDA device that ChooseDevice has prepared.
+  // Registers a new emulated machine, or opens the CUDA device that ChooseDevice prepared.
   static absl::StatusOr<Accelerator> Open(const RunOptions& options);
 
   c10::Device device() const { return device_; }
   const DeviceBackend& backend() const { return backend_; }
   const std::shared_ptr<EmulatedMachine>& machine() const { return machine_; }  // null on cuda
 
-  // For whoever shares its host tier. On emu the pool ignores the marks of the host's RAM, where
-  // the device's own memory is as well.
+  // Options for sharing the host tier. On emu the pool ignores the watermarks of host RAM, which
+  // also contains the device's memory.
   HostTierOptions tier_options() const;
 
-  // Where the run's ranges are told to, and on cuda its transfers. Null without a trace.
+  // Receives the run's ranges, and on cuda its transfers. Null without a trace.
   std::shared_ptr<TraceSink> trace() const;
-  // Forgets what was before, if there is a trace.
+  // Discards the trace up to here, if there is one.
   void RestartTrace();
 
   void Synchronize();
-  // Virtual time on emu, wall time on cuda.
+  // Returns virtual time on emu, wall time on cuda.
   double now_ms() const;
-  // For which operators ran, and for which they only waited for copies; unknown on cuda.
+  // Times in which operators ran, and in which they only waited for copies; nullopt on cuda.
   std::optional<double> compute_ms() const;
   std::optional<double> stalled_ms() const;
   uint64_t peak_bytes() const;  // since Open, or ResetPeak
   void ResetPeak();
-  // RunOptions::trace_path was given.
+  // Requires RunOptions::trace_path.
   absl::Status WriteTrace(const std::string& path) const;
 
  private:

@@ -23,7 +23,7 @@ static_assert(std::atomic<int>::is_always_lock_free);
 // True while Abseil parses a command line that asks for help.
 bool parses_request_for_help = false;
 
-// Whether one of the flags asks for help. The value of another flag does not.
+// Returns whether a flag, not a flag's value, asks for help.
 bool AsksForHelp(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     absl::string_view flag = argv[i];
@@ -46,7 +46,7 @@ bool AsksForHelp(int argc, char** argv) {
 
 std::vector<char*> ParseFlags(int argc, char** argv) {
   parses_request_for_help = AsksForHelp(argc, argv);
-  // Abseil ends the program with 1 where help was asked for.
+  // Abseil exits with 1 after a request for help.
   std::atexit([] {
     if (!parses_request_for_help) return;
     std::cout.flush();

@@ -17,14 +17,13 @@
 
 namespace pinion {
 
-// As absl::ParseCommandLine. Exception: a request for help (--help, --helpfull, --version, ...)
-// ends the program with 0.
+// Like absl::ParseCommandLine. Exception: a request for help (--help, --helpfull, --version, ...)
+// exits with 0.
 std::vector<char*> ParseFlags(int argc, char** argv);
 
-// From here on the first SIGINT (Ctrl-C) or SIGTERM is for StopSignal to tell. The same one again
-// kills the program.
+// Makes StopSignal report the first SIGINT (Ctrl-C) or SIGTERM. A second one kills the program.
 void StopBySignal();
-// The signal that has come; 0: none.
+// Returns the received signal; 0: none.
 int StopSignal();
 
 }  // namespace pinion

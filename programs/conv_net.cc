@@ -69,7 +69,7 @@ class ConvBlockImpl : public torch::nn::Module {
   const bool checkpoints_;
   ConvNorm first_;
   ConvNorm second_;
-  ConvNorm beside_ = nullptr;  // none where the input has the output's shape
+  ConvNorm beside_ = nullptr;  // null if the input has the output's shape
 };
 TORCH_MODULE(ConvBlock);
 

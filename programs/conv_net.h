@@ -1,6 +1,6 @@
-// A residual network for small images, as one writes it with torch::nn: nothing in it knows of
-// offloading. Its residual blocks can be checkpoints. They are tapped (hooks/attribution/tap.h) as
-// "blocks.1" and so on, and the convolution before them as "blocks.0".
+// A residual network for small images in plain torch::nn, without knowledge of offloading. Its
+// residual blocks can be checkpoints. Taps (hooks/attribution/tap.h) are "blocks.1" and so on, and
+// "blocks.0" for the first convolution.
 //
 // Thread safety: as torch::nn::Module.
 
@@ -22,19 +22,19 @@ struct ConvNetConfig {
   int64_t stages = 3;  // each but the first halves height and width
   int64_t blocks_per_stage = 2;
   int64_t classes = 10;
-  // Backward computes each residual block again; within a memory target, those blocks and parts
-  // of blocks that the plan chooses.
+  // Backward recomputes each residual block. Within a memory target the plan selects blocks and
+  // parts of blocks.
   bool checkpoint_blocks = false;
 };
 
-// A convolution, then stages of blocks of two convolutions with batch norms beside which their
-// input passes by, then the mean over each channel and a linear layer.
+// A convolution; stages of blocks, each two convolutions with batch norms and a shortcut; the mean
+// over each channel; a linear layer.
 class ConvNetImpl : public torch::nn::Module {
  public:
   // Draws the initial weights from torch's CPU generator.
   explicit ConvNetImpl(const ConvNetConfig& config);
 
-  // images: [batch, 3, height, width] -> logits [batch, classes].
+  // Maps images [batch, 3, height, width] to logits [batch, classes].
   torch::Tensor forward(const torch::Tensor& images);
 
  private:

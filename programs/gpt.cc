@@ -45,11 +45,11 @@ class BlockImpl : public torch::nn::Module {
     return Part(&BlockImpl::Mlp, Part(&BlockImpl::Attention, x));
   }
 
-  // Layers that write to the residual stream: their sum should start at the embeddings' scale.
+  // Returns layers that write to the residual stream: their sum starts at the embeddings' scale.
   std::vector<torch::nn::Linear> residual_writers() { return {projection_, narrow_}; }
 
  private:
-  // The parts of a block, and in each another one.
+  // A block's parts, and their inner parts.
   torch::Tensor Attention(const torch::Tensor& x) {
     return x + Dropout(Part(&BlockImpl::Attend, qkv_(attention_norm_(x))));
   }

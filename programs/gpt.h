@@ -1,5 +1,5 @@
-// A GPT as one writes it with torch::nn: nothing in it knows of offloading. Its blocks can be
-// checkpoints, and are tapped ("blocks.3"; hooks/attribution/tap.h).
+// A GPT in plain torch::nn, without knowledge of offloading. Its blocks can be checkpoints, and are
+// tapped ("blocks.3"; hooks/attribution/tap.h).
 //
 // Thread safety: as torch::nn::Module.
 
@@ -24,7 +24,7 @@ class GptImpl : public torch::nn::Module {
   // Draws the initial weights from torch's CPU generator.
   explicit GptImpl(const GptConfig& config);
 
-  // tokens: int64 [batch, sequence] -> logits [batch, sequence, vocabulary].
+  // Maps tokens, int64 [batch, sequence], to logits [batch, sequence, vocabulary].
   torch::Tensor forward(const torch::Tensor& tokens);
 
  private:

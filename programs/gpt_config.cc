@@ -24,21 +24,21 @@ constexpr NamedSize kSizes[] = {
     {"large", 24, 512, 8, 512, 8}, {"wide", 6, 512, 8, 256, 4},
 };
 
-// Beyond this arithmetic on sizes could overflow, and no host could hold it.
+// Above this limit arithmetic on sizes could overflow; no host could store it.
 constexpr double kMostLayerElements = 1e12;
 
-// What one layer saves, in tensors of one element per token and unit of width: the inputs of the
-// two layer norms (2), their outputs (2), queries, keys and values (3), the attention's output
-// (1), the wide layer before and after its activation function (8).
+// Tensors that a layer saves, per token and unit of width: inputs (2) and outputs (2) of the layer
+// norms; queries, keys and values (3); the attention's output (1); the wide layer before and after
+// its activation function (8).
 constexpr int64_t kSavedWidths = 16;
-// In how many tensors: queries, keys and values are views of one; five more are a number per token
-// (means and deviations of the two norms) or per token and head (the attention's normalisers).
+// The number of these tensors. Queries, keys and values are views of one. Five more hold a number
+// per token or head: means and deviations of the norms, and attention's normalisers.
 constexpr int64_t kSavedTensors = 8 + 5;
-// With dropout, its two masks.
+// The two masks of dropout.
 constexpr int64_t kDropoutMasks = 2;
 
-// The named large model that the scaled preset stands for, trained in bfloat16 with dropout.
-// 34 bytes per token and unit of width, in ten tensors and the five small ones: Korthikanti et al.,
+// The large model that the scaled preset stands for, trained in bfloat16 with dropout. It saves 34
+// bytes per token and unit of width in ten tensors, and the five small ones: Korthikanti et al.,
 // "Reducing Activation Recomputation in Large Transformer Models", with flash attention.
 constexpr char kLargeLink[] = "gh200_c2c";
 constexpr double kLargeWidth = 4096;
@@ -46,8 +46,8 @@ constexpr double kLargeSequence = 4096;
 constexpr double kLargeSavedBytes = 34;
 constexpr double kLargeSavedTensors = 10 + 5;
 
-// FLOPs of a layer per token and unit of width, forward and backward: 24 for the four matrix
-// products, two per position that causal attention sees; backward costs twice forward.
+// FLOPs of a layer per token and unit of width: 24 for the four matrix products, two per position
+// that causal attention sees. Backward costs twice forward.
 double LayerFlops(double width, double sequence) { return 3 * (24 * width + 2 * sequence); }
 
 }  // namespace
@@ -118,7 +118,7 @@ uint64_t PersistentBytes(const GptConfig& config) {
 uint64_t SavedBytes(const GptConfig& config) {
   const int64_t widths = kSavedWidths + (config.dropout > 0 ? kDropoutMasks : 0);
   const uint64_t layer = widths * config.width * config.tokens();
-  // Around the layers: the last layer norm's input and output, and the log of the softmax.
+  // The last layer norm's input and output, and the log of the softmax.
   const uint64_t rest = (2 * config.width + config.vocabulary) * config.tokens();
   return (config.layers * layer + rest) * config.element_bytes();
 }

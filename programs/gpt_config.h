@@ -1,4 +1,4 @@
-// The shape of a GPT, and what follows from it by arithmetic. Knows no LibTorch.
+// The shape of a GPT, and quantities computed from it. Does not use LibTorch.
 
 #ifndef PINION_PROGRAMS_GPT_CONFIG_H_
 #define PINION_PROGRAMS_GPT_CONFIG_H_
@@ -17,13 +17,13 @@ struct GptConfig {
   int64_t layers = 0;
   int64_t width = 0;
   int64_t heads = 0;
-  int64_t sequence = 0;  // tokens that a position can see, itself included
+  int64_t sequence = 0;  // tokens
   int64_t batch = 0;     // sequences in a training step
   int64_t vocabulary = 0;
   double dropout = 0;
   bool bfloat16 = false;  // false: float32
-  // Backward computes each block again; within a memory target, those blocks and parts of blocks
-  // that the plan chooses.
+  // Backward recomputes each block. Within a memory target the plan selects blocks and parts of
+  // blocks.
   bool checkpoint_blocks = false;
 
   int64_t tokens() const { return batch * sequence; }
@@ -32,25 +32,25 @@ struct GptConfig {
   absl::Status Validate() const;
 };
 
-// "tiny", "small", "medium", "large", and "wide", which keeps a real accelerator busy enough to
-// hide transfers; without a vocabulary. NotFound names them all.
+// Finds "tiny", "small", "medium", "large" or "wide", which keeps a GPU busy enough to hide
+// transfers. The vocabulary is unset. NotFound lists the sizes.
 absl::StatusOr<GptConfig> FindGptSize(const std::string& name);
 std::vector<std::string> GptSizeNames();
 
 int64_t ParameterCount(const GptConfig& config);
 
-// Bytes of parameters, gradients and the two moments of AdamW.
+// Returns bytes of parameters, gradients and AdamW's two moments.
 uint64_t PersistentBytes(const GptConfig& config);
 
-// Bytes that autograd saves in one step without checkpoints, and in how many tensors (of 1 KiB and
-// more).
+// Returns bytes that autograd saves in a step without checkpoints, and the number of saved tensors
+// of at least 1 KiB.
 uint64_t SavedBytes(const GptConfig& config);
 int64_t SavedTensors(const GptConfig& config);
 
-// FLOPs of forward and backward of one step.
+// Returns the FLOPs of forward and backward of a step.
 double StepFlops(const GptConfig& config);
 
-// A large model whose balance of compute and transfer a scaled preset reproduces.
+// A large model whose ratio of compute to transfer a scaled preset reproduces.
 struct ScaledDevice {
   std::string stands_for;  // "a GPT of width 4096 ... on gh200_c2c"
   DevicePreset preset;

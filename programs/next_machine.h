@@ -1,4 +1,4 @@
-// One emulated machine after the other, in a program that runs the same work on several.
+// Registers one emulated machine after another, for programs that repeat work on several.
 //
 // Thread safety: as RegisterEmuDevice.
 
@@ -12,8 +12,8 @@
 
 namespace pinion {
 
-// RegisterEmuDevice, which refuses while tensors of the machine before live. Autograd's workers let
-// go of the last ones a moment after their last backward, so they are waited for: 5 s at most.
+// Calls RegisterEmuDevice, which fails while tensors of the previous machine live. Autograd's
+// workers free the last ones shortly after backward, so this waits up to 5 s.
 absl::Status RegisterNextMachine(const std::shared_ptr<EmulatedMachine>& machine);
 
 }  // namespace pinion

@@ -1,4 +1,4 @@
-// Files that a program writes at its end: checked at its start, and never left half-written.
+// Output files of programs: checked at the start, and never partially written.
 //
 // Thread safety: thread-safe for different paths.
 
@@ -12,11 +12,11 @@
 
 namespace pinion {
 
-// Whether `path` could be written now, without leaving a trace. The error names `path` and why.
+// Returns OK if `path` could be written, without creating it. The error names `path` and the cause.
 absl::Status CheckWritable(const std::string& path);
 
-// Calls `write` with the path of a temporary file in the same directory, then renames that to
-// `path`. When either fails, what was at `path` before is untouched and the temporary is gone.
+// Calls `write` with a temporary file in the same directory and renames it to `path`. If either
+// fails, `path` is unchanged and the temporary file is removed.
 absl::Status WriteAtomically(const std::string& path,
                              absl::FunctionRef<absl::Status(const std::string& temporary)> write);
 absl::Status WriteAtomically(const std::string& path, const std::string& contents);

@@ -1,4 +1,4 @@
-// Sizes that a user typed.
+// Parses sizes of the command line.
 //
 // Thread safety: thread-safe.
 
@@ -12,8 +12,8 @@
 
 namespace pinion {
 
-// "96MiB", "1.5GiB", "512KiB", "4096B" or "4096", from a byte to 2^50. InvalidArgument names `flag`
-// and `text`, and `other` as what the flag takes beside sizes.
+// Parses "96MiB", "1.5GiB", "512KiB", "4096B" or "4096", up to 2^50. InvalidArgument names `flag`,
+// `text`, and `other`, the flag's alternative to a size.
 absl::StatusOr<uint64_t> ParseBytes(const char* flag, const std::string& text, const char* other);
 
 }  // namespace pinion

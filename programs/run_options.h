@@ -1,4 +1,4 @@
-// What one training run is asked to do.
+// The options of one training run.
 
 #ifndef PINION_PROGRAMS_RUN_OPTIONS_H_
 #define PINION_PROGRAMS_RUN_OPTIONS_H_
@@ -15,13 +15,13 @@ namespace pinion {
 
 enum class OffloadMode {
   kNone,
-  kBlocking,  // every copy blocks, as PyTorch's save_on_cpu
+  kBlocking,  // every copy blocks, as in PyTorch's save_on_cpu
   kPinion,
-  kPlanned,  // the same, told a memory target
+  kPlanned,  // the same with a memory target
 };
 
 const char* OffloadModeName(OffloadMode mode);  // "none", "blocking", "pinion", "planned"
-// NotFound names them all.
+// NotFound lists the modes.
 absl::StatusOr<OffloadMode> FindOffloadMode(const std::string& name);
 
 struct RunOptions {
@@ -29,23 +29,22 @@ struct RunOptions {
   int64_t steps = 0;
   uint64_t seed = 1;
   OffloadMode offload = OffloadMode::kPinion;
-  // Of planned offload; none: the least memory that costs no time.
+  // Target of planned offload; nullopt: the least memory that costs no time.
   std::optional<uint64_t> memory_target_bytes;
-  // The master copy of all weights, their gradients and the optimizer are on the host.
+  // Weights, gradients and the optimizer are on the host.
   bool offload_weights = false;
 
   std::string device = "emu:0";  // or "cuda:0"
-  // Of the emulated accelerator.
+  // Preset of the emulated device.
   DevicePreset preset;
   uint64_t device_memory_bytes = UINT64_MAX;
 
-  std::string resume_path;      // a checkpoint to go on from; "": from the beginning
+  std::string resume_path;      // a checkpoint to resume from; "": none
   std::string checkpoint_path;  // written at the end; "": none
   std::string trace_path;       // of a Chrome trace, written at the end; "": none
 
-  // Adds what comparisons need to the result: fingerprints of all gradients and, without offload
-  // on the emulated accelerator, the trace of a step. Asks LibTorch for operators that give the
-  // same bits on every run.
+  // Adds the data of comparisons to the result: gradient fingerprints and, without offload on the
+  // emulated device, a step's trace. Uses operators that repeat their bits.
   bool for_comparison = false;
 };
 

@@ -1,11 +1,11 @@
-// A part of a model that may be a checkpoint.
+// Runs a part of a model, optionally as a checkpoint.
 //
 //   const auto part = [block](const torch::Tensor& in) mutable { return block(in); };
 //   x = RunPart(config.checkpoint_blocks, part, x);
 //
-// A checkpoint on which a plan may decide, and which may have parts of its own. Backward may run
-// it again, so it owns what it captures. Inputs that are moved are the part's to let go of: it
-// takes those as `torch::Tensor&`.
+// The plan decides whether the checkpoint is recomputed. Checkpoints may nest. Backward may run the
+// part again, so it owns its captures. A part frees moved inputs itself: it takes them as
+// `torch::Tensor&`.
 
 #ifndef PINION_PROGRAMS_RUN_PART_H_
 #define PINION_PROGRAMS_RUN_PART_H_

@@ -1,4 +1,4 @@
-// Data that travels with a program: what //tools/portable puts into share/.
+// Data files of a program, which //tools/portable copies to share/.
 //
 // Thread safety: thread-safe.
 
@@ -9,8 +9,8 @@
 
 namespace pinion {
 
-// The path of share/`name` beside the running program's folder; empty where there is none, as for
-// a program that Bazel has built and nobody has collected.
+// Returns share/`name` beside the program's folder; empty if it does not exist, as for a program in
+// Bazel's output.
 std::string SharedDataPath(const std::string& name);
 
 }  // namespace pinion

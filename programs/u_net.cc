@@ -32,7 +32,7 @@ class LevelImpl : public torch::nn::Module {
         first_(register_module("first", Convolution(in, out))),
         second_(register_module("second", Convolution(out, out))) {}
 
-  // What `make` makes of the inputs is the first convolution's input.
+  // The first convolution's input is `make` of the inputs.
   template <typename Make, typename... Inputs>
   torch::Tensor forward(const Make& make, Inputs&&... inputs) {
     const auto first = [self = shared_from_this(), this, make](auto&... in) {

@@ -1,7 +1,7 @@
-// A U-Net, as one writes it with torch::nn: nothing in it knows of offloading. What its first
-// layers make is used again by its last ones, so that backward reads it early and late. Its levels
-// can be checkpoints, and are tapped (hooks/attribution/tap.h): "down.0" is the finest level on the
-// way down, "up.0" the coarsest on the way up.
+// A U-Net in plain torch::nn, without knowledge of offloading. Its last layers reuse tensors of its
+// first ones, so that backward reads them early and late. Its levels can be checkpoints, and are
+// tapped (hooks/attribution/tap.h): "down.0" is the finest level on the way down, "up.0" the
+// coarsest on the way up.
 //
 // Thread safety: as torch::nn::Module.
 
@@ -22,19 +22,20 @@ struct UNetConfig {
   int64_t channels = 3;
   int64_t width = 32;  // channels of the first level; each further one has twice as many
   int64_t levels = 4;
-  // Backward computes each level again, on the way down and up; within a memory target, those
-  // levels and parts of levels that the plan chooses.
+  // Backward recomputes each level, on the way down and up. Within a memory target the plan selects
+  // levels and parts of levels.
   bool checkpoint_levels = false;
 };
 
-// Down: two convolutions with group norms a level, and a pool in between. Up: what comes from below
-// is enlarged, joined with what that level has made on the way down, and two convolutions follow.
+// Down: two convolutions with group norms per level, and a pool in between. Up: the lower level's
+// output is enlarged and joined with the same level's output on the way down, then two convolutions
+// follow.
 class UNetImpl : public torch::nn::Module {
  public:
   // Draws the initial weights from torch's CPU generator.
   explicit UNetImpl(const UNetConfig& config);
 
-  // images: [batch, channels, height, width], both divisible by 2^(levels - 1) -> the same shape.
+  // Maps images [batch, channels, height, width], divisible by 2^(levels - 1), to the same shape.
   torch::Tensor forward(const torch::Tensor& images);
 
  private:

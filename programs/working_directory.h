@@ -1,6 +1,6 @@
-// Where the paths that a user typed are meant from.
+// Resolves paths of the command line.
 //
-// Thread safety: call it first thing in main.
+// Thread safety: call it first in main.
 
 #ifndef PINION_PROGRAMS_WORKING_DIRECTORY_H_
 #define PINION_PROGRAMS_WORKING_DIRECTORY_H_
@@ -9,8 +9,8 @@
 
 namespace pinion {
 
-// `bazel run` starts programs among their runfiles; this goes back to where the command was typed.
-// Elsewhere it does nothing.
+// `bazel run` starts programs in their runfiles. This returns to the folder of the command. Without
+// `bazel run` it does nothing.
 absl::Status EnterWorkingDirectory();
 
 }  // namespace pinion

@@ -1,4 +1,4 @@
-// Which devices a shared library brings along: each library links a definition of its own.
+// The devices of a shared library: each library links its own definition.
 
 #ifndef PINION_SHARED_BACKEND_BY_NAME_H_
 #define PINION_SHARED_BACKEND_BY_NAME_H_
@@ -10,7 +10,7 @@
 
 namespace pinion {
 
-// InvalidArgument names the device types that there are.
+// InvalidArgument lists the library's device types.
 absl::StatusOr<DeviceBackend> BackendByName(const std::string& device_type);
 
 }  // namespace pinion

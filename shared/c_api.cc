@@ -21,7 +21,7 @@ namespace {
 thread_local std::string last_error;
 thread_local std::string last_stats;
 
-// No exception may reach C. True if `call` returned OkStatus.
+// Runs `call` without letting exceptions reach C. Returns whether `call` returned OK.
 template <typename Call>
 bool Succeeds(const Call& call) {
   last_error.clear();
@@ -41,7 +41,7 @@ AllocatorOptions OptionsOf(uint64_t max_locked_bytes, double high_percent, uint6
   options.segment_bytes = segment_bytes != 0 ? segment_bytes : PINION_DEFAULT_SEGMENT_BYTES;
   if (max_locked_bytes != 0) options.max_locked_bytes = max_locked_bytes;
   if (high_percent != 0) {
-    // As far below it as by default, so that the level does not flicker; a low one leaves half.
+    // Keeps the default distance, so that the level does not flicker; half of a low percentage.
     const double gap = options.high_percent - options.low_percent;
     options.low_percent = std::max(high_percent - gap, high_percent / 2);
     options.warn_percent = std::min(options.warn_percent, high_percent);

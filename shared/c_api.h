@@ -1,4 +1,4 @@
-// What programs call that cannot link Pinion, such as Python: the functions of libpinion_torch.so.
+// C functions of libpinion_torch.so for programs that cannot link Pinion, such as Python programs.
 //
 //   import ctypes, torch    # torch first: the library uses the LibTorch that is there
 //   pinion = ctypes.CDLL("bazel-bin/shared/libpinion_torch.so")
@@ -9,13 +9,13 @@
 //       raise RuntimeError(pinion.pinion_last_error().decode())
 //   torch.empty(1 << 20, pin_memory=True)    # from Pinion
 //
-// Where LibTorch is not loaded, or cannot be, each call fails and says so. libpinion_torch_impl.so
-// has to lie beside the library.
+// Without a loadable LibTorch each call fails with an error. libpinion_torch_impl.so must lie
+// beside the library.
 //
-// The library is for the release of LibTorch that it was built with, and installs itself beside no
-// other. It exports these functions alone, and is never unloaded.
+// The library works with the LibTorch release that it was built with; installing fails with others.
+// It exports only these functions and is never unloaded.
 //
-// Thread safety: as hooks/pin_memory/torch_host_allocator.h: install before others use pinned
+// Thread safety: as hooks/pin_memory/torch_host_allocator.h: install before any use of pinned
 // memory.
 
 #ifndef PINION_SHARED_C_API_H_
@@ -27,8 +27,8 @@
 extern "C" {
 #endif
 
-// The size of a segment, which is pinned by one call, where `segment_bytes` is 0. It is less than
-// in C++: programs that cannot link Pinion pin little, and the others make four calls for a GiB.
+// Default of `segment_bytes`. It is smaller than in C++, since programs that cannot link Pinion pin
+// little. Other programs make four pinning calls per GiB.
 #define PINION_DEFAULT_SEGMENT_BYTES (UINT64_C(256) << 20)
 
 // Puts Pinion's allocator behind LibTorch's pinned memory for `device_type`, "cuda".
@@ -40,12 +40,12 @@ extern "C" {
 int pinion_install_torch_host_allocator(const char* device_type, uint64_t max_locked_bytes,
                                         double high_percent, uint64_t segment_bytes);
 
-// What torch.cuda.host_memory_stats() says, as a JSON object: integers, of bytes, calls and
-// microseconds. NULL and an error where nothing is installed for the type.
+// Returns torch.cuda.host_memory_stats() as a JSON object of integers: bytes, calls and
+// microseconds. NULL and an error if nothing is installed for the type.
 const char* pinion_torch_host_memory_stats(const char* device_type);
 
-// Why this thread's last call failed; empty if it did not. This text and that of the statistics
-// stay until the thread's next call.
+// Returns the error of this thread's last call; empty after a success. This text and that of the
+// statistics live until the thread's next call.
 const char* pinion_last_error(void);
 
 #ifdef __cplusplus

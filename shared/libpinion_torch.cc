@@ -1,6 +1,6 @@
-// What programs load that know nothing of Pinion: it needs neither LibTorch nor Abseil to be
-// loaded, and hands each call to libpinion_torch_impl.so beside it, which does. So a program that
-// has not loaded LibTorch yet gets an error that it can read, instead of the loader's.
+// The library that programs load. It loads without LibTorch and Abseil, and forwards calls to
+// libpinion_torch_impl.so beside it. A program that has not loaded LibTorch gets a readable error
+// instead of the loader's.
 
 #include <dlfcn.h>
 
@@ -16,7 +16,7 @@ constexpr char kImplementation[] = "libpinion_torch_impl.so";
 
 thread_local char last_error[1024] = "";
 
-// Null, and the reason in last_error, if the implementation cannot be loaded now.
+// Returns null and sets last_error if the implementation cannot be loaded.
 void* Implementation() {
   last_error[0] = 0;
   Dl_info self = {};
@@ -29,7 +29,7 @@ void* Implementation() {
   const int folder = slash == nullptr ? 0 : static_cast<int>(slash + 1 - self.dli_fname);
   char path[4096] = "";
   std::snprintf(path, sizeof(path), "%.*s%s", folder, self.dli_fname, kImplementation);
-  // Loading it again is cheap, and it may work after the program has loaded LibTorch.
+  // Retrying is cheap, and succeeds once the program has loaded LibTorch.
   void* const library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     std::snprintf(last_error, sizeof(last_error),
@@ -40,7 +40,7 @@ void* Implementation() {
   return library;
 }
 
-// `function` of the implementation; null as above, and where the implementation is of another
+// Returns `function` of the implementation. Null as above, or if the implementation has another
 // version.
 template <typename Function>
 Function* Find(const char* name, Function* /*type*/) {

@@ -6,9 +6,9 @@
 //   step->Run([&] { return std::make_shared<OffloadScope>(session); });
 //   machine->now_ms(), machine->memory_stats(0).peak_bytes
 //
-// No operator runs, so a replay takes a thousandth of the model's time. Two things that the record
-// lacks are assumed: the program frees a tensor at the end of the last operator that saves it, and
-// each interval is one kernel, so the host runs further ahead.
+// No operator runs, so a replay takes a thousandth of the model's time. A tensor that the program
+// holds is freed at the end of the last operator that saves it. Each interval is one kernel, so the
+// host runs further ahead. The record has neither fact.
 //
 // Thread safety: none; one step at a time.
 
