@@ -1,5 +1,5 @@
-// Measures a PCIe or NVLink-C2C link: nvbandwidth's host-device cases over sizes and kinds of host
-// memory, on CUDA or on the emulated device. docs/results/benchmarks.md says how to read it.
+// Measures a PCIe or NVLink-C2C link, of CUDA or of the emulated device: nvbandwidth's host-device
+// cases over sizes and kinds of host memory. docs/results/benchmarks.md explains the results.
 //
 //   ./bazelw run --config=opt //bench:bandwidth -- --json=/tmp/bandwidth.json
 

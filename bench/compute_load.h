@@ -1,7 +1,6 @@
-// Computes beside copies: products of square float32 matrices, one after another. LibTorch's
-// current stream must be the world's compute stream. Throws LibTorch's errors.
+// Computes beside copies: products of square float32 matrices, one after another.
 //
-// LibTorch's current stream must be the world's compute stream. LibTorch's errors are thrown.
+// LibTorch's current stream must be the world's compute stream. Throws LibTorch's errors.
 //
 // Thread safety: none.
 // Ownership: borrows the world.

@@ -1,5 +1,5 @@
-// Teaches a small network to read digits, and shows which parts of a picture speak for what it
-// reads: the picture, Grad-CAM and integrated gradients side by side in a PNG.
+// Teaches a small network to read digits and explains its answers. A PNG shows each picture beside
+// Grad-CAM and integrated gradients.
 //
 //   attribute                        a held-out digit, under a limit of device memory at which the
 //                                    same without Pinion, which is tried as well, fails
@@ -134,7 +134,7 @@ absl::StatusOr<DigitNet> Learn(const DigitTrainingOptions& options,
                resume.empty() ? absl::StrCat("trained on ", options.device) : "from " + resume,
                seconds.count(), 100 * DigitAccuracy(net, held_out), held_out.labels.numel());
   std::fflush(stdout);
-  // What follows may fail or be stopped. Learning is what takes its time.
+  // Written first: learning takes the time, and later steps may fail or be stopped.
   if (const std::string path = absl::GetFlag(FLAGS_checkpoint); resume.empty() && !path.empty()) {
     Checkpoint weights;
     weights.tensors = DigitWeights(net);
@@ -143,15 +143,15 @@ absl::StatusOr<DigitNet> Learn(const DigitTrainingOptions& options,
   return net;
 }
 
-// What the network takes each picture for.
+// Returns the class that the network assigns to each picture.
 std::vector<int64_t> Read(DigitNet& net, const at::Tensor& pictures) {
   const at::NoGradGuard no_grad;
   const at::Tensor classes = net->forward(pictures).argmax(1);
   return {classes.const_data_ptr<int64_t>(), classes.const_data_ptr<int64_t>() + classes.numel()};
 }
 
-// How far the scores of `classes` are above those of paper without ink: what integrated gradients
-// add up to.
+// Returns how far the scores of `classes` exceed those of blank paper: the sum of integrated
+// gradients.
 at::Tensor ScoresAbovePaper(DigitNet& net, const at::Tensor& pictures,
                             const std::vector<int64_t>& classes) {
   const at::NoGradGuard no_grad;
@@ -202,7 +202,7 @@ absl::Status Attribute(const std::vector<char*>& arguments) {
   absl::PrintF("data     %d digits of UCI's optdigits, of which %d are held out\n",
                AllDigits().size(), held_out.labels.numel());
   PINION_ASSIGN_OR_RETURN(DigitNet net, Learn(flags.training, held_out));
-  StopBySignal();  // until here it kills the program, which has nothing to write
+  StopBySignal();  // until here there is nothing to write
   const std::vector<int64_t> classes = Read(net, pictures);
 
   const bool limited = options.memory_limit_bytes != UINT64_MAX;

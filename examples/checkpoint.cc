@@ -34,7 +34,7 @@ absl::Status NotACheckpoint(const std::string& path, const std::string& why) {
       absl::StrCat(path, " is not a whole checkpoint of this program: ", why));
 }
 
-// LibTorch's reader does not notice bits that changed inside a tensor.
+// LibTorch's reader does not detect flipped bits in a tensor.
 int64_t Checksum(const std::map<std::string, at::Tensor>& tensors) {
   std::vector<at::Tensor> in_order;
   for (const auto& [name, tensor] : tensors) in_order.push_back(tensor);
@@ -77,7 +77,7 @@ absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& path) {
     checkpoint.run.assign(reinterpret_cast<const char*>(run.mapped().const_data_ptr<uint8_t>()),
                           run.mapped().numel());
   } catch (const c10::Error& error) {
-    // What follows the first sentence is LibTorch's advice, and its stack.
+    // The first sentence is followed by LibTorch's advice and stack.
     const std::string what = error.what_without_backtrace();
     return NotACheckpoint(path, what.substr(0, what.find_first_of(".\n")));
   } catch (const std::exception& error) {

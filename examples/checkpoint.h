@@ -1,4 +1,4 @@
-// A training run on disk: a dictionary of tensors that Python's torch.load reads too.
+// A training run on disk: a dictionary of tensors that Python's torch.load can read.
 
 #ifndef PINION_EXAMPLES_CHECKPOINT_H_
 #define PINION_EXAMPLES_CHECKPOINT_H_
@@ -15,15 +15,15 @@
 namespace pinion {
 
 struct Checkpoint {
-  int64_t steps = 0;  // trained so far
-  std::string run;    // the options that must be the same when the run goes on
+  int64_t steps = 0;                          // trained
+  std::string run;                            // options that a resumed run must share
   std::map<std::string, at::Tensor> tensors;  // on the CPU
 };
 
-// Replaces `path` at once or not at all.
+// Replaces `path` atomically.
 absl::Status WriteCheckpoint(const std::string& path, const Checkpoint& checkpoint);
 
-// NotFound, or DataLoss when the file is not a whole checkpoint.
+// NotFound, or DataLoss if the file is not a complete checkpoint.
 absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& path);
 
 }  // namespace pinion

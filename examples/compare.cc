@@ -30,20 +30,20 @@
 namespace pinion {
 namespace {
 
-// A link that hides the transfers of small models too, whose FLOPs per byte are few, and one that
-// cannot. The lower bound in the output says whether they do.
+// One link hides the transfers of small models, whose FLOPs per byte are few; the other cannot. The
+// printed lower bound tells whether they do.
 constexpr const char* kRealPresets[] = {"gh200_c2c", "a100_pcie4"};
 
-// "The link can hide it", as docs/results/benchmarks.md defines it.
+// "The link can hide the copies" (docs/results/benchmarks.md).
 constexpr double kHiddenBound = 1.01;
 
-// Of a step.
+// As a share of the step.
 constexpr double kStallThatCounts = 0.01;
 
 // Below this share of compute in a step, something else bounds it.
 constexpr double kComputeBound = 0.9;
 
-// By bits: a loss that is not a number equals itself.
+// Compares bits: a NaN loss equals itself.
 bool SameBits(const RunResult& a, const RunResult& b) {
   return a.gradient_fingerprints == b.gradient_fingerprints &&
          std::equal(a.losses.begin(), a.losses.end(), b.losses.begin(), b.losses.end(),
@@ -52,12 +52,12 @@ bool SameBits(const RunResult& a, const RunResult& b) {
                     });
 }
 
-// A signal ends a run early.
+// Returns whether no signal ended the run early.
 bool IsComplete(const RunResult& result, const RunOptions& options) {
   return static_cast<int64_t>(result.losses.size()) == options.steps;
 }
 
-// `repetition` is the second run without offload; it is made here if it is empty.
+// `repetition` is the second run without offload; computed here if it is empty.
 absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions options,
                                         const TextData& text, const RunAnnouncement& announce,
                                         std::optional<RunResult>& repetition) {
@@ -99,12 +99,13 @@ absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions opti
     PINION_RETURN_IF_ERROR(add({.offload = mode}));
   }
   if (StopSignal() != 0) return group;
-  // Within the same target; where the link has time for everything a plan computes nothing again.
+  // The same target with checkpoints; skipped if the planned run does not stall: its plan would
+  // recompute nothing.
   const RunResult& planned = group.runs.back().result;
   if (planned.stall_ms.value_or(planned.step_ms) > kStallThatCounts * planned.step_ms) {
     PINION_RETURN_IF_ERROR(add({.offload = OffloadMode::kPlanned, .checkpoint_blocks = true}));
   }
-  // Those of the first group say it for all.
+  // The first group represents all.
   if (is_first) {
     for (const OffloadMode mode : {OffloadMode::kNone, OffloadMode::kPinion}) {
       PINION_RETURN_IF_ERROR(add({.offload = mode, .checkpoint_blocks = true}));
@@ -116,7 +117,7 @@ absl::StatusOr<ComparedGroup> CompareOn(const std::string& name, RunOptions opti
   return group;
 }
 
-// The preset's link, as measuring it would find it.
+// Returns the calibration that measuring the preset's link would give.
 LinkCalibration LinkOf(const LinkModel& model) {
   LinkCalibration link;
   link.d2h.gb_per_s = model.d2h_gb_per_s;
@@ -126,7 +127,7 @@ LinkCalibration LinkOf(const LinkModel& model) {
   return link;
 }
 
-// Leaves a group out that a signal has left without a complete run.
+// Adds a group unless a signal left it without a complete run.
 void AddGroup(ComparedGroup group, std::vector<ComparedGroup>& groups) {
   if (!group.runs.empty()) groups.push_back(std::move(group));
 }
@@ -137,8 +138,8 @@ absl::StatusOr<std::string> LinkVerdict(const ComparedGroup& group, const RunOpt
   }
   const RunResult& none = group.runs.front().result;
   const RunResult& pinion = group.runs[static_cast<size_t>(OffloadMode::kPinion)].result;
-  // Pinion's peak may be a little below the least that the record foresees, where the bound is
-  // infinite. The bound at that least holds for the peak as well.
+  // Pinion's peak may be slightly below the record's least memory, where the bound is infinite. The
+  // bound at the least memory also holds for the peak.
   PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes, LeastMemoryBytes(none.step));
   PINION_ASSIGN_OR_RETURN(
       const double bound_us,

@@ -24,13 +24,13 @@
 namespace pinion {
 namespace {
 
-// The largest difference, of the largest value.
+// Returns the largest difference relative to the largest value.
 double Difference(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor largest = b.abs().max().clamp_min(std::numeric_limits<float>::min());
   return ((a - b).abs().max() / largest).item<double>();
 }
 
-// "asked for 6.25 MiB, in use 11 MiB of 12 MiB", of the emulated device's report.
+// Extracts "asked for 6.25 MiB, in use 11 MiB of 12 MiB" from the emulated device's report.
 std::string WhatWasAsked(const absl::Status& out_of_memory) {
   const absl::string_view message = out_of_memory.message();
   const size_t begin = std::min(message.find("asked for"), message.size());
@@ -51,7 +51,7 @@ absl::StatusOr<std::string> CompareWithByHand(ExplanationOptions options, DigitN
   if (limit_bytes == UINT64_MAX) {
     fits = verdict = "no limit";
   } else if (!absl::StartsWith(options.device, "emu:")) {
-    // Nobody holds a CUDA device to the limit.
+    // A CUDA device does not enforce the limit.
     if (pinion.peak_bytes > limit_bytes) fits = "more than the limit";
     if (by_hand.peak_bytes > limit_bytes) verdict = "more than the limit";
   } else {

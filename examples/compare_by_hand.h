@@ -1,4 +1,4 @@
-// What explaining pictures takes with Pinion and by hand, side by side.
+// Compares explaining pictures with Pinion and by hand.
 //
 // Thread safety: as explanation_run.h.
 
@@ -17,9 +17,9 @@
 
 namespace pinion {
 
-// Does what `pinion` has done with `options` by hand: without a limit for its peak and its maps,
-// then at the limit, where the emulated device may run out of memory. A table for people. Errors as
-// those of RunExplanation, but for that one.
+// Repeats by hand what `pinion` did with `options`: without a limit, for peak and maps, then at the
+// limit, where the emulated device may run out of memory. Returns a table. Errors: those of
+// RunExplanation, except running out of memory.
 absl::StatusOr<std::string> CompareWithByHand(ExplanationOptions options, DigitNet& net,
                                               const at::Tensor& pictures,
                                               const std::vector<int64_t>& classes,

@@ -1,5 +1,5 @@
-// A small convolutional network for digits whose blocks have names: Pinion's taps are all that it
-// knows of attribution.
+// A small convolutional network for digits with named blocks. Taps are its only link to
+// attribution.
 //
 // Thread safety: as torch::nn::Module.
 
@@ -16,12 +16,12 @@
 
 namespace pinion {
 
-inline constexpr int64_t kDigitNetSide = 64;  // pixels of the pictures that it takes
+inline constexpr int64_t kDigitNetSide = 64;  // pixels of its input pictures
 inline constexpr int64_t kDigitClasses = 10;
 inline constexpr char kLastDigitBlock[] = "block3";
 
-// Four blocks of a convolution, a batch norm, a relu and, in front of all but the first, a pool
-// that halves height and width; then the mean over each channel and a linear layer. For attribution
+// Four blocks of a convolution, a batch norm and a relu; all but the first begin with a pool that
+// halves height and width. Then the mean over each channel and a linear layer. For attribution
 // block I is the layer "blockI".
 class DigitNetImpl : public torch::nn::Cloneable<DigitNetImpl> {
  public:
@@ -29,10 +29,10 @@ class DigitNetImpl : public torch::nn::Cloneable<DigitNetImpl> {
   // Draws the initial weights from torch's CPU generator.
   void reset() override;
 
-  // pictures: [batch, 1, 64, 64], from 0 to 1 -> scores [batch, 10].
+  // Maps pictures [batch, 1, 64, 64], from 0 to 1, to scores [batch, 10].
   torch::Tensor forward(const torch::Tensor& pictures) { return Scores(LastBlock(pictures)); }
 
-  // forward's two halves, for those who want what is between them without taps.
+  // forward's two halves, for access to the values between them without taps.
   torch::Tensor LastBlock(const torch::Tensor& pictures);  // [batch, 64, 8, 8]
   torch::Tensor Scores(const torch::Tensor& last_block);
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kHeldOutOf = 5;
 
-// [count, 1, 8, 8] -> [count, 1, 64, 64]
+// Maps [count, 1, 8, 8] to [count, 1, 64, 64].
 at::Tensor Enlarged(const at::Tensor& pictures) {
   return at::upsample_bilinear2d(pictures, {kDigitNetSide, kDigitNetSide},
                                  /*align_corners=*/false);
@@ -49,7 +49,7 @@ at::Tensor DigitFrom(const GrayImage& image) {
   at::Tensor picture =
       at::from_blob(pixels.data(), {1, 1, image.height, image.width}, at::kByte).to(at::kFloat) /
       255;
-  // A digit's ink covers less than half of its picture.
+  // Ink covers less than half of a digit's picture.
   if (picture.median().item<float>() > 0.5f) picture = 1 - picture;
   return Enlarged(at::adaptive_avg_pool2d(picture, {kDigitSide, kDigitSide}));
 }

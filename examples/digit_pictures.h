@@ -1,4 +1,4 @@
-// Digits as the network takes them: tensors on the host, of 64 x 64 pixels from 0, paper, to 1.
+// Digits as the network's input: host tensors of 64 x 64 pixels from 0 (paper) to 1.
 //
 // Thread safety: thread-safe.
 
@@ -16,12 +16,12 @@ struct LabelledPictures {
   at::Tensor labels;    // [count], integers from 0 to 9
 };
 
-// Of every five digits of the data set the first is held out.
+// The data set without each fifth digit, which is held out.
 LabelledPictures DigitsToLearn();
 LabelledPictures DigitsHeldOut();
 
-// A picture of a digit of any size, which becomes a square: [1, 1, 64, 64]. It goes through the
-// data set's 8 x 8 pixels. Dark ink on a bright ground is turned over.
+// Converts a picture of any size to a square, [1, 1, 64, 64], by way of the data set's 8 x 8
+// pixels. Inverts dark ink on a bright ground.
 at::Tensor DigitFrom(const GrayImage& image);
 
 }  // namespace pinion

@@ -27,7 +27,7 @@ namespace pinion {
 namespace {
 
 constexpr int64_t kBatch = 16;               // pictures
-constexpr double kFirstLearningRate = 1e-2;  // falls evenly, to almost 0
+constexpr double kFirstLearningRate = 1e-2;  // falls linearly to almost 0
 
 void Train(DigitNet& net, const LabelledPictures& digits, c10::Device device, int64_t epochs) {
   net->to(device);

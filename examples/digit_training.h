@@ -1,4 +1,4 @@
-// A DigitNet that knows its digits: trained here, or read from a checkpoint.
+// Trains a DigitNet, or reads one from a checkpoint.
 //
 // Thread safety: one thread for a network.
 
@@ -23,17 +23,17 @@ struct DigitTrainingOptions {
   std::string device = "emu:0";
 };
 
-// On the host, in evaluation mode.
+// Returns the network on the host in evaluation mode.
 absl::StatusOr<DigitNet> TrainDigitNet(const LabelledPictures& digits,
                                        const DigitTrainingOptions& options);
 
-// All that the network has learned, by the names that a checkpoint has for it. The tensors share
-// memory with the network's.
+// Returns the network's state by its names in a checkpoint. The tensors share memory with the
+// network's.
 std::map<std::string, at::Tensor> DigitWeights(const DigitNet& net);
-// Errors as those of ReadCheckpoint; DataLoss where the checkpoint is another network's.
+// Errors: those of ReadCheckpoint; DataLoss if the checkpoint is another network's.
 absl::StatusOr<DigitNet> ReadDigitNet(const std::string& path);
 
-// The share of `digits` that `net`, on the host, takes for what they are.
+// Returns the share of `digits` that `net`, on the host, classifies correctly.
 double DigitAccuracy(DigitNet& net, const LabelledPictures& digits);
 
 }  // namespace pinion

@@ -1,6 +1,5 @@
-// The pictures of handwritten digits that example programs learn: the test set of UCI's "Optical
-// Recognition of Handwritten Digits" (E. Alpaydin and C. Kaynak, CC BY 4.0), as scikit-learn's
-// package ships it. The program carries them inside.
+// Handwritten digits compiled into the program: the test set of UCI's "Optical Recognition of
+// Handwritten Digits" (E. Alpaydin and C. Kaynak, CC BY 4.0) from scikit-learn's package.
 //
 // Thread safety: immutable.
 
@@ -16,13 +15,13 @@ namespace pinion {
 inline constexpr int kDigitSide = 8;  // pixels
 inline constexpr int kDigitInk = 16;  // of a pixel, at most
 
-// As the package's lines have it.
+// One line of the package's file.
 struct Digit {
   uint8_t ink[kDigitSide * kDigitSide];  // row by row; 0: paper
   uint8_t label;                         // 0 to 9
 };
 
-// All 1,797 of them.
+// Returns all 1,797 digits.
 absl::Span<const Digit> AllDigits();
 
 }  // namespace pinion

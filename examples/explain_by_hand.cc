@@ -14,7 +14,7 @@
 namespace pinion {
 namespace {
 
-// The sum over all pictures of the scores of their classes.
+// Returns the sum of each picture's score of its class.
 at::Tensor SumOfScores(const at::Tensor& scores, const std::vector<int64_t>& classes) {
   return scores.gather(1, at::tensor(classes, scores.options().dtype(at::kLong)).unsqueeze(1))
       .sum();

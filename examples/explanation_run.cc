@@ -51,8 +51,7 @@ absl::StatusOr<ExplanationRun> RunExplanation(const ExplanationOptions& options,
   run.device_memory_bytes = options.memory_limit_bytes;
   try {
     PINION_ASSIGN_OR_RETURN(const Accelerator accelerator, Accelerator::Open(run));
-    // What a GPU holds already, on which the network was trained: cuBLAS keeps the memory that it
-    // has worked in. The limit is for what comes on top.
+    // The GPU already holds cuBLAS's workspace from training. The limit applies to the rest.
     const uint64_t held_bytes = accelerator.peak_bytes();
     ExplanationRun result;
     PINION_ASSIGN_OR_RETURN(result.explanation,

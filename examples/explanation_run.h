@@ -1,4 +1,4 @@
-// Explains pictures on an accelerator with a memory limit, and says what it took.
+// Explains pictures on an accelerator with a memory limit, and reports the cost.
 //
 // Thread safety: one thread; no tensor of the device is alive.
 
@@ -21,7 +21,7 @@ struct ExplanationOptions {
   bool with_pinion = true;
   int64_t steps = 0;  // of integrated gradients
   std::string device = "emu:0";
-  // A limit of the emulated device, and Pinion's budget on any. UINT64_MAX: none.
+  // The emulated device's limit, and Pinion's budget on any device. UINT64_MAX: none.
   uint64_t memory_limit_bytes = UINT64_MAX;
 };
 
@@ -30,9 +30,9 @@ struct ExplanationRun {
   uint64_t peak_bytes = 0;  // on the device, weights included
 };
 
-// `net` and `pictures` [count, 1, 64, 64] are on the host and stay there. ResourceExhausted where
-// the device's memory does not suffice: a line that says what was asked for, then who holds what.
-// Cancelled where a signal has come while Pinion explained (programs/command_line.h).
+// `net` and `pictures` [count, 1, 64, 64] remain on the host. ResourceExhausted if the device runs
+// out of memory: a line with the requested size, then the memory's owners. Cancelled after a signal
+// (programs/command_line.h).
 absl::StatusOr<ExplanationRun> RunExplanation(const ExplanationOptions& options, DigitNet& net,
                                               const at::Tensor& pictures,
                                               const std::vector<int64_t>& classes);

@@ -1,5 +1,5 @@
-// AdamW as one operator over all parameters. torch::optim::AdamW has no such form, and its dozen
-// operators per parameter would outweigh a small model's own work.
+// AdamW as one operator over all parameters. The dozen operators per parameter of
+// torch::optim::AdamW would outweigh a small model's own work.
 
 #ifndef PINION_EXAMPLES_FUSED_ADAMW_H_
 #define PINION_EXAMPLES_FUSED_ADAMW_H_
@@ -13,7 +13,7 @@ namespace pinion {
 
 class FusedAdamW {
  public:
-  // Its state is where the parameters are.
+  // Allocates its state on the parameters' device.
   explicit FusedAdamW(std::vector<at::Tensor> parameters);
 
   // `step` counts from 1.

@@ -54,7 +54,7 @@ absl::Status GptTraining::Build(const HostTierOptions& tier) {
 float GptTraining::Step() {
   const int64_t step = steps_done_ + 1;
   const ScopedRange range(trace_.get(), "step");
-  // Of dropout: a function of the step, so that a resumed run draws what the other would have.
+  // Seeds dropout by the step, so that a resumed run draws the same numbers.
   torch::manual_seed(options_.seed + 1'000'003 * step);
   const Batch batch = UploadBatch(step);
   if (weights_ == nullptr) all_gradients_.zero_();
@@ -90,14 +90,14 @@ void GptTraining::StepOnHost(int64_t step) {
   if (options_.for_comparison) {
     std::vector<at::Tensor> flat;
     for (const at::Tensor& gradient : gradients_) flat.push_back(gradient.flatten());
-    // Added to zeros, as those of a run without offload: -0 becomes 0.
+    // Added to 0, like gradients of a run without offload: -0 becomes 0.
     all_gradients_ = at::cat(flat).add_(0);
   }
   weights_->ZeroGrad();
 }
 
-// Kept from step to step, so that what is left of the peak is activations, and views of one
-// tensor, so that one operator clears them.
+// Kept across steps, so that the rest of the peak is activations. Views of one tensor, so that one
+// operator clears all.
 void GptTraining::MakeGradients() {
   const AllocationLabel label("gradients");
   int64_t count = 0;
@@ -143,7 +143,7 @@ absl::StatusOr<StepRecord> GptTraining::RecordStep() {
   return std::move(steps[accelerator_.device().index()]);
 }
 
-// What a checkpoint's run and this one must have in common.
+// Returns the options that a checkpoint's run and this run must share.
 std::string GptTraining::Description() const {
   const GptConfig& model = options_.model;
   return absl::StrCat(
@@ -153,7 +153,7 @@ std::string GptTraining::Description() const {
       " on a text of ", text_.size(), " bytes, ", text_.vocabulary(), " of them different");
 }
 
-// Every tensor of the run's state by its name in a checkpoint.
+// Returns every tensor of the run's state by its name in a checkpoint.
 std::map<std::string, at::Tensor> GptTraining::State() const {
   std::map<std::string, at::Tensor> state;
   size_t i = 0;

@@ -1,12 +1,12 @@
-// A GPT in training on an accelerator, with or without offload: its model, gradients and optimizer,
-// what a step does, and the files from which a run goes on.
+// A GPT in training on an accelerator, with or without offload: model, gradients, optimizer, one
+// step, and checkpoint files.
 //
 //   GptTraining training(options, text, accelerator, session, steps_done);
 //   PINION_RETURN_IF_ERROR(training.Build(tier));
 //   const float loss = training.Step();
 //
 // Thread safety: none.
-// Ownership: refers to what it was made from.
+// Ownership: refers to the constructor's arguments.
 
 #ifndef PINION_EXAMPLES_GPT_TRAINING_H_
 #define PINION_EXAMPLES_GPT_TRAINING_H_
@@ -37,26 +37,26 @@ namespace pinion {
 
 class GptTraining {
  public:
-  // A null session: without offload of activations. Counts the steps that are done in `steps_done`,
-  // those of a resumed run included.
+  // With a null session activations are not offloaded. `steps_done` counts completed steps,
+  // including those of a resumed run.
   GptTraining(const RunOptions& options, const TextData& text, Accelerator& accelerator,
               std::shared_ptr<OffloadSession> session, int64_t& steps_done);
 
-  // Once, before all else. Weights that rest on the host do so in the tier with these options.
+  // Call it once, first. `tier` has the options of the host tier for weights on the host.
   absl::Status Build(const HostTierOptions& tier);
 
   // Returns the loss.
   float Step();
 
-  // What one more step saves and reads. Spoils the gradients.
+  // Runs a step and records its saves and reads. Overwrites the gradients.
   absl::StatusOr<StepRecord> RecordStep();
 
-  // Those that the options name.
+  // Writes the files that the options name.
   absl::Status WriteFiles() const;
 
-  // Of the last step, one after the other; where weights rest on the host, only for a comparison.
+  // Returns the last step's gradients in one tensor. With weights on the host only for comparisons.
   const at::Tensor& all_gradients() const { return all_gradients_; }
-  // Null where the device has the weights.
+  // Returns null if the weights are on the device.
   const WeightOffloader* weights() const { return weights_.get(); }
   uint64_t StateBytes() const;
 
@@ -78,7 +78,7 @@ class GptTraining {
   Accelerator& accelerator_;
   const std::shared_ptr<TraceSink> trace_;         // null without a trace
   const std::shared_ptr<OffloadSession> session_;  // null without offload
-  int64_t& steps_done_;                            // the caller's: it outlives what throws
+  int64_t& steps_done_;                            // the caller's: survives exceptions
 
   Gpt model_ = nullptr;
   std::vector<at::Tensor> parameters_, gradients_;

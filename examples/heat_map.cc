@@ -16,12 +16,12 @@ namespace {
 
 using Rgb = std::array<double, 3>;
 
-// matplotlib's viridis (CC0) at every ninth of its way.
+// Every ninth colour of matplotlib's viridis (CC0).
 constexpr Rgb kViridis[] = {{68, 1, 84},    {72, 40, 120},  {62, 74, 137},  {49, 104, 142},
                             {38, 130, 142}, {31, 158, 137}, {53, 183, 121}, {110, 206, 88},
                             {181, 222, 43}, {253, 231, 37}};
 
-constexpr double kBrightest = 0.99;  // of a map's numbers are below what has the brightest colour
+constexpr double kBrightest = 0.99;  // share of a map's numbers below the brightest colour
 
 // `share` from 0 to 1.
 Rgb Gray(double share) { return {255 * share, 255 * share, 255 * share}; }
@@ -36,11 +36,11 @@ Rgb Viridis(double share) {
   return colour;
 }
 
-// What the brightest colour stands for.
+// Returns the number with the brightest colour.
 float BrightestOf(std::vector<float> map) {
   const auto place = map.begin() + static_cast<ptrdiff_t>(kBrightest * (map.size() - 1));
   std::nth_element(map.begin(), place, map.end());
-  // Where hardly a number is positive, the highest one.
+  // If few numbers are positive, the highest one.
   return *place > 0 ? *place : *std::max_element(place, map.end());
 }
 

@@ -1,4 +1,4 @@
-// Pictures with what speaks for their class beside them, in colours that people can read.
+// Draws pictures beside the explanations of their class, in a perceptual colour map.
 //
 // Thread safety: thread-safe.
 
@@ -17,12 +17,13 @@ inline constexpr int kHeatPanelGap = 8;     // between panels
 // Squares of `side` x `side` numbers, row by row.
 struct HeatRow {
   std::vector<float> picture;  // from 0, black, to 1, white
-  // Positive numbers get colours, from the dark one of zero to the bright one of all that belongs
-  // to the highest hundredth of the map; the others have zero's.
+  // Positive numbers get colours: dark for zero, the brightest for the highest hundredth. Negative
+  // numbers get zero's colour.
   std::vector<std::vector<float>> maps;
 };
 
-// A row of panels for each of `rows`, which have equally many maps. `side` divides kHeatPanelSide.
+// Draws a row of panels for each of `rows`, which have equally many maps. `side` divides
+// kHeatPanelSide.
 RgbImage HeatSheet(const std::vector<HeatRow>& rows, int side);
 
 }  // namespace pinion

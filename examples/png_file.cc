@@ -13,7 +13,7 @@
 namespace pinion {
 namespace {
 
-// More than a camera's picture, and memory that every machine has.
+// More pixels than a camera's picture, within any machine's memory.
 constexpr int64_t kMostPixels = int64_t{1} << 28;
 
 }  // namespace

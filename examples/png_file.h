@@ -1,4 +1,4 @@
-// Pictures as PNG files, by libpng.
+// PNG files, by libpng.
 //
 // Thread safety: thread-safe.
 
@@ -25,11 +25,11 @@ struct GrayImage {
   std::vector<uint8_t> pixels;  // row by row; 0: black
 };
 
-// The file's contents.
+// Returns the file's contents.
 absl::StatusOr<std::string> EncodePng(const RgbImage& image);
 
-// The brightness of a picture of any kind, on black where it is transparent. The error names `path`
-// and why.
+// Reads the brightness of any PNG; transparent pixels are black. The error names `path` and the
+// cause.
 absl::StatusOr<GrayImage> ReadGrayPng(const std::string& path);
 
 }  // namespace pinion

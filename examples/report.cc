@@ -72,7 +72,7 @@ std::string Row(const ComparedRun& run, const RunResult& reference) {
                          is_reference || is_incomparable ? "-" : Verdict(run.bit_identical));
 }
 
-// Means of ten steps, where ten and ten others are there; else the first step and the last.
+// The means of the first and last ten steps, or with fewer than twenty the first and last step.
 std::string LossText(const std::vector<float>& losses) {
   constexpr size_t kSteps = 10;
   if (losses.size() < 2 * kSteps) {
@@ -168,7 +168,7 @@ void ProgressPrinter::Print(const StepProgress& progress) {
       modelled_ ? " (modelled)" : "");
   if (terminal_) {
     const double fraction = static_cast<double>(progress.step) / progress.last_step;
-    // A line that wraps could not be rewritten.
+    // A wrapped line could not be rewritten.
     const std::string shown = absl::StrCat(Bar(fraction), line).substr(0, TerminalWidth(file_) - 1);
     std::fputs(absl::StrCat("\r\x1b[K", shown).c_str(), file_);
     line_open_ = true;

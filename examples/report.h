@@ -1,4 +1,4 @@
-// What train_gpt prints and writes.
+// Formats train_gpt's output.
 
 #ifndef PINION_EXAMPLES_REPORT_H_
 #define PINION_EXAMPLES_REPORT_H_
@@ -14,19 +14,19 @@
 
 namespace pinion {
 
-// What is run, for people: `device` says more of it, such as "scaled so that ...", or is empty.
+// Describes the run. `device` adds to its device, such as "scaled so that ...", or is empty.
 std::string HeaderText(const RunOptions& options, const std::string& device, const TextData& text);
 
-// What one run gave, for people.
+// Summarizes one run.
 std::string SummaryText(const RunOptions& options, const RunResult& result, bool modelled);
 
-// A line that rewrites itself on a terminal; elsewhere a line for the first step, every tenth and
-// the last.
+// Prints progress as a line that is rewritten on a terminal. Elsewhere prints a line for the first,
+// every tenth and the last step.
 //
 // Thread safety: one thread.
 class ProgressPrinter {
  public:
-  // `modelled`: times of the link are; the line says so.
+  // `modelled`: the line says that the link's times are modelled.
   ProgressPrinter(FILE* file, bool modelled);
   ~ProgressPrinter();  // ends the line
   ProgressPrinter(const ProgressPrinter&) = delete;
@@ -41,17 +41,16 @@ class ProgressPrinter {
   bool line_open_ = false;
 };
 
-// For people: the peak of a run whose weights visit the device, and what it may be at most: the two
-// largest layers with their gradients, and what the activations of the same run take at their peak
-// where the weights are on the device (`resident`).
+// Compares a streamed-weights run's peak with its bound: the two largest layers with gradients, and
+// the peak of activations in the run with resident weights (`resident`).
 std::string PeakAndBound(const RunResult& visiting, const RunResult& resident);
 
-// The group's runs as a table with a header, for people.
+// Returns the groups' runs as a table with a header.
 std::string ComparisonTable(const std::vector<ComparedGroup>& groups, bool modelled);
 
-// {"runs": [{"name", "preset", "losses", "peak_device_bytes", ...}]}; the runs in the groups'
-// order. What was not measured or compared is null: "bit_identical" of a run without offload, and
-// "repeats_itself" of all others.
+// Returns {"runs": [{"name", "preset", "losses", "peak_device_bytes", ...}]} in the groups' order.
+// Values that were not measured or compared are null: "bit_identical" of a run without offload,
+// "repeats_itself" of other runs.
 std::string ToJson(const std::vector<ComparedGroup>& groups);
 
 }  // namespace pinion

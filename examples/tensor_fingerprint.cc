@@ -8,7 +8,7 @@
 
 namespace pinion {
 
-// FNV-1a, by words of eight bytes.
+// FNV-1a over words of eight bytes.
 uint64_t TensorFingerprint(at::TensorList tensors) {
   uint64_t hash = 14695981039346656037u;
   for (const at::Tensor& tensor : tensors) {

@@ -1,4 +1,4 @@
-// One number for the bits of some tensors.
+// Hashes the bits of tensors.
 
 #ifndef PINION_EXAMPLES_TENSOR_FINGERPRINT_H_
 #define PINION_EXAMPLES_TENSOR_FINGERPRINT_H_
@@ -10,7 +10,7 @@
 
 namespace pinion {
 
-// The same on every machine and in every process. Copies tensors of a device to the host.
+// The hash does not depend on machine or process. Copies device tensors to the host.
 uint64_t TensorFingerprint(at::TensorList tensors);
 
 }  // namespace pinion

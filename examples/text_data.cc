@@ -30,7 +30,7 @@ constexpr char kBibleRemedy[] =
     "install it (apt-get install bible-kjv bible-kjv-text) or name a text with --text=FILE";
 constexpr size_t kBibleLeastBytes = 4'000'000;
 
-// "Ge1:3 And God said, ..." -> "And God said, ...". Empty for the banner and the prompt.
+// Returns "And God said, ..." of "Ge1:3 And God said, ..."; empty for the banner and the prompt.
 absl::string_view Verse(absl::string_view line) {
   const size_t space = line.find(' ');
   if (space == absl::string_view::npos) return "";
@@ -70,7 +70,7 @@ absl::Status TextData::CheckSequence(int64_t sequence) const {
 }
 
 TokenBatch TextData::Sample(int64_t batch, int64_t sequence, uint64_t seed, int64_t step) const {
-  // Words, not the two numbers' sum: neighbouring seeds must not share batches.
+  // Words instead of a sum: neighbouring seeds must not share batches.
   std::seed_seq words{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
                       static_cast<uint32_t>(step), static_cast<uint32_t>(step >> 32)};
   std::mt19937_64 random(words);
@@ -78,7 +78,7 @@ TokenBatch TextData::Sample(int64_t batch, int64_t sequence, uint64_t seed, int6
   result.inputs.reserve(batch * sequence);
   result.targets.reserve(batch * sequence);
   for (int64_t row = 0; row < batch; ++row) {
-    // A distribution of the standard library would differ between libraries.
+    // Distributions of the standard library differ between libraries.
     const int64_t start = static_cast<int64_t>(random() % (tokens_.size() - sequence));
     for (int64_t i = start; i < start + sequence; ++i) {
       result.inputs.push_back(tokens_[i]);
@@ -105,7 +105,7 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
 
 namespace {
 
-// What `bible` prints: from the file that travels with the program, else from the command.
+// Returns the output of `bible`: from the program's data file, else from the command.
 absl::StatusOr<std::string> PrintedBible() {
   const std::string path = SharedDataPath("king_james_bible.txt");
   if (!path.empty()) return ReadTextFile(path);

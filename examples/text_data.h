@@ -1,7 +1,6 @@
-// A text as a sequence of tokens, one per byte, over the bytes that occur in it.
+// A text as a sequence of tokens, one per byte. The vocabulary is the bytes that occur.
 //
-// Batches are drawn at random from (seed, step) alone, so a resumed run sees the batches that the
-// uninterrupted one would have seen.
+// Batches depend on (seed, step) alone, so that a resumed run draws the same batches.
 //
 // Thread safety: immutable after creation.
 
@@ -24,15 +23,15 @@ struct TokenBatch {
 
 class TextData {
  public:
-  // InvalidArgument when the text has fewer than two different bytes.
+  // InvalidArgument if the text has fewer than two different bytes.
   static absl::StatusOr<TextData> Create(std::string text);
 
   int64_t vocabulary() const { return static_cast<int64_t>(vocabulary_.size()); }
-  // The bytes that occur, in ascending order: the i-th is token i.
+  // Returns the occurring bytes in ascending order: the i-th is token i.
   const std::string& vocabulary_bytes() const { return vocabulary_; }
   int64_t size() const { return static_cast<int64_t>(tokens_.size()); }
 
-  // InvalidArgument when the text is not longer than `sequence`.
+  // InvalidArgument if the text is not longer than `sequence`.
   absl::Status CheckSequence(int64_t sequence) const;
   TokenBatch Sample(int64_t batch, int64_t sequence, uint64_t seed, int64_t step) const;
 
@@ -41,12 +40,12 @@ class TextData {
   std::vector<uint8_t> tokens_;
 };
 
-// The whole file. NotFound, PermissionDenied or InvalidArgument (empty) name it.
+// Reads a file. NotFound, PermissionDenied or InvalidArgument (empty) name it.
 absl::StatusOr<std::string> ReadTextFile(const std::string& path);
 
-// The King James Bible, a verse a line, as Debian's package bible-kjv prints it: public domain,
-// 4.1 MB. A program in a portable folder brings it along. Elsewhere NotFound names the package when
-// the command `bible` is missing.
+// Returns the King James Bible, a verse a line, as Debian's package bible-kjv prints it: public
+// domain, 4.1 MB. Portable folders contain it. Elsewhere NotFound names the package if the command
+// `bible` is missing.
 absl::StatusOr<std::string> ReadDefaultText();
 
 }  // namespace pinion

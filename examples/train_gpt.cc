@@ -103,7 +103,7 @@ constexpr char kAuto[] = "auto";
 constexpr int64_t kDefaultSteps = 150;
 constexpr int64_t kCompareSteps = 7;
 
-// The share of the saved bytes for which the default memory limit leaves room.
+// Share of the saved bytes that fit in the default memory limit.
 constexpr double kDefaultActivationShare = 0.3;
 
 absl::StatusOr<GptConfig> ModelFromFlags() {
@@ -127,7 +127,7 @@ absl::StatusOr<GptConfig> ModelFromFlags() {
   return model;
 }
 
-// Flags that say something about one run, or about the emulated device, where there is none.
+// Refuses flags of a single run, or of the emulated device, where they have no effect.
 absl::Status RefuseMeaninglessFlags(bool compare, bool emulated) {
   const struct {
     const char* name;
@@ -160,7 +160,7 @@ absl::Status RefuseMeaninglessFlags(bool compare, bool emulated) {
   return absl::OkStatus();
 }
 
-// What the run's emulated device is, for people.
+// Chooses the emulated device and returns its description.
 absl::StatusOr<std::string> ChoosePreset(RunOptions& options) {
   const std::string name = absl::GetFlag(FLAGS_preset);
   if (!name.empty() && name != kScaled) {
@@ -187,7 +187,7 @@ absl::Status ChooseMemoryLimit(RunOptions& options) {
     return absl::OkStatus();
   }
   const double activation_bytes = kDefaultActivationShare * SavedBytes(options.model);
-  // Weights that visit: two blocks and their gradients.
+  // Streamed weights: two blocks and their gradients.
   const uint64_t persistent_bytes = options.offload_weights
                                         ? PersistentBytes(options.model) / options.model.layers
                                         : PersistentBytes(options.model);
@@ -196,7 +196,7 @@ absl::Status ChooseMemoryLimit(RunOptions& options) {
   return absl::OkStatus();
 }
 
-// Whether the run is planned, and what for.
+// Chooses whether the run is planned, and its target.
 absl::Status ChooseTarget(RunOptions& options) {
   PINION_ASSIGN_OR_RETURN(options.offload, FindOffloadMode(absl::GetFlag(FLAGS_offload)));
   const std::string text = absl::GetFlag(FLAGS_memory_target);
@@ -212,7 +212,7 @@ absl::Status ChooseTarget(RunOptions& options) {
   return absl::OkStatus();
 }
 
-// Beside the peak of a run whose weights visit, what it may be at most. Activations are those of
+// Prints the peak of a streamed-weights run beside its bound. The bound's activations come from
 // some steps with all weights on the device, if they fit.
 void PrintBound(RunOptions options, const RunResult& visiting, const TextData& text) {
   if (options.memory_target_bytes.has_value()) {
@@ -355,7 +355,7 @@ absl::Status TrainGpt(const std::vector<char*>& arguments) {
   }
   PINION_RETURN_IF_ERROR(CheckRun(options, text));
   absl::PrintF("%s", HeaderText(options, device, text));
-  std::fflush(stdout);  // before a run's first error
+  std::fflush(stdout);  // before the first error
   return compare ? RunComparison(options, text, emulated) : RunOnce(options, text, emulated);
 }
 

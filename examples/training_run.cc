@@ -36,7 +36,7 @@
 namespace pinion {
 namespace {
 
-// A run's counters at one moment.
+// The counters of a run at one moment.
 struct Reading {
   double now_ms = 0;
   double wall_s = 0;
@@ -68,7 +68,7 @@ class MeasuredRun {
         pins_after_warmup = session_->GetAllocatorStats().pin_calls;
       }
       accelerator_.Synchronize();
-      // The first step pins host memory and measures the link, which would fill the picture.
+      // The first step pins host memory and measures the link, which would distort the trace.
       if (i == 1) accelerator_.RestartTrace();
       const Reading before = Read();
       const float loss = training_.Step();
@@ -149,7 +149,7 @@ class MeasuredRun {
     if (session_ != nullptr) {
       const EngineStats engine = session_->GetEngineStats(accelerator_.device().index());
       reading.moved_bytes = engine.h2d.submitted_bytes + engine.d2h.submitted_bytes;
-    } else if (training_.weights() != nullptr) {  // beside a session, its engine has moved them
+    } else if (training_.weights() != nullptr) {  // with a session, its engine counts them
       const WeightStats weights = training_.weights()->GetStats();
       reading.moved_bytes = weights.fetched_bytes + weights.gradient_bytes;
     }
@@ -240,7 +240,7 @@ absl::StatusOr<RunResult> Train(const RunOptions& options, const TextData& text,
             options.memory_target_bytes.value_or(OffloadOptions::kAutoTarget);
       }
       PINION_ASSIGN_OR_RETURN(session, OffloadSession::Create(offload, accelerator.backend()));
-      // Measures the link, which takes memory of its own: none of the run's.
+      // Measures the link now, since that takes device memory.
       PINION_RETURN_IF_ERROR(session->Reserve(accelerator.device().index(), kMiB));
       accelerator.ResetPeak();
     }

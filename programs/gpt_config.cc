@@ -27,9 +27,9 @@ constexpr NamedSize kSizes[] = {
 // Above this limit arithmetic on sizes could overflow; no host could store it.
 constexpr double kMostLayerElements = 1e12;
 
-// Tensors that a layer saves, per token and unit of width: inputs (2) and outputs (2) of the layer
-// norms; queries, keys and values (3); the attention's output (1); the wide layer before and after
-// its activation function (8).
+// Saved elements of a layer, per token and unit of width. The layer norms' inputs are 2, their
+// outputs 2. Queries, keys and values are 3. The attention's output is 1. The wide layer is 4
+// before its activation function and 4 after.
 constexpr int64_t kSavedWidths = 16;
 // The number of these tensors. Queries, keys and values are views of one. Five more hold a number
 // per token or head: means and deviations of the norms, and attention's normalisers.

@@ -18,10 +18,10 @@ if ! "${hide[@]}" true; then
 fi
 
 work=$(mktemp -d)
-# Bazel makes folders that cannot be written to.
+# Bazel's output folders are read-only.
 trap 'chmod -R u+w "$work" && rm -rf "$work"' EXIT
 
-# As somebody who is not root where that is possible: in a clone of their own, with an empty home.
+# Runs as a user other than root if possible, in a clone with an empty home.
 tree=$PWD
 as_user=""
 if [[ $EUID == 0 ]] && command -v setpriv >/dev/null; then
@@ -33,7 +33,7 @@ if [[ $EUID == 0 ]] && command -v setpriv >/dev/null; then
   as_user="setpriv --reuid=65534 --regid=65534 --clear-groups env HOME=$work/home"
 fi
 
-# A server of its own: the usual one would see the toolkit.
+# A separate server: the usual one would see the toolkit.
 AS_USER=$as_user "${hide[@]}" bash -euo pipefail -c '
   work=$1 tree=$2
   shift 2
@@ -48,7 +48,7 @@ AS_USER=$as_user "${hide[@]}" bash -euo pipefail -c '
     [[ $(readlink -f "$work/bazel/external/local_config_cuda/include") == "$(readlink -f .venv)"/* ]]
   }
   if [[ -d /usr/local/cuda ]]; then
-    # First: what is installed without a toolkit would help here.
+    # First: the files of the second case would help this one.
     mkdir -p /usr/local/cuda/include/crt
     echo "#define __host__" >/usr/local/cuda/include/crt/host_defines.h
     echo "#define CUDART_VERSION  12080" >/usr/local/cuda/include/cuda_runtime_api.h

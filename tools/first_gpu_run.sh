@@ -41,7 +41,7 @@ if [[ $device =~ ^cuda:(0|[1-9][0-9]*)$ ]]; then
   on_gpu=true
   number=${BASH_REMATCH[1]}
   if ((number > 0)); then
-    # Some of the programs know no GPU but the first: all of them see this one alone.
+    # Some programs only know the first GPU: all programs see this one alone.
     if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
       IFS=, read -ra visible <<<"$CUDA_VISIBLE_DEVICES"
       ((number < ${#visible[@]})) || die "--device=$device: CUDA_VISIBLE_DEVICES=$CUDA_VISIBLE_DEVICES has no such device"
@@ -67,7 +67,7 @@ if [[ -z $programs ]]; then
   else
     (cd "$here/.." && ./bazelw build --config=portable //tools/portable) || exit
     programs=$here/../bazel-bin/tools/portable/portable/bin
-    # They run beside the LibTorch that they were built against.
+    # The programs run with the LibTorch that they were built against.
     for torch in "$here"/../.venv/lib/python3*/site-packages/torch; do
       [[ -n ${TORCH_PATH:-} || ! -d $torch ]] || export TORCH_PATH=$torch
     done
@@ -160,7 +160,7 @@ run() {
   fi
 }
 
-# A program's test suite, in a process of its own, which dies with the case.
+# Runs one test suite in its own process, which ends with the case.
 one_suite() { # one_suite PROGRAM SUITE
   local said code
   said=$(timeout --foreground --kill-after=5 120 "$1" --gtest_filter="$2*" --gtest_brief=1 2>&1)
@@ -170,7 +170,7 @@ one_suite() { # one_suite PROGRAM SUITE
 }
 export -f one_suite
 
-# All of them, eight at a time, as one case. Answers of other programs are compared where they are.
+# Runs all suites, eight at a time, as one case, in the folder with other programs' answers.
 run_suites() { # run_suites PROGRAM
   local log
   log=$(log_of "${1##*/}")
@@ -205,7 +205,7 @@ train() { # train NAME SECONDS FLAGS...: train_gpt, its JSON beside the log
   run "$name" "$allowed" env "${with[@]}" "$programs/train_gpt" --device="$device" --json="$(log_of "$name" | sed 's/log$/json/')" "$@"
 }
 
-# Changes a verdict after the fact: what the program wrote says more than its exit code.
+# Changes a verdict: the program's output says more than its exit code.
 amend() { # amend VERDICT NOTE
   local note
   note=$(clean "$2")
@@ -282,7 +282,7 @@ if begin 3 "compute-sanitizer"; then
   if ! $on_gpu || [[ -z $sanitizer ]]; then
     record memcheck skipped 0 "compute-sanitizer is not installed, or there is no GPU"
   else
-    # Errors that a call reports are what some of the tests are about.
+    # Some tests provoke errors that a call reports.
     run memcheck 600 "$sanitizer" --tool=memcheck --target-processes=all --report-api-errors=no --error-exitcode=9 \
       "$programs/$gpu_tests"
   fi
@@ -297,7 +297,7 @@ if begin 5 "training with checksums"; then
     with=(PINION_VERIFY=1)
     [[ $offload != none ]] || with+=(LD_DEBUG=libs "LD_DEBUG_OUTPUT=$out/05_libraries")
     train "$offload" 180 "${small[@]}" --steps=7 --offload="$offload"
-    # Unlike in step 1, this process has loaded what LibTorch needs for a GPU.
+    # In contrast to step 1 this process has loaded LibTorch's GPU libraries.
     [[ $offload != none || $verdict != passed ]] || one_cuda_runtime "$out"/05_libraries.*
   done
   with=()
@@ -332,7 +332,7 @@ if begin 9 "hooks under LibTorch"; then
   for program in "$programs"/{offload,weights}_*_test; do
     [[ -e $program ]] && run "${program##*/}" 180 "$program"
   done
-  # All other tests of hooks, where there is a GPU: without one each has a program of its own.
+  # On a GPU, all other tests of hooks. Without one they run as separate programs.
   if $on_gpu; then
     for program in "$programs"/*_tests; do
       [[ -e $program ]] && run_suites "$program"
@@ -352,7 +352,7 @@ fi
 if begin 12 "batches"; then
   run "pieces one by one" $((soak_seconds + 120)) "$programs/batch_soak" --loop --device="${device%%:*}" --seconds="$soak_seconds"
   run batch_soak $((soak_seconds + 120)) "$programs/batch_soak" --device="${device%%:*}" --seconds="$soak_seconds"
-  # Of a driver that fails in a call that Pinion does not make unless asked; wrong bytes are another matter.
+  # The driver fails in a call that Pinion makes only on request. Wrong bytes are another matter.
   if $on_gpu && [[ $verdict == failed || $verdict == timed-out ]] &&
     ! grep -aq 'came back as' "$(log_of batch_soak)"; then
     amend unknown "keep PINION_COPY_BATCH unset; ${notes[-1]}"

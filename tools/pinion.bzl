@@ -15,8 +15,8 @@ folders need each other's objects.
 
 _LAYERS = ["allocator", "device", "engine", "hooks"]
 
-# What programs share and is one file as well. //bench and //programs are not: the benchmark of the
-# link needs parts of them, and would load LibTorch for the others.
+# Shared by programs, and one file each. //bench and //programs are not: the benchmark of the link
+# uses parts of them, and would load LibTorch with the rest.
 _PROGRAMS = [
     "bench/allocator",
     "bench/attribution",
@@ -26,15 +26,15 @@ _PROGRAMS = [
     "examples",
 ]
 
-# Beside srcs, hdrs and deps.
+# Allowed in addition to srcs, hdrs and deps.
 _LIBRARY_ARGUMENTS = ["deprecation", "linkopts", "tags", "visibility"]
 
 def _standard():
     """The C++ standard: .bazelrc gives it here, and a repository that depends on this one need not."""
     return [] if native.repository_name() == "@" else ["-std=c++20"]
 
-# Without it, GCC does not inline a function that position-independent code exports, in case that
-# another library replaces it: a fifth of the time of an allocation.
+# Without this option GCC does not inline exported functions of position-independent code, which
+# another library might replace. An allocation takes a fifth longer.
 _INLINE = ["-fno-semantic-interposition"]
 
 def _if_one_file(one_file, otherwise):
@@ -56,13 +56,13 @@ def pinion_library(name, srcs = [], hdrs = [], deps = [], **kwargs):
         native.cc_library(name = name, srcs = srcs, hdrs = hdrs, deps = deps, **kwargs)
         return
 
-    # Options of one library's compilation would be lost in the one file, which several share.
+    # One file shares its compile options: those of one library would be lost.
     for argument in kwargs:
         if argument not in _LIBRARY_ARGUMENTS:
             fail("pinion_library %s: the folder's one file knows nothing of %s" % (name, argument))
 
-    # What the folder's one file includes and what that needs. Its siblings are text as well: the
-    # one file cannot depend on what depends on it.
+    # The headers and dependencies of the folder's one file. Siblings are text as well: the one file
+    # cannot depend on its own dependents.
     siblings = [label for label in deps if label.startswith(":")]
     others = [label for label in deps if not label.startswith(":")]
     text = name + "_text"
@@ -85,8 +85,8 @@ def pinion_library(name, srcs = [], hdrs = [], deps = [], **kwargs):
         **kwargs
     )
 
-# For what //tools/portable collects: libraries in the lib/ beside a program's folder come first,
-# also for what those libraries load (which RUNPATH, the linker's default, leaves out).
+# For //tools/portable: programs and their libraries look in the lib/ beside the program's folder
+# first. RUNPATH, the linker's default, does not cover libraries of libraries.
 PORTABLE_LINKOPTS = [
     "-Wl,--disable-new-dtags",
     "-Wl,-rpath,$$ORIGIN/../lib",
@@ -100,7 +100,7 @@ def tests_in_one_file():
     """Ends the BUILD file of a folder that has a pinion_test: the file that includes all of them."""
     _one_file("tests_in_one_file", "_in_one_file", testonly = True, alwayslink = True)
 
-    # All of them in one program, for //tools/portable.
+    # All tests in one program, for //tools/portable.
     native.cc_binary(
         name = native.package_name().split("/")[-1] + "_tests",
         testonly = True,
@@ -116,7 +116,7 @@ def tests_in_one_file():
 
 def _one_file(name, suffix, **kwargs):
     texts = [rule for part, rule in native.existing_rules().items() if part.endswith(suffix)]
-    # Those of headers alone are no part, unless another one needs them.
+    # Libraries of headers alone are included by other parts.
     parts = [text for text in texts if text.get("textual_hdrs")]
     _includes(
         name = name + "_source",
@@ -128,11 +128,11 @@ def _one_file(name, suffix, **kwargs):
     native.cc_library(
         name = name,
         srcs = [name + ".cc"],
-        # gcc takes the included .cc files for headers, whose types others would see. (clang does not
-        # know the warning.)
+        # gcc treats the included .cc files as headers whose types others would see. clang does not
+        # know the warning.
         copts = _standard() + _INLINE + ["-Wno-subobject-linkage", "-Wno-unknown-warning-option"],
         deps = [":" + part["name"] for part in parts],
-        # Not a part of `//...`, which would compile everything twice.
+        # Not part of `//...`, which would compile everything twice.
         tags = ["manual"],
         visibility = ["//visibility:private"],
         **kwargs
@@ -150,10 +150,10 @@ _includes = rule(
     },
 )
 
-# What only a program of the test's own can have.
+# Arguments that need a program of the test's own.
 _PROGRAM_ARGUMENTS = ["linkopts", "linkstatic"]
 
-# A model takes as long to compile either way, and is optimised (.bazelrc).
+# Models compile as fast with optimisation, and run faster (.bazelrc).
 _OPTIMISED = ["_model_test", "_program_test"]
 
 def pinion_test(name, deps = [], size = "medium", alone = False, **kwargs):

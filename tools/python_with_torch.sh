@@ -4,11 +4,10 @@
 #
 #   ./bazelw test --config=opt --test_env=PINION_TEST_PYTHON="$(tools/python_with_torch.sh)" //tests/shared/...
 #
-# Where ./bazelw found no GPU it installed the wheel without the CUDA libraries that it asks for (a
-# 3 GB download), of which `import torch` needs the names alone. So this makes .venv/torch-python:
-# libraries whose functions all trap, the packages that torch and its tests import, Captum (an oracle,
-# without what it draws pictures with), and a Python that finds all of it. Tensors in host memory and
-# on other devices than CUDA work. Makes it once.
+# Without a GPU ./bazelw installs the wheel without its CUDA libraries (a 3 GB download), although
+# `import torch` needs their names. This script makes .venv/torch-python once: stub libraries whose
+# functions trap, the packages that torch and its tests import, Captum without its plotting
+# packages, and a Python that finds them. Host tensors and devices other than CUDA work.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -23,7 +22,7 @@ fi
 torch_libraries=("$venv"/lib/python3*/site-packages/torch/lib/*.so)
 [[ -e ${torch_libraries[0]} ]] || die "no torch in .venv: run ./bazelw info without TORCH_PATH first"
 
-# stub NAME VERSION: a library that defines what torch's want of it.
+# stub NAME VERSION: builds a library with the symbols that torch needs.
 stub() {
   local name=$1 version=$2 prefix=${1#lib}
   prefix=${prefix%%[._]*}
@@ -41,7 +40,7 @@ if ! imports "$venv/bin/python3" torch; then
   needed=$(readelf -dW "${torch_libraries[@]}" | sed -n 's/.*(NEEDED).*\[\(lib\(cu\|nv\|nccl\)[^]]*\)\]/\1/p' | sort -u)
   for name in $needed; do
     case $name in
-    # The wheels that bring these are there; the driver's is asked for at run time.
+    # Wheels contain these libraries; the driver's is loaded at run time.
     libcudart.so.* | libcupti.so.* | libcuda.so.*) continue ;;
     esac
     prefix=${name#lib}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# collect.sh FOLDER ARCHIVE AR FILE...: of the files, the objects as FOLDER/lib/ARCHIVE and the headers
-# in FOLDER/include, for the rule pinion_part.
+# collect.sh FOLDER ARCHIVE AR FILE...: puts objects among the files into FOLDER/lib/ARCHIVE and headers
+# into FOLDER/include, for the rule pinion_part.
 set -euo pipefail
 
 folder=$1 archive=$2 ar=$3

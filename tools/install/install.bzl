@@ -17,12 +17,12 @@ def _objects(library, workspace):
         for linker_input in library[CcInfo].linking_context.linker_inputs.to_list()
         if linker_input.owner.workspace_name == workspace
         for archive in linker_input.libraries
-        # They can go into shared libraries, too. The others are for what nobody links.
+        # PIC objects can also go into shared libraries.
         for object in archive.pic_objects
     ]
 
 def _headers(library, workspace):
-    # Under _virtual_includes a header has the path that it is included by.
+    # Under _virtual_includes a header has its include path.
     return [
         header
         for header in library[CcInfo].compilation_context.headers.to_list()

@@ -10,7 +10,7 @@ die() { printf 'install: %s\n' "$*" >&2; exit 1; }
 
 files=$0.runfiles/pinion/tools/install
 [[ -d $files ]] || die "$files is missing: start it with ./bazelw run"
-# Bazel starts it elsewhere; a relative folder is one beside ./bazelw.
+# Bazel starts the script elsewhere. Relative folders are relative to ./bazelw.
 cd "${BUILD_WORKING_DIRECTORY:-.}"
 mkdir -p "$1/lib/cmake/Pinion" || die "cannot write to $1: name another folder, or become its owner"
 rm -rf "$1/include/pinion" "$1"/lib/libpinion{,_allocator,_engine,_hooks,_emulated}.a
