@@ -1,15 +1,15 @@
 // Trains a GPT on a text with its activations offloaded to host memory.
 //
-//   train_gpt                       trains under a memory limit that offloading alone can meet
+//   train_gpt                       trains under a memory limit that needs offloading
 //   train_gpt --offload=none        the same without offloading: runs out of device memory
-//   train_gpt --memory_target=96MiB never has more on the device, and moves what it has to
-//   train_gpt --checkpoint_blocks   computes each block again in backward; the inputs are offloaded
+//   train_gpt --memory_target=96MiB keeps to the target, and offloads only what it must
+//   train_gpt --checkpoint_blocks   recomputes each block in backward, and offloads its inputs
 //   train_gpt --checkpoint_blocks --memory_target=96MiB
-//                                   computes those blocks again that the plan chooses
-//   train_gpt --offload_weights     has weights, gradients and the optimizer on the host: a block's
-//                                   weights visit the device while it is used
+//                                   recomputes the blocks that the plan selects
+//   train_gpt --offload_weights     keeps weights, gradients and the optimizer on the host, and
+//                                   streams each block's weights to the device
 //   train_gpt --offload_weights --memory_target=24MiB
-//                                   never has more on the device, weights included
+//                                   keeps to the target, weights included
 //   train_gpt --compare             none, blocking, Pinion and checkpoints side by side
 
 #include <algorithm>
@@ -55,10 +55,9 @@ ABSL_FLAG(std::optional<int64_t>, sequence, std::nullopt, "tokens in a sequence"
 ABSL_FLAG(std::optional<int64_t>, batch, std::nullopt, "sequences in a step");
 ABSL_FLAG(double, dropout, 0, "share of the residual branches' outputs that a step drops");
 ABSL_FLAG(std::string, dtype, "float32", "float32 or bfloat16");
-ABSL_FLAG(
-    bool, checkpoint_blocks, false,
-    "keep the inputs of the model's blocks alone: backward computes each block again, and with "
-    "--memory_target those that the plan chooses");
+ABSL_FLAG(bool, checkpoint_blocks, false,
+          "keep only the inputs of the model's blocks: backward recomputes each block, with "
+          "--memory_target the blocks that the plan selects");
 ABSL_FLAG(bool, offload_weights, false,
           "keep weights, gradients and the optimizer in host memory: a block's weights are on the "
           "device while the block is used");
