@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Builds what includes CUDA's headers with the wheels that ./bazelw installs: as on a machine whose
+# Builds files that include CUDA's headers with the wheels that ./bazelw installs: as on a machine whose
 # /usr/local/cuda is a CUDA Toolkit 12 (if this machine has the folder), and as on a machine without a
-# toolkit. A toolkit of this machine is hidden meanwhile, which takes a mount namespace: without one
-# the check is skipped, with status 77.
+# toolkit. A mount namespace hides this machine's toolkit; without one the check is skipped with status 77.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

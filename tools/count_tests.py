@@ -2,8 +2,8 @@
 """Counts the test cases in the test.xml files that bazel wrote under a directory.
 
 Usage: count_tests.py DIRECTORY [NEWER_THAN_FILE]
-Prints "PASSED FAILED SKIPPED", then of each that failed its folder, its name and the first lines of the message.
-A test binary that died before it could report counts as one failure.
+Prints "PASSED FAILED SKIPPED", then each failed test's folder, name and first lines of the message.
+A test binary that died without a report counts as one failure.
 """
 
 import os

@@ -2,10 +2,10 @@
 """Finds circles among the library's rooms, which bazel allows: it forbids them among targets alone.
 
 Usage: bazelw query --output=graph --nograph:factored 'deps(...)' | room_circles.py
-Prints the rooms of each circle and the dependencies that make it, and exits 1 if there is any.
+Prints the rooms and dependencies of each circle, and exits 1 if there is one.
 
-A room is a folder of a layer. What a layer shows to those outside of it, the target of its name such
-as //engine:engine, brings its rooms together and is a room by itself.
+A room is a folder of a layer. A layer's public target, such as //engine:engine, depends on its rooms
+and is a room of its own.
 """
 
 import re

@@ -1,4 +1,5 @@
-// Compares methods of offloading by a training step's time and device memory.
+// Compares methods of offloading by a training step's time and device memory. Steps are recorded,
+// then replayed without values; a plan that recomputes is replayed as the record it rewrites.
 //
 //   offload_bench                       every model on every preset of the emulated device: minutes
 //   offload_bench --quick               one model, two presets, two targets

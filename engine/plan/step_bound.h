@@ -6,7 +6,7 @@
 //
 // "The link can hide the transfer" means that the bound is at most 1.01 x the compute alone
 // (docs/results/benchmarks.md). The bound is the greatest of two (where it comes from:
-// docs/decisions/0021-a-bound-for-every-order-of-uses.md and 0040-a-bound-for-whole-objects.md):
+// docs/maintainers/decisions/0021):
 //
 //   compute + max over p of (waits for copies out before stretch p + waits for copies in behind it)
 //   what the link takes for the bytes that have to move at least

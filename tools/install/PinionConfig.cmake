@@ -1,20 +1,19 @@
 # Pinion for CMake: find_package(Pinion REQUIRED COMPONENTS hooks emulated)
 #
 #   Pinion::allocator   the allocator alone; needs Abseil
-#   Pinion::engine      the engine and CUDA's device, on the allocator; needs CUDA 13's runtime, too
-#   Pinion::hooks       what LibTorch programs use, on the engine; needs LibTorch 2.11, too
-#   Pinion::emulated    the emulated accelerator, on the hooks
-#   Pinion::pinion      the whole library but for the emulated accelerator
+#   Pinion::engine      the allocator, engine and CUDA device; also needs CUDA 13's runtime
+#   Pinion::hooks       the engine, and the hooks for LibTorch programs; also needs LibTorch 2.11
+#   Pinion::emulated    the hooks, and the emulated device
+#   Pinion::pinion      the library without the emulated device
 #
-# Without COMPONENTS, all that is installed here. CUDA_PATH and TORCH_PATH, as variables or from the
-# environment, say where the others are: -DTORCH_PATH=.../site-packages/torch. Without CUDA_PATH it
-# is the runtime that pip installed beside torch, else /usr/local/cuda. LibTorch's own
-# find_package(Torch) stops where there is no CUDA compiler, so it is not called here; where the
-# program has called it, TORCH_PATH is known.
+# Without COMPONENTS: all installed parts. The variables CUDA_PATH and TORCH_PATH, or those of the
+# environment, locate CUDA and LibTorch: -DTORCH_PATH=.../site-packages/torch. Default of CUDA_PATH:
+# pip's runtime beside torch, else /usr/local/cuda. LibTorch's own find_package(Torch) fails without
+# a CUDA compiler, so it is not called here. A program that calls it first needs no TORCH_PATH.
 
 get_filename_component(_pinion_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
 
-# Ends this file: find_package says why.
+# Ends this file. find_package prints the reason.
 macro(_pinion_missing)
   set(Pinion_FOUND FALSE)
   string(CONCAT Pinion_NOT_FOUND_MESSAGE ${ARGN})
@@ -36,7 +35,7 @@ macro(_pinion_archive part)
   endif()
 endmacro()
 
-# Each part needs those before it.
+# Each part needs the parts before it.
 set(_pinion_parts allocator engine hooks emulated)
 set(_pinion_last -1)
 foreach(_pinion_part ${_pinion_parts})
@@ -53,7 +52,7 @@ foreach(_pinion_part ${Pinion_FIND_COMPONENTS})
   endif()
 endforeach()
 
-# The release is a part of the names in Abseil's libraries: no other would link.
+# Abseil's symbols contain the release: another release does not link.
 find_package(absl 20220623 QUIET)
 find_package(Threads QUIET)
 if(NOT absl_FOUND OR NOT Threads_FOUND)
@@ -83,8 +82,8 @@ if(NOT _pinion_CUDA_PATH)
 endif()
 find_library(PINION_CUDART libcudart.so.13
   PATHS ${_pinion_CUDA_PATH} PATH_SUFFIXES lib64 lib NO_DEFAULT_PATH)
-# The runtime's headers include those of the compiler, which are in another package. Those of
-# another CUDA declare another runtime.
+# The runtime's headers include the compiler's, which are in another package. Headers of another
+# CUDA release declare another runtime.
 foreach(_pinion_root ${_pinion_CUDA_PATH})
   set(_pinion_header "${_pinion_root}/include/cuda_runtime_api.h")
   if(EXISTS "${_pinion_root}/include/crt/host_defines.h" AND EXISTS "${_pinion_header}")
@@ -116,7 +115,7 @@ if(NOT EXISTS "${_pinion_TORCH_PATH}/lib/libtorch_cpu.so")
   _pinion_missing("Pinion's hooks need LibTorch 2.11, and TORCH_PATH ('${_pinion_TORCH_PATH}') "
     "has no lib/libtorch_cpu.so: after pip install torch==2.11.0 set it to .../site-packages/torch")
 endif()
-# The wheel says its version in the first file, LibTorch's archive in the second.
+# The wheel has its version in the first file, LibTorch's archive in the second.
 foreach(_pinion_file version.py build-version)
   if(EXISTS "${_pinion_TORCH_PATH}/${_pinion_file}")
     file(STRINGS "${_pinion_TORCH_PATH}/${_pinion_file}" _pinion_version

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # ./bazelw run --config=opt //tools/install[:PART] -- DIR
 # Copies the archives to DIR/lib, the headers to DIR/include/pinion and the CMake package to
-# DIR/lib/cmake/Pinion. What an earlier one put there goes: parts of two versions do not fit together.
+# DIR/lib/cmake/Pinion. Deletes an earlier installation: parts of two versions do not fit together.
 set -euo pipefail
 
 die() { printf 'install: %s\n' "$*" >&2; exit 1; }

@@ -4,8 +4,8 @@
 #   lib=LIBRARY       a shared library
 #   share...=FILE     data
 #   .=FILE            a script, beside bin/
-# What programs and libraries load goes to lib/ too, but for LibTorch, which the target machine
-# brings, and for the C and C++ runtimes of every Linux.
+# Copies the libraries that these load to lib/. Exceptions: LibTorch, which the target machine has,
+# and the C and C++ runtimes of every Linux.
 set -euo pipefail
 
 folder=$1 launcher=$2
@@ -17,7 +17,7 @@ for argument in "$@"; do
   cp -L "$file" "$folder/$place/"
   [[ $place == libexec ]] && cp -L "$launcher" "$folder/bin/${file##*/}"
   [[ $place == share* || $place == . ]] && continue
-  # A library that ldd does not find is left out as well: the test runs what is here.
+  # A library that ldd does not find is skipped, too: the test runs the collected programs.
   ldd "$file" | awk '$3 ~ /^\// { print $3 }'
 done | sort -u | while read -r library; do
   case ${library##*/} in

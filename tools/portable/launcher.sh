@@ -1,6 +1,6 @@
 #!/bin/sh
-# Starts ../libexec/<the name of this file> beside a LibTorch 2.11 that was built for CUDA 13, as
-# PyPI's torch is:
+# Starts ../libexec/<the name of this file> with a LibTorch 2.11 built for CUDA 13, such as PyPI's
+# torch:
 #   TORCH_PATH=/path/to/site-packages/torch bin/train_gpt --help
 # Without TORCH_PATH, python3's torch.
 set -eu
@@ -18,7 +18,7 @@ if [ -z "$torch" ]; then
     die "python3 finds no torch"
 fi
 [ -e "$torch/lib/libtorch_cpu.so" ] || die "$torch has no lib/libtorch_cpu.so"
-# The wheel says its version in the first file, LibTorch's archive in the second.
+# The wheel has its version in the first file, LibTorch's archive in the second.
 for file in "$torch/version.py" "$torch/build-version"; do
   [ -e "$file" ] || continue
   grep -q '2\.11\.' "$file" || die "$torch is of another version ($(grep -oE '[0-9]+\.[0-9]+\.[0-9]+' "$file" | head -n 1))"
