@@ -1,4 +1,4 @@
-// What Bazel's flags `--//config:...` say, as constants. docs/tuning.md tells what each one costs.
+// The values of Bazel's flags `--//config:...`, as constants. docs/users/options.md lists them.
 
 #ifndef PINION_CONFIG_BUILD_CONFIG_H_
 #define PINION_CONFIG_BUILD_CONFIG_H_

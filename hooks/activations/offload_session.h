@@ -91,11 +91,11 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
   // to: 0.1 to 1 s per GiB. Errors as those of PinnedAllocator::Reserve, and of the device.
   virtual absl::Status Reserve(int device_index, uint64_t size_bytes) = 0;
 
-  // Lets go of the device memory of saved tensors that are in host memory, or on their way there:
-  // for a program that has run out of device memory, in backward for example, and can try again.
-  // They are fetched again when they are needed. Any thread may call it, LibTorch's allocator too
-  // (docs/tuning.md). Does not block the host, unless a stream cannot be made to wait for the
-  // copies of its tensors, as while it captures a graph: the host waits in its place.
+  // Evicts the saved tensors whose copies to host memory were submitted: for a program that has run
+  // out of device memory, in backward for example, and can try again. They are fetched again when
+  // they are needed. Any thread may call it, LibTorch's allocator too (docs/users/activations.md).
+  // Blocks the host only where a stream cannot be made to wait for the copies of its tensors, as
+  // while it captures a graph.
   virtual void FreeDeviceMemory(int device_index) = 0;
 
   // Gives host memory that is cached, and that nobody uses, back to the system, until the pool has
