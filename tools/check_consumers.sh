@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Installs the library, and its allocator alone, into a temporary folder; then builds and runs the
-# programs of examples/consumers as docs/users/install.md says. Fails if one of them does.
+# Installs the library, and its allocator alone, into a temporary folder. Builds and runs the programs
+# of examples/consumers as docs/users/install.md says. Fails if one fails.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 work=$(mktemp -d)
-# Bazel makes folders that cannot be written to.
+# Bazel's output folders are read-only.
 trap 'chmod -R u+w "$work" && rm -rf "$work"' EXIT
 
 die() { echo "check_consumers: $*" >&2; exit 1; }
@@ -18,7 +18,7 @@ run_with_cmake() { # run_with_cmake CONSUMER CMAKE-ARGUMENTS...
   "$work/$1/consumer"
 }
 
-# Without a server, which would live on in the folder that goes.
+# Without a server, which would outlive the temporary folder.
 run_with_bazel() { # run_with_bazel COMMAND ARGUMENTS...
   bazel --batch --output_base="$work/bazel" "$@"
 }
@@ -32,7 +32,7 @@ say "//tools/install"
   unset TORCH_PATH CUDA_PATH
   run_with_cmake cmake_allocator -DCMAKE_PREFIX_PATH="$work/allocator"
 )
-# What is installed includes, what the compiler has read, and what the program loads.
+# The includes of installed files, of the compiler's dependencies, and the program's libraries.
 found=$({
   grep -rhE '^ *# *include' "$work/allocator/include"
   ninja -C "$work/cmake_allocator" -t deps | sed "s,$work,,; s,$PWD,,"
@@ -52,8 +52,7 @@ echo "#define CUDART_VERSION  12080" >"$work/cuda/include/cuda_runtime_api.h"
   die "CMake takes CUDA 12's headers"
 grep -q "Pinion's engine needs CUDA 13's runtime" "$work/message" || die "$(cat "$work/message")"
 
-# All objects, also those that the program does not need: none lacks a library, and no two define
-# the same name.
+# Links all objects: each library is named, and no name is defined twice.
 say "libpinion.a, linked by hand"
 cudart=$(sed -n 's/^PINION_CUDART:[A-Z]*=//p' "$work/cmake/CMakeCache.txt")
 g++ -o "$work/by_hand" "$(find "$work/cmake" -name main.cc.o)" -L"$work/pinion/lib" \
@@ -62,8 +61,7 @@ g++ -o "$work/by_hand" "$(find "$work/cmake" -name main.cc.o)" -L"$work/pinion/l
   "$torch"/lib/lib{torch_cpu,c10}.so "$cudart" -Wl,-rpath,"$torch/lib:${cudart%/*}"
 "$work/by_hand"
 
-# Its .bazelrc asks for optimised code; without it the compiler takes less time, and the check is the
-# same.
+# Without its .bazelrc's optimisation the compiler is faster, and the check is the same.
 say "examples/consumers/bazel"
 cd examples/consumers/bazel
 found=$(run_with_bazel query --noshow_progress \
