@@ -11,7 +11,7 @@
 // wants little leaves the holes together.) So what a thread holds is what it uses, and what nobody
 // has missed so far: before anything is pinned, or refused, all holes are looked at, whatever
 // arenas they lie in. Threads that allocate at the same moment may fill a hole while it is looked
-// at (docs/limits.md). A thread's end leaves its arena to the thread that gets its number
+// at (docs/users/limits.md). A thread's end leaves its arena to the thread that gets its number
 // (thread_slot.h), and to everyone who misses memory. Threads beyond kThreadSlots share one arena.
 //
 // PollDeferred and TakeDeferred ask the devices how far they are.

@@ -1,5 +1,5 @@
 // Which parts of a model's inputs, or of its layers, an output comes from, without holding the
-// layers on the device: Captum's core for LibTorch programs (docs/attribution.md).
+// layers on the device: Captum's core for LibTorch programs (docs/users/attribution.md).
 //
 //   const auto session = pinion::AttributionSession::Create({}, pinion::CudaBackend()).value();
 //   const auto forward = [&](const std::vector<at::Tensor>& x) { return model->forward(x[0]); };

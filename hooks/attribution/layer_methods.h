@@ -1,6 +1,6 @@
-// Captum's methods that are products of activations and gradients (docs/attribution.md has the
-// table). Products are computed on the host layer by layer, as their parts arrive, in place; on the
-// device with LayerOptions::keep_on_device.
+// Captum's methods that are products of activations and gradients (docs/users/attribution.md has
+// the table). Products are computed on the host layer by layer, as their parts arrive, in place; on
+// the device with LayerOptions::keep_on_device.
 //
 //   const auto maps = pinion::LayerGradCam(*session, forward, {"conv4"}, {x}, Target::Class(3));
 //   at::Tensor heat = pinion::Interpolate(maps[0].tensors[0], {32, 32}, torch::kBilinear);

@@ -1,5 +1,5 @@
-// Captum's methods that integrate over a path from baselines to inputs (docs/attribution.md), in
-// passes that fit a budget for device memory.
+// Captum's methods that integrate over a path from baselines to inputs, in passes that fit a budget
+// for device memory (docs/users/attribution.md).
 //
 //   pinion::PathOptions options;
 //   options.device_budget_bytes = uint64_t{8} << 30;  // instead of an internal batch size

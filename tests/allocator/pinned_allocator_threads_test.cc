@@ -178,7 +178,7 @@ TEST_F(PinnedAllocatorThreadsTest, WhatAnotherThreadReleasesIsEnteredByTheOneTha
   EXPECT_EQ(allocator_->Allocate(64 * kKiB - kSlack)->data(), data);
 }
 
-// docs/limits.md
+// docs/users/limits.md
 TEST_F(PinnedAllocatorThreadsTest, NearALimitBlocksOfTwoThreadsLeaveTwoHoles) {
   options_.segment_bytes = 8 * kMiB;
   options_.max_locked_bytes = 8 * kMiB;

@@ -95,7 +95,7 @@ TEST_F(EventPoolTest, ReferencesOutliveThePoolAndTakeTheDeviceWithThem) {
   EXPECT_TRUE(device.expired());
 }
 
-// docs/processes.md: engines may be destroyed in a child, which waits for nothing.
+// docs/users/allocator.md: engines may be destroyed in a child, which waits for nothing.
 TEST_F(EventPoolTest, AChildLetsGoOfEventsAndPoolWhateverOthersDidWithThem) {
   EventRef event = pool_->Acquire().value();
   ForkInTheMiddleOf([this] { EXPECT_THAT(pool_->Acquire(), IsOk()); },

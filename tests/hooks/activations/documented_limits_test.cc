@@ -1,4 +1,4 @@
-// What docs/limits.md says that Pinion does not promise, as it happens.
+// What docs/users/limits.md says that Pinion does not promise, as it happens.
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>

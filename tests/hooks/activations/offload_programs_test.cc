@@ -265,7 +265,7 @@ TEST_P(OffloadAdapters, HaveTheSameGradientsAndFrozenWeightsOfTheComputesPrecisi
     std::string live;
     ExpectSame(plain, StepOf(model, GetParam(), world.session(), &live));
     EXPECT_THAT(live, HasSubstr("[128, 72]"));
-    // Casts of frozen weights have no link to them (docs/limits.md).
+    // Casts of frozen weights have no link to them (docs/users/limits.md).
     EXPECT_EQ(live.find("[72, 72]") != std::string::npos,
               GetParam() == Precision::kAutocastOfFullWeights)
         << live;

@@ -135,7 +135,7 @@ void DrawIdioms(Draws& draws, Program& program) {
         OpKind::kRecurrent;
   }
   // Saved again, or cast again, it has its new bytes; what counts as a leaf that is no parameter
-  // has its old ones (docs/limits.md).
+  // has its old ones (docs/users/limits.md).
   const bool saves_once = program.autocast == 0 && program.scope_has_module != 2 &&
                           program.frozen == 0 &&
                           std::none_of(program.ops.begin(), program.ops.end(),

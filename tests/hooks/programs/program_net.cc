@@ -48,7 +48,7 @@ constexpr size_t kHiddenGates = kInputGates + 1;
 constexpr int64_t kHidden = 32;
 
 // What `a`'s storage begins with, in the shape of `a`. Not of a view that may cover less than half
-// of it: of such a one only its own bytes are saved (docs/limits.md).
+// of it: of such a one only its own bytes are saved (docs/users/limits.md).
 Tensor FromStartOfStorage(const Tensor& a) {
   const bool is_dense = a.is_non_overlapping_and_dense();
   return (is_dense ? a : a.contiguous()).as_strided(a.sizes(), {a.size(1), 1}, 0);

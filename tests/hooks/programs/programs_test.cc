@@ -1,7 +1,7 @@
 // Random programs: each has the bits that it has without offload, never asks the device for more
 // than its memory target, which is all that the device has, and leaves nothing behind. Where steps
 // leave an operator out, unfreeze a parameter or give a streamed one a hook, some may have a little
-// more, if they are counted (docs/limits.md).
+// more, if they are counted (docs/users/limits.md).
 
 #include <algorithm>
 #include <cstdint>

@@ -22,7 +22,8 @@ enum class FailureKind {
 
 struct Verdict {
   FailureKind kind = FailureKind::kNone;
-  // For people. Of a program that passes: it had more than its target, and may (docs/limits.md).
+  // For people. Of a program that passes: it had more than its target, and may
+  // (docs/users/limits.md).
   std::string what;
 
   std::string ToString() const;

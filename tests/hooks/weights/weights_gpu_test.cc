@@ -1,6 +1,6 @@
 // Weights that visit a GPU (where there is none, the emulated device), against a model that stays
 // there: what arrives on the host are the device's own bits, and a step of the host's optimizer is
-// as near to the device's as docs/weights.md says. On the emulated device both have the same
+// as near to the device's as docs/users/weights.md says. On the emulated device both have the same
 // arithmetic, so that no bit differs.
 
 #include <ATen/core/Tensor.h>
