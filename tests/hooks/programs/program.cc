@@ -96,6 +96,20 @@ constexpr Setting kSettings[] = {
     {"min_bytes", &Program::min_bytes},
     {"target", &Program::target},
     {"target_percent", &Program::target_percent},
+    {"prefetch_kib", &Program::prefetch_kib},
+    {"other_session", &Program::other_session},
+    {"heads", &Program::heads},
+    {"measured_link", &Program::measured_link},
+    {"in_flight_kib", &Program::in_flight_kib},
+    {"traces", &Program::traces},
+    {"weight_window", &Program::weight_window},
+    {"forgets_generators", &Program::forgets_generators},
+    {"unchecked_segments", &Program::unchecked_segments},
+    {"segment_kib", &Program::segment_kib},
+    {"host_kib", &Program::host_kib},
+    {"host_is_full", &Program::host_is_full},
+    {"pageable", &Program::pageable},
+    {"host_wait_ms", &Program::host_wait_ms},
 };
 
 class Draws {
@@ -144,6 +158,28 @@ void DrawIdioms(Draws& draws, Program& program) {
   // A plan that was made for another kind of backward seldom shows.
   const bool may_alternate = program.target == 2 && program.create_graph == 0 && !streams;
   if (may_alternate && draws.OneIn(4)) program.create_graph = 2;
+}
+
+// These settings have a random stream of their own, so that they change no other setting of a seed.
+void DrawOptions(Draws& draws, Program& program) {
+  program.prefetch_kib = draws.OneIn(3) ? draws.Among({1, 64, 1024}) : 0;
+  if (program.target != 2 && draws.OneIn(4)) program.other_session = 1 + draws.Below(3);
+  if (draws.OneIn(8)) program.heads = 1 + draws.Below(3);
+  if (draws.OneIn(12)) program.measured_link = 1 + draws.Below(2);
+  if (draws.OneIn(8)) program.in_flight_kib = draws.Among({1, 8, 32});
+  if (draws.OneIn(12)) program.traces = 1 + draws.Below(2);
+  if (draws.OneIn(2)) program.weight_window = 1 + draws.Below(8);
+  program.forgets_generators = draws.OneIn(4);
+  program.unchecked_segments = draws.OneIn(6);
+  if (draws.OneIn(8)) program.segment_kib = draws.Among({4, 64, 256});
+  if (program.streams_weights != 0 || program.slow_backing != 0 || !draws.OneIn(8)) return;
+  if (draws.OneIn(2)) {
+    program.host_is_full = 1 + draws.Below(2);
+  } else {
+    program.host_kib = draws.Among({4, 16, 64, 256});
+    program.pageable = draws.OneIn(4);
+  }
+  program.host_wait_ms = draws.OneIn(4);
 }
 
 // "r2" and "2" are 2.
@@ -219,6 +255,8 @@ Program Program::Draw(uint64_t seed) {
   }
   program.loss_behind = draws.OneIn(4);
   DrawIdioms(draws, program);
+  Draws option_draws(~seed);
+  DrawOptions(option_draws, program);
   return program;
 }
 

@@ -129,6 +129,25 @@ struct Program {
   int min_bytes = 1;
   int target = 0;          // 1: automatic, 2: a number
   int target_percent = 0;  // of the way from the least to the peak without offload
+  int prefetch_kib = 0;    // 0: as window_kib
+  // Every second scope belongs to a second session, whose eviction window is 1: one byte, 2: 1 MiB,
+  // 3: one tensor. Ignored where `target` is 2.
+  int other_session = 0;
+  int heads = 0;               // 1: the last matrix, 2: all other parameters, 3: both
+  int measured_link = 0;       // 1: before the first step, 2: in the first step
+  int in_flight_kib = 0;       // the engine's limit; 0: its default
+  int traces = 0;              // 1: to a sink, 2: transfer times in the statistics alone
+  int weight_window = 0;       // in matrices; ignored where `target` is 2
+  int forgets_generators = 0;  // in checkpoints whose segments draw no random numbers
+  int unchecked_segments = 0;  // DeterminismCheck::kNone
+
+  // The host. Limits are ignored where weights are streamed or the backing is slow: both fail
+  // without host memory.
+  int segment_kib = 0;   // 0: 1 MiB
+  int host_kib = 0;      // the most that is pinned; 0: no limit
+  int host_is_full = 0;  // above the watermark in 1: even steps, 2: odd steps
+  int pageable = 0;      // memory in place of what cannot be pinned
+  int host_wait_ms = 0;  // for blocks whose copies are in flight
 
   // Equal seeds give equal programs.
   static Program Draw(uint64_t seed);

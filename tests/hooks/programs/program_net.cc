@@ -54,6 +54,14 @@ Tensor FromStartOfStorage(const Tensor& a) {
   return (is_dense ? a : a.contiguous()).as_strided(a.sizes(), {a.size(1), 1}, 0);
 }
 
+bool DrawsNumbers(const Program& program, size_t begin, size_t end) {
+  return std::any_of(program.ops.begin() + static_cast<ptrdiff_t>(begin),
+                     program.ops.begin() + static_cast<ptrdiff_t>(end), [](const Op& op) {
+                       return op.kind == OpKind::kDropout || op.kind == OpKind::kRrelu ||
+                              op.kind == OpKind::kMask || op.kind == OpKind::kNoise;
+                     });
+}
+
 // tanh(a / 2), which saves what `variant` says.
 enum Variant { kSavesInput, kSavesOutput, kSavesIntermediate, kReadsStartOfStorage, kVariants };
 struct Custom : torch::autograd::Function<Custom> {
@@ -156,7 +164,12 @@ void ProgramNet::RunSegment(OpKind kind, size_t begin, size_t end, bool odd_step
   }
   std::vector<Tensor> inputs;
   for (const size_t r : used) inputs.push_back(std::move(registers[r]));
-  const CheckpointOptions options = {.early_stop = kind != OpKind::kWholeCheckpoint,
+  const bool preserves = program_.forgets_generators == 0 || DrawsNumbers(program_, begin, end);
+  const CheckpointOptions options = {.preserve_rng_state = preserves,
+                                     .early_stop = kind != OpKind::kWholeCheckpoint,
+                                     .determinism_check = program_.unchecked_segments != 0
+                                                              ? DeterminismCheck::kNone
+                                                              : DeterminismCheck::kDefault,
                                      .if_planned = kind == OpKind::kPlannedCheckpoint};
   const auto segment = [this, begin, end, odd_step, used](std::vector<Tensor>& values) {
     Registers inside;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/tests/hooks/programs/minimise.h"
@@ -116,6 +117,21 @@ TEST(Programs, ThatOnceExceededTheirTargetsDoSoNoMore) {
     Program program;
     ASSERT_THAT(program.Add(text), IsOk());
     EXPECT_EQ(RunProgram(program).ToString(), "passes") << text;
+  }
+}
+
+TEST(Programs, HaveTheSameBitsWhereTheHostHasNoRoom) {
+  constexpr absl::string_view kNet =
+      "steps 3; session 1; r0 = linear(r0, r0, 0); r1 = sin(r0, r0, 0); r0 = mul(r0, r1, 0); "
+      "r0 = gelu(r0, r0, 0)";
+  for (const absl::string_view host :
+       {"host_kib 4", "host_is_full 2", "host_kib 4; target 2", "host_is_full 1; target 2"}) {
+    Program program;
+    ASSERT_THAT(program.Add(kNet), IsOk());
+    ASSERT_THAT(program.Add(host), IsOk());
+    const Verdict verdict = RunProgram(program);
+    EXPECT_EQ(verdict.ToString(), "passes") << host;
+    EXPECT_GT(verdict.refusals, 0u) << host;
   }
 }
 

@@ -4,6 +4,7 @@
 #ifndef PINION_TESTS_HOOKS_PROGRAMS_RUN_PROGRAM_H_
 #define PINION_TESTS_HOOKS_PROGRAMS_RUN_PROGRAM_H_
 
+#include <cstdint>
 #include <string>
 
 #include "pinion/tests/hooks/programs/program.h"
@@ -25,6 +26,7 @@ struct Verdict {
   // For people. Of a program that passes: it had more than its target, and may
   // (docs/users/limits.md).
   std::string what;
+  uint64_t refusals = 0;  // saved tensors that stayed on the device for want of host memory
 
   std::string ToString() const;
 };

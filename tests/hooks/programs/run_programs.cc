@@ -55,8 +55,9 @@ Program Draw(int seed) {
   return program;
 }
 
-bool Fails(const Program& program, const std::string& name) {
+bool Fails(const Program& program, const std::string& name, int* refused) {
   const Verdict verdict = pinion::testing::RunProgram(program);
+  *refused += verdict.refusals > 0 ? 1 : 0;
   if (verdict.kind == FailureKind::kNone && verdict.what.empty()) return false;
   std::printf("%s: %s\n", name.c_str(), verdict.ToString().c_str());
   std::fflush(stdout);
@@ -71,10 +72,11 @@ bool Fails(const Program& program, const std::string& name) {
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
+  int refused = 0;  // programs with tensors for which the host had no room
   if (const std::string text = absl::GetFlag(FLAGS_program); !text.empty()) {
     Program program;
     PINION_CHECK(program.Add(text).ok()) << text;
-    return Fails(program, "the program") ? 1 : 0;
+    return Fails(program, "the program", &refused) ? 1 : 0;
   }
   const auto start = std::chrono::steady_clock::now();
   int failures = 0;
@@ -83,9 +85,10 @@ int main(int argc, char** argv) {
   for (; seed < end && failures < absl::GetFlag(FLAGS_failures); ++seed) {
     std::printf("seed %d\r", seed);
     std::fflush(stdout);
-    failures += Fails(Draw(seed), "seed " + std::to_string(seed));
+    failures += Fails(Draw(seed), "seed " + std::to_string(seed), &refused);
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  std::printf("seeds %d to %d in %.0f s: %d failed\n", first, seed - 1, seconds.count(), failures);
+  std::printf("seeds %d to %d in %.0f s: %d failed; the host had no room in %d\n", first, seed - 1,
+              seconds.count(), failures, refused);
   return failures == 0 ? 0 : 1;
 }

@@ -29,42 +29,18 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/pinned_allocator.h"
+#include "pinion/device/device.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_backend.h"
-#include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
-#include "pinion/tests/engine/tier/slow_backing.h"
 #include "pinion/tests/hooks/support/autocast_region.h"
-#include "pinion/tests/hooks/support/emu_fixture.h"
 
 namespace pinion::testing {
 namespace {
 
 using at::Tensor;
-
-OffloadOptions OptionsOf(const Program& program, const Mode& mode,
-                         const std::shared_ptr<EmulatedMachine>& machine) {
-  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
-  options.min_offload_bytes = static_cast<uint64_t>(program.min_bytes);
-  options.offload_leaves = program.offload_leaves != 0;
-  options.verify = program.verify != 0;
-  options.cast_weights_again = program.copies_casts == 0;
-  if (program.slow_backing != 0) options.backing = std::make_shared<SlowBacking>(*machine);
-  // A target takes the place of windows, of which one in tensors takes the place of one in bytes.
-  if (mode.target_bytes.has_value()) {
-    options.memory_target_bytes = *mode.target_bytes;
-  } else if (program.target == 1) {
-    options.memory_target_bytes = OffloadOptions::kAutoTarget;
-  } else if (program.blocking != 0) {
-    options.overlap = false;
-  } else if (program.window_tensors != 0) {
-    options.eviction_window_tensors = static_cast<uint64_t>(program.window_tensors);
-  } else if (program.window_kib != 0) {
-    options.eviction_window_bytes = static_cast<uint64_t>(program.window_kib) * kKiB;
-    options.prefetch_window_bytes = options.eviction_window_bytes;
-  }
-  return options;
-}
 
 std::unique_ptr<torch::optim::Optimizer> NewOptimizer(int kind,
                                                       const std::vector<Tensor>& trained) {
@@ -72,16 +48,6 @@ std::unique_ptr<torch::optim::Optimizer> NewOptimizer(int kind,
   if (kind == 2) return std::make_unique<torch::optim::Adam>(trained, kRate);
   return std::make_unique<torch::optim::SGD>(
       trained, torch::optim::SGDOptions(kRate).momentum(kind == 1 ? 0.9 : 0));
-}
-
-WeightOptions WeightOptionsOf(const Program& program, const Mode& mode) {
-  WeightOptions options = {.tier = SmallTier(), .gradients_stay = program.gradients_stay != 0};
-  if (mode.target_bytes == kLeastTarget) {
-    options.window_bytes = static_cast<uint64_t>(program.width * program.width) * sizeof(float);
-  } else if (mode.target_bytes.has_value()) {
-    options.memory_target_bytes = *mode.target_bytes;
-  }
-  return options;
 }
 
 // Autograd adds up gradients in the order of their nodes' numbers, which each thread counts by
@@ -115,20 +81,48 @@ Training::Training(const Program& program, const Mode& mode,
   SeedFor(-1, 0, 0);
   net_ = std::make_unique<ProgramNet>(program, /*checkpoints=*/mode.offload);
   net_->MoveBuffers(device_);
-  const DeviceBackend backend = EmulatedBackend(machine_);
-  if (mode.offload && program.session != 0) {
-    session_ = OffloadSession::Create(OptionsOf(program, mode, machine_), backend).value();
-  }
+  const OffloadOptions options = OptionsOf(program, mode, machine_);
+  if (mode.offload && program.session != 0) CreateSessions(options, mode);
   if (mode.offload && program.streams_weights != 0) {
-    weights_ =
-        WeightOffloader::Attach(*net_->module(), device_, backend, WeightOptionsOf(program, mode))
-            .value();
+    weights_ = WeightOffloader::Attach(*net_->module(), device_, EmulatedBackend(machine_),
+                                       WeightOptionsOf(program, mode, options))
+                   .value();
     trained_ = weights_->host_parameters();
   } else {
     net_->module()->to(device_);
     trained_ = net_->module()->parameters();
   }
+  heads_ = HeadsOf(program, net_->module()->parameters());
   optimizer_ = NewOptimizer(program.optimizer, trained_);
+}
+
+void Training::CreateSessions(const OffloadOptions& options, const Mode& mode) {
+  const DeviceBackend backend = EmulatedBackend(machine_);
+  std::shared_ptr<PinnedAllocator> pool;
+  if (program_.host_is_full != 0) {
+    host_ = std::make_unique<FakeHost>();
+    SetHostRoom();
+    pool = PinnedAllocator::Create(options.allocator, machine_->device(0)->pinned_source(),
+                                   host_->Probe())
+               .value();
+  }
+  sessions_.push_back(OffloadSession::Create(options, backend, pool).value());
+  if (program_.other_session != 0 && program_.target != 2) {
+    sessions_.push_back(
+        OffloadSession::Create(OtherOptionsOf(program_, options), backend, pool).value());
+  }
+  // Measuring borrows device memory, which must not raise the least peak.
+  const bool measures_first = program_.measured_link == 1 || mode.target_bytes == kLeastTarget;
+  if (program_.measured_link == 0 || !measures_first) return;
+  for (const auto& session : sessions_) PINION_CHECK(session->Reserve(0, 0).ok());
+}
+
+void Training::SetHostRoom() const {
+  constexpr uint64_t kRam = 16 * kGiB;
+  const bool is_full = step_ % 2 == program_.host_is_full - 1 && HasHostLimits(program_);
+  host_->SetMeminfo(kRam, is_full ? 0 : kRam);
+  // Without cached memory a full host refuses.
+  if (is_full && !sessions_.empty()) PINION_CHECK(sessions_.front()->Trim(/*keep_bytes=*/0).ok());
 }
 
 std::string Training::place() const { return absl::StrCat("step ", step_, ", ", phase_); }
@@ -156,6 +150,7 @@ void Training::Keep(const char* what, size_t index, const Tensor& value) {
 }
 
 void Training::BeginStep() {
+  if (host_ != nullptr) SetHostRoom();
   std::vector<Tensor> parameters = net_->module()->parameters();
   if (program_.frozen != 0 && program_.thaws != 0 && step_ == program_.thaws) {
     parameters[static_cast<size_t>(program_.frozen)].requires_grad_(true);
@@ -213,13 +208,15 @@ Tensor Training::ForwardInScope(const Tensor& input, Registers* results) {
   return loss;
 }
 
-std::unique_ptr<OffloadScope> Training::NewScope() const {
-  if (session_ == nullptr) return nullptr;
-  if (program_.scope_has_module == 0) return std::make_unique<OffloadScope>(session_);
-  if (program_.scope_has_module == 1) {
-    return std::make_unique<OffloadScope>(session_, *net_->module());
-  }
-  return std::make_unique<OffloadScope>(session_, torch::nn::Module());
+std::unique_ptr<OffloadScope> Training::NewScope() {
+  if (sessions_.empty()) return nullptr;
+  const std::shared_ptr<OffloadSession>& session = sessions_[scopes_++ % sessions_.size()];
+  const torch::nn::Module without_parameters;
+  const torch::nn::Module& module =
+      program_.scope_has_module == 2 ? without_parameters : *net_->module();
+  if (!heads_.parts.empty()) return std::make_unique<OffloadScope>(session, module, heads_);
+  if (program_.scope_has_module == 0) return std::make_unique<OffloadScope>(session);
+  return std::make_unique<OffloadScope>(session, module);
 }
 
 // Zero, by way of temporary memory, of which nothing is saved.

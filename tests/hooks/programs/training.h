@@ -15,22 +15,16 @@
 #include <vector>
 
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/activations/module_heads.h"
+#include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/weights/weight_offloader.h"
 #include "pinion/tests/hooks/programs/program.h"
 #include "pinion/tests/hooks/programs/program_net.h"
+#include "pinion/tests/hooks/programs/program_options.h"
+#include "pinion/tests/support/fake_host.h"
 
 namespace pinion::testing {
-
-inline constexpr uint64_t kLeastTarget = 1;  // everything that can be offloaded is
-
-// How a program runs.
-struct Mode {
-  bool offload = false;
-  // Where the program's target is a number.
-  std::optional<uint64_t> target_bytes = std::nullopt;
-  std::optional<uint64_t> limit_bytes = std::nullopt;  // of the device
-};
 
 struct Result {
   std::string name;  // "step 2: gradient 3"
@@ -41,7 +35,8 @@ class Training {
  public:
   Training(const Program& program, const Mode& mode, std::shared_ptr<EmulatedMachine> machine);
 
-  const std::shared_ptr<OffloadSession>& session() const { return session_; }
+  // None without offload.
+  const std::vector<std::shared_ptr<OffloadSession>>& sessions() const { return sessions_; }
   // "step 1, backward": what it is at.
   std::string place() const;
 
@@ -52,10 +47,12 @@ class Training {
  private:
   void SeedFor(int step, int micro_batch, int forward) const;
   void Keep(const char* what, size_t index, const at::Tensor& value);
+  void CreateSessions(const OffloadOptions& options, const Mode& mode);
+  void SetHostRoom() const;
   void BeginStep();
   void MicroBatch(int micro);
   at::Tensor ForwardInScope(const at::Tensor& input, Registers* results);
-  std::unique_ptr<OffloadScope> NewScope() const;
+  std::unique_ptr<OffloadScope> NewScope();
   at::Tensor NothingOfMuch(int64_t rows) const;
   void SwapWeights() const;
   void Backward(at::Tensor loss) const;
@@ -67,7 +64,10 @@ class Training {
   const std::shared_ptr<EmulatedMachine> machine_;
   const at::Device device_{"emu:0"};
   std::unique_ptr<ProgramNet> net_;
-  std::shared_ptr<OffloadSession> session_;
+  std::unique_ptr<FakeHost> host_;  // null: the real one
+  std::vector<std::shared_ptr<OffloadSession>> sessions_;
+  size_t scopes_ = 0;
+  ModuleHeads heads_;
   std::unique_ptr<WeightOffloader> weights_;
   std::vector<at::Tensor> trained_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
