@@ -4,7 +4,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -66,6 +69,17 @@ TEST(OffloadTrace, AStepsRangesCarryTheirBytesAndAllEnd) {
   EXPECT_EQ(copied_in, engine.h2d.submitted_bytes);
   EXPECT_EQ(engine.h2d.copy_time.count, engine.h2d.submitted_chunks);
   EXPECT_EQ(sink->stalls().size(), engine.h2d.stall_time.count + engine.d2h.stall_time.count);
+}
+
+TEST(OffloadTrace, AScopeThatEndsOnAnotherThreadEndsNoRangeThere) {
+  auto sink = std::make_shared<RecordingTraceSink>();
+  OffloadOptions options = SmallWindows();
+  options.engine.trace = sink;
+  EmuWorld world(MachineOptions(), options);
+  std::optional<OffloadScope> scope(std::in_place, world.session());
+  std::thread([&scope] { scope.reset(); }).join();
+  EXPECT_EQ(sink->RangesNamed("pinion.scope").size(), 1u);
+  EXPECT_EQ(sink->open_ranges(), 1);
 }
 
 }  // namespace
