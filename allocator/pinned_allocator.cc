@@ -27,7 +27,7 @@ using internal::SegmentPool;
 
 constexpr uint64_t kPageBytes = 4096;
 
-// Memory that is not pinned costs nothing but its pages, which are touched at once.
+// Pageable memory costs only its pages, which are touched at once.
 constexpr uint64_t kPageableSegmentBytes = 64 * kMiB;
 
 bool IsPossible(uint64_t size_bytes) {
@@ -42,7 +42,7 @@ absl::Status ImpossibleSize(const char* range) {
 
 class PinnedAllocator::Impl {
  public:
-  // `pageable`: where pageable_fallback gets its memory; null without it.
+  // `pageable` is the source for pageable_fallback, or null.
   Impl(const AllocatorOptions& options, std::shared_ptr<HostMemorySource> source,
        std::shared_ptr<HostMemorySource> pageable, HostRam ram)
       : watermark_(options, std::move(ram)),
@@ -60,7 +60,7 @@ class PinnedAllocator::Impl {
   absl::Status ForkRefusal() const { return origin_.Refusal("this PinnedAllocator"); }
 
   SegmentPool& pool() const { return pinned_.pool(); }
-  // Of what no free block fits, and of what is refused.
+  // The slow path, for a miss or an error.
   absl::StatusOr<PinnedBlock> AllocateOrRefuse(uint64_t size_bytes);
   absl::Status Reserve(uint64_t size_bytes);
   absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes);
@@ -68,9 +68,9 @@ class PinnedAllocator::Impl {
   AllocatorStats GetStats() const;
 
  private:
-  // The error that Allocate and Reserve return, and its place in the statistics.
+  // Counts a failure, and returns the error of Allocate or Reserve.
   absl::Status Fail(const char* verb, uint64_t size_bytes, const absl::Status& cause);
-  // Of blocks that no free one fits.
+  // Allocates when no free block fits.
   absl::StatusOr<PinnedBlock> AllocateOnMiss(uint64_t size_bytes);
 
   const ForkOrigin origin_;
@@ -190,8 +190,7 @@ absl::StatusOr<std::shared_ptr<PinnedAllocator>> PinnedAllocator::Create(
         "; it must be at most the granularity of ", source->name(), ", ", granularity_bytes));
   }
   if (!options.ledger_directory.empty()) {
-    absl::StatusOr<std::shared_ptr<HostLedger>> ledger =
-        HostLedger::InDirectory(options.ledger_directory);
+    absl::StatusOr<HostLedger> ledger = HostLedger::InDirectory(options.ledger_directory);
     if (!ledger.ok()) {
       return absl::Status(ledger.status().code(),
                           absl::StrCat("AllocatorOptions::ledger_directory is ",
@@ -215,7 +214,7 @@ absl::StatusOr<std::shared_ptr<PinnedAllocator>> PinnedAllocator::Create(
 PinnedAllocator::PinnedAllocator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 PinnedAllocator::~PinnedAllocator() = default;
 
-// First of all: a child of fork() may find a lock taken for ever.
+// The check comes first, because a child of fork() may find a lock taken for ever.
 absl::StatusOr<PinnedBlock> PinnedAllocator::Allocate(uint64_t size_bytes) {
   if (!impl_->InForkedChild() && IsPossible(size_bytes)) [[likely]] {
     BlockRecord* const block = impl_->pool().TryAllocate(size_bytes);

@@ -22,10 +22,10 @@
 namespace pinion {
 namespace {
 
-// No table of Abseil's: those do not survive an allocation that throws.
+// Not a table of Abseil's, which does not survive an allocation that throws.
 using Fields = std::map<std::string, uint64_t>;
 
-// What the two versions call the same things.
+// File names in the two versions of cgroups.
 struct CgroupFiles {
   const char* current;
   std::span<const char* const> limits;
@@ -38,11 +38,11 @@ constexpr CgroupFiles kV1 = {"memory.usage_in_bytes", kV1Limits, "total_"};
 
 uint64_t SaturatingSubtract(uint64_t a, uint64_t b) { return a - std::min(a, b); }
 
-// "MemTotal:  16 kB", "Node 0 MemTotal:  16 kB" and "active_file 4096", a line each.
+// Reads lines like "MemTotal:  16 kB", "Node 0 MemTotal:  16 kB" and "active_file 4096".
 Fields ReadFields(const std::string& path) {
   Fields fields;
   std::istringstream lines(ReadFile(path));
-  lines.exceptions(std::ios::badbit);  // which want of memory is otherwise
+  lines.exceptions(std::ios::badbit);  // set if memory runs out
   for (std::string line; std::getline(lines, line);) {
     if (absl::StartsWith(line, "Node ")) line.erase(0, line.find(' ', sizeof("Node ") - 1));
     std::istringstream words(line);
@@ -60,8 +60,8 @@ uint64_t Field(const Fields& fields, const std::string& name) {
   return found == fields.end() ? 0 : found->second;
 }
 
-// Nothing when the file is missing, or for "max": no limit. (v1 writes the largest page-aligned
-// int64 for that, which is more than any host has.)
+// Returns nothing if the file is missing or says "max": no limit. (v1 writes a number that is more
+// than any host has.)
 std::optional<uint64_t> ReadNumber(const std::string& path) {
   uint64_t value = 0;
   if (!absl::SimpleAtoi(ReadFile(path), &value)) return std::nullopt;
@@ -89,7 +89,7 @@ void ReadHost(const std::string& proc_root, RamSample* sample) {
   const Fields fields = ReadFields(absl::StrCat(proc_root, "/meminfo"));
   const uint64_t total = Field(fields, "MemTotal");
   if (total == 0) return;
-  // psutil's rules for kernels and containers that report no or an impossible MemAvailable.
+  // psutil's rules for kernels and containers with no or an impossible MemAvailable.
   uint64_t available = Field(fields, "MemAvailable");
   const uint64_t free = Field(fields, "MemFree");
   if (available == 0) available = free + Field(fields, "Cached");
@@ -97,7 +97,7 @@ void ReadHost(const std::string& proc_root, RamSample* sample) {
   SetHost(total, std::min(available, total), "MemAvailable", sample);
 }
 
-// Lowers headroom to what `percent` of a limit leave.
+// Lowers headroom to `percent` of a limit, less `used`.
 void Bound(uint64_t limit, uint64_t used, double percent, const std::string& name,
            RamSample* sample) {
   const auto usable = static_cast<uint64_t>(static_cast<double>(limit) * percent / 100);
@@ -112,9 +112,9 @@ struct NodeMemory {
   uint64_t available_bytes = 0;
 };
 
-// The kernel tells the MemAvailable of the whole host alone. This is its estimate
-// (si_mem_available, mm/show_mem.c) without the reserves, which it does not tell per node, and
-// with half of all other memory that it can reclaim.
+// Estimates the available memory of nodes, because the kernel reports MemAvailable only for the
+// whole host. Follows the kernel's si_mem_available (mm/show_mem.c). It leaves out the reserves,
+// which are not known per node, and counts half of other reclaimable memory.
 NodeMemory MemoryOf(const NumaNodeSet& nodes, const std::string& numa_root) {
   NodeMemory memory;
   for (size_t node = 0; node < nodes.size(); ++node) {
@@ -132,7 +132,7 @@ std::string NodesText(const NumaNodeSet& nodes) {
   return absl::StrCat("NUMA node", nodes.count() == 1 ? " " : "s ", NumaNodeList(nodes));
 }
 
-// cgroup v1 says "no limit" as the largest number of whole pages.
+// cgroup v1 reports "no limit" as the largest number of whole pages.
 constexpr uint64_t kV1UnlimitedFrom = uint64_t{1} << 62;
 
 void ApplyCgroup(const std::string& directory, const std::string& cgroup, const CgroupFiles& files,
@@ -140,7 +140,7 @@ void ApplyCgroup(const std::string& directory, const std::string& cgroup, const 
   const std::optional<uint64_t> current =
       ReadNumber(absl::StrCat(directory, cgroup, "/", files.current));
   if (!current.has_value()) return;
-  std::optional<uint64_t> used;  // read only where there is a limit
+  std::optional<uint64_t> used;  // read only if there is a limit
   for (const char* name : files.limits) {
     const std::optional<uint64_t> limit = ReadNumber(absl::StrCat(directory, cgroup, "/", name));
     if (!limit.has_value() || *limit >= kV1UnlimitedFrom) continue;
@@ -156,11 +156,11 @@ void ApplyCgroup(const std::string& directory, const std::string& cgroup, const 
   }
 }
 
-// `cgroup` is a path such as "/a/b". Inside a container it may be the host's path while the mount
-// shows the container's own cgroup as its root; levels that do not exist set no limit.
+// `cgroup` is a path such as "/a/b". In a container it may be the host's path, while the mount
+// shows the container's cgroup as its root. Missing levels set no limit.
 void ApplyCgroupAndAncestors(const std::string& directory, std::string cgroup,
                              const CgroupFiles& files, double percent, RamSample* sample) {
-  // A process outside of its cgroup namespace's root is shown as "/../..".
+  // A process outside its cgroup namespace's root shows "/../..".
   if (absl::StrContains(cgroup, "/..")) cgroup.clear();
   while (true) {
     ApplyCgroup(directory, cgroup, files, percent, sample);

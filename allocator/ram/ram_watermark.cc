@@ -8,7 +8,6 @@
 #include "absl/strings/str_format.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
-#include "pinion/allocator/base/status_macros.h"
 
 namespace pinion {
 namespace {
@@ -18,15 +17,15 @@ constexpr absl::Duration kLookAgainAfter = absl::Milliseconds(1);
 
 uint64_t UsedBytes(const RamSample& sample) { return sample.total_bytes - sample.available_bytes; }
 
-// The percentage in use once `taken_bytes` more are. Of a host whose memory is not known that is no
-// number, which is above no mark.
+// Returns the percentage in use after `taken_bytes` more. NaN, which is above no mark, if the
+// host's memory is unknown.
 double PercentAfter(const RamSample& sample, uint64_t taken_bytes) {
   const uint64_t available = sample.available_bytes - std::min(sample.available_bytes, taken_bytes);
   return 100.0 * static_cast<double>(sample.total_bytes - available) /
          static_cast<double>(sample.total_bytes);
 }
 
-// What is to be given back before `used_bytes` are no more than `percent` of the host.
+// Returns the bytes to free until `used_bytes` are at most `percent` of the host.
 uint64_t BytesAbove(double percent, const RamSample& sample, uint64_t used_bytes) {
   if (sample.total_bytes == 0) return 0;
   const double allowed = percent / 100.0 * static_cast<double>(sample.total_bytes);
@@ -36,7 +35,7 @@ uint64_t BytesAbove(double percent, const RamSample& sample, uint64_t used_bytes
 
 RamLevel NextLevel(const AllocatorOptions& options, RamLevel level, double percent) {
   const double hysteresis = options.high_percent - options.low_percent;
-  // A warn mark below the hysteresis must not last for ever.
+  // A warn mark below the hysteresis must still be left.
   const double warn_end = std::max(options.warn_percent - hysteresis, options.warn_percent / 2);
   const auto above = [&](RamLevel which, double mark, double end) {
     return percent > (level >= which ? end : mark);
@@ -46,22 +45,17 @@ RamLevel NextLevel(const AllocatorOptions& options, RamLevel level, double perce
   return RamLevel::kNormal;
 }
 
-HostRam WithLedger(HostRam ram) {
-  if (ram.ledger == nullptr) ram.ledger = HostLedger::OfThisUser();
-  return ram;
-}
-
 }  // namespace
 
 RamWatermark::RamWatermark(const AllocatorOptions& options, HostRam ram,
                            std::function<absl::Time()> clock)
-    : options_(options), ram_(WithLedger(std::move(ram))), clock_(std::move(clock)) {}
+    : options_(options), ram_(std::move(ram)), clock_(std::move(clock)) {}
 
 absl::StatusOr<RamWatermark::Growth> RamWatermark::AdmitGrowth(uint64_t size_bytes, Wait wait) {
-  PINION_ASSIGN_OR_RETURN(Growth growth, ram_.ledger->Reserve(size_bytes));
+  Growth growth = ram_.ledger.Reserve(size_bytes);
   absl::Time deadline = absl::InfinitePast();
   while (true) {
-    // Before the sample: what is committed in between counts twice rather than never.
+    // Before the sample: memory that is committed in between counts twice rather than never.
     const uint64_t pending_bytes = growth.BytesAhead();
     const Observation now = SampleLevel();
     absl::Status refused = Judge(now, size_bytes, pending_bytes);
@@ -113,7 +107,7 @@ absl::Status RamWatermark::Judge(const Observation& now, uint64_t size_bytes,
 }
 
 uint64_t RamWatermark::BytesToGiveBack(uint64_t growth_bytes) {
-  const uint64_t taken_bytes = ram_.ledger->reserved_bytes() + growth_bytes;
+  const uint64_t taken_bytes = ram_.ledger.reserved_bytes() + growth_bytes;
   const Observation now = SampleLevel();
   const RamSample& sample = now.sample;
   uint64_t bytes = BytesAbove(options_.high_percent, sample, UsedBytes(sample) + taken_bytes);

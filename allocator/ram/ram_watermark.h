@@ -1,28 +1,27 @@
-// The policy that keeps pinned memory within the host's RAM: may the allocator grow?
+// Decides whether an allocator may grow within the host's RAM.
 //
 //   PINION_ASSIGN_OR_RETURN(RamWatermark::Growth growth, watermark.AdmitGrowth(64 * kMiB));
-//   ... pin 64 MiB ...     // the host's ledger counts them until `growth` is destroyed; then the
-//                          // kernel's numbers show them
+//   ... pin 64 MiB ...     // counted in the ledger until `growth` is destroyed; from then on the
+//                          // kernel's numbers show it
 //
-// A growth is judged by what the host looks like *after* it: refused if that is above the high
-// mark, or if the growth does not fit the headroom (MemAvailable, and the same percentage of each
-// cgroup limit and of the NUMA nodes in reach, see RamProbe); admitted with a warning if that is
-// above the warn mark. What this and other processes reserved before it (HostLedger) is counted in,
-// so nobody passes a mark together with others. Where only that stands in the way, part of it may
-// be in the kernel's numbers already, and count twice: the growth waits, up to kLongestWait, until
-// what is reserved has become visible or was given up.
+// A growth is judged by the state *after* it, with all earlier reservations of this and other
+// processes (HostLedger). It is refused above the high mark, and if it does not fit the headroom:
+// that is MemAvailable, and the same percentage of cgroup limits and NUMA nodes (RamProbe). Above
+// the warn mark it is admitted with a warning.
+//
+// If only reservations are in the way, some of them may already be in the kernel's numbers and
+// count twice. The growth then waits up to kLongestWait for them to end.
 //
 //   percent  0 ------------- warn ------- low --- high ------ 100
 //   level      kNormal        | kWarn              | kHigh
 //                      <------|            <-------|          left only (high - low) points lower
 //                                                             (warn: at half its mark, if not yet)
 //
-// At level kHigh nothing grows, whatever its size.
+// At level kHigh nothing grows. The host is sampled by growths and by Observe only. A host whose
+// /proc cannot be read has no marks.
 //
-// Sampled at growth and by Observe only. A host whose /proc cannot be read has no marks.
-//
-// Thread safety: thread-safe; files are read, and AllocatorOptions::on_ram_level is called, with no
-// lock held. What that throws passes through the call, which then has reserved nothing.
+// Thread safety: thread-safe. Files are read, and AllocatorOptions::on_ram_level is called, without
+// a lock. An exception of on_ram_level passes through the call, which then has reserved nothing.
 // Ownership: a Growth is a value.
 
 #ifndef PINION_ALLOCATOR_RAM_RAM_WATERMARK_H_
@@ -46,42 +45,41 @@ namespace pinion {
 
 class RamWatermark {
  public:
-  // Bytes that may be pinned. Destroy it once they are, or once they will not be.
+  // Bytes that may be pinned. Destroy it after pinning, or if nothing will be pinned.
   using Growth = HostLedger::Reservation;
 
   static constexpr absl::Duration kLongestWait = absl::Milliseconds(100);
 
   struct Counts {
-    uint64_t warnings = 0;  // growths that were admitted above the warn mark
-    uint64_t waits = 0;     // growths that waited for what was reserved before them
+    uint64_t warnings = 0;  // growths admitted above the warn mark
+    uint64_t waits = 0;     // growths that waited for earlier reservations
   };
 
-  // `options` are valid. `clock` is for the rate limit of the warning, one a minute, and for the
-  // end of the wait.
+  // `options` must be valid. `clock` serves the warning's rate limit (one a minute) and the end of
+  // waits.
   RamWatermark(const AllocatorOptions& options, HostRam ram,
                std::function<absl::Time()> clock = absl::Now);
 
-  // Whether to wait, up to kLongestWait, where only what other processes are about to pin is in the
-  // way: they may fail to.
+  // Whether to wait up to kLongestWait if only reservations of others are in the way.
   enum class Wait { kForOthers, kNo };
 
-  // ResourceExhausted names the mark or limit that was hit, and the numbers.
+  // Returns ResourceExhausted with the mark or limit and the numbers.
   absl::StatusOr<Growth> AdmitGrowth(uint64_t size_bytes, Wait wait = Wait::kForOthers);
 
-  // AdmitGrowth's error for a growth that has no room even without what others reserved. Reserves
+  // Returns AdmitGrowth's error for a growth that does not fit even without reservations. Reserves
   // nothing.
   absl::Status CheckGrowth(uint64_t size_bytes) {
     return Judge(SampleLevel(), size_bytes, /*pending_bytes=*/0);
   }
 
-  // What has to be given back before a growth that was refused: until it fits below the high mark
-  // and into the headroom; at level kHigh, down to the low mark at least.
+  // Returns the bytes to free before a refused growth fits. At level kHigh, also enough to reach
+  // the low mark.
   uint64_t BytesToGiveBack(uint64_t growth_bytes);
 
-  // As it was when the host was sampled last.
+  // Returns the level of the last sample.
   RamLevel level() const;
 
-  // Samples the host, and tells on_ram_level if that is another level than before.
+  // Samples the host, and calls on_ram_level if the level has changed.
   void Observe() { (void)SampleLevel(); }
 
   Counts counts() const;
@@ -93,12 +91,12 @@ class RamWatermark {
   };
 
   Observation SampleLevel();
-  // Why `size_bytes` may not be taken on top of `pending_bytes`; OK if they may.
+  // Returns why `size_bytes` may not be taken in addition to `pending_bytes`, or OK.
   absl::Status Judge(const Observation& now, uint64_t size_bytes, uint64_t pending_bytes) const;
   void Warn(const RamSample& sample, double percent);
 
   const AllocatorOptions options_;
-  const HostRam ram_;  // with a ledger
+  const HostRam ram_;
   const std::function<absl::Time()> clock_;
 
   mutable Mutex mu_;

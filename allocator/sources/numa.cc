@@ -22,7 +22,7 @@ namespace {
 constexpr int kBitsPerWord = 8 * sizeof(unsigned long);
 constexpr int kMostNodes = static_cast<int>(NumaNodeSet().size());
 
-// Calls `visit` with each number of a list like "0-3,8": how the kernel writes nodes and CPUs.
+// Calls `visit` with each number of a list like "0-3,8", the kernel's notation for nodes and CPUs.
 template <typename Visit>
 void ForEachOf(const std::string& list, const Visit& visit) {
   for (const auto piece : absl::StrSplit(list, ',', absl::SkipWhitespace())) {
@@ -80,14 +80,14 @@ NumaNodeSet NumaNodesOfCpuset(const std::string& proc_root) {
 NumaNodeSet NumaNodesOfThread(const NumaNodeSet& allowed) {
   int policy = 0;
   unsigned long words[kMostNodes / kBitsPerWord] = {};
-  // The kernel writes one bit less than it is told.
+  // The kernel writes one bit less than the given size.
   if (syscall(SYS_get_mempolicy, &policy, words, kMostNodes + 1ul, nullptr, 0ul) != 0) {
     WarnThatCallIsForbidden("get_mempolicy", errno);
     return allowed;
   }
   constexpr int kFlags = MPOL_F_STATIC_NODES | MPOL_F_RELATIVE_NODES | 1 << 13;  // NUMA_BALANCING
   if ((policy & ~kFlags) != MPOL_BIND) return allowed;
-  std::vector<int> numbers;  // what relative ones count through
+  std::vector<int> numbers;  // the nodes that relative numbers index
   for (int node = 0; node < kMostNodes; ++node) {
     if (allowed[node]) numbers.push_back(node);
   }
@@ -98,7 +98,7 @@ NumaNodeSet NumaNodesOfThread(const NumaNodeSet& allowed) {
     bound.set(is_relative ? numbers[node % numbers.size()] : node);
   }
   bound &= allowed;
-  // A policy that the cpuset leaves no node of does not hold.
+  // The kernel ignores a policy that has no node in common with the cpuset.
   return bound.none() ? allowed : bound;
 }
 
@@ -119,13 +119,13 @@ absl::Status CheckNumaNode(int node, const std::string& root, const std::string&
 }
 
 int NumaNodeOf(const void* data, uint64_t size_bytes, uint64_t stride_bytes) {
-  PINION_CHECK(stride_bytes > 0) << "NumaNodeOf looks at a page in every 0 bytes";
+  PINION_CHECK(stride_bytes > 0) << "NumaNodeOf: stride_bytes is 0; it must be positive";
   std::vector<const void*> pages;
   const char* const begin = static_cast<const char*>(data);
   for (const char* at = begin; at < begin + size_bytes; at += stride_bytes) pages.push_back(at);
   std::vector<int> nodes(pages.size(), -1);
-  // Without target nodes, move_pages moves nothing and tells where the pages are. Where it fails,
-  // they are on none.
+  // Without target nodes, move_pages moves nothing and reports where pages are. If it fails,
+  // `nodes` keeps -1.
   syscall(SYS_move_pages, /*pid=*/0, pages.size(), pages.data(), nullptr, nodes.data(),
           /*flags=*/0);
   int node = nodes.empty() ? -1 : nodes.front();
@@ -140,7 +140,7 @@ absl::Status PreferNumaNode(void* data, uint64_t size_bytes, int node) {
       << "PreferNumaNode " << node << "; it must lie between 0 and " << kMostNodes - 1;
   std::vector<unsigned long> nodes(node / kBitsPerWord + 1);
   nodes.back() = 1ul << (node % kBitsPerWord);
-  // The kernel reads one bit less than it is told.
+  // The kernel reads one bit less than the given size.
   if (syscall(SYS_mbind, data, size_bytes, MPOL_PREFERRED, nodes.data(),
               nodes.size() * kBitsPerWord + 1, /*flags=*/0) == 0) {
     return absl::OkStatus();
@@ -162,7 +162,7 @@ ScopedNumaThread::ScopedNumaThread(int node, const std::string& root) {
   if (node < 0 || sched_getaffinity(0, sizeof(before), &before) != 0) return;
   cpu_set_t near = {};
   ForEachOf(ReadFile(absl::StrCat(root, "node", node, "/cpulist")), [&](int cpu) {
-    // CPUs that the program was kept from stay forbidden.
+    // Respects the CPUs that the program excluded.
     if (CPU_ISSET(cpu, &before)) CPU_SET(cpu, &near);
   });
   if (sched_setaffinity(0, sizeof(near), &near) == 0) before_ = before;  // EINVAL for none

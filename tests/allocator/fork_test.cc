@@ -178,12 +178,12 @@ constexpr char kMayHang[] = "a child that allocates may wait for the sanitizer's
 // As the refusal tells it to.
 TEST(ForkInTheMiddleTest, AChildMakesAnAllocatorWhateverOthersDidWithTheLedger) {
   if (kForkBesideThreadsMayHang) GTEST_SKIP() << kMayHang;
-  const std::shared_ptr<HostLedger> parents = HostLedger::OfThisUser();
-  ForkInTheMiddleOf([] { HostLedger::OfThisUser(); },
+  ForkInTheMiddleOf([] { HostLedger::OfThisUser().Reserve(1); },
                     [] {
                       const absl::StatusOr<Allocator> made =
                           PinnedAllocator::Create({}, std::make_shared<HeapSource>());
-                      EXPECT_THAT(made, IsOk());
+                      ASSERT_THAT(made, IsOk());
+                      EXPECT_THAT((*made)->Allocate(1), IsOk());
                     });
 }
 

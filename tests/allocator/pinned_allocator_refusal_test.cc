@@ -23,6 +23,7 @@
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/allocator/ram/host_ledger.h"
+#include "pinion/allocator/ram/host_ram.h"
 #include "pinion/tests/allocator/pinned_allocator_fixture.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -126,20 +127,18 @@ TEST_F(PinnedAllocatorRefusalTest, WhatIsBeingPinnedCountsInTheLedgerOfTheDirect
   const std::string directory = absl::StrCat(::testing::TempDir(), "ledger_", getpid());
   std::filesystem::create_directories(directory);
   {
-    PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostLedger> others,
-                                HostLedger::InDirectory(directory));
+    PINION_ASSERT_OK_AND_ASSIGN(const HostLedger others, HostLedger::InDirectory(directory));
     uint64_t being_pinned = 0;
-    source_->on_allocate = [&] { being_pinned = others->reserved_bytes(); };
+    source_->on_allocate = [&] { being_pinned = others.reserved_bytes(); };
     options_.ledger_directory = directory;
     PINION_ASSERT_OK_AND_ASSIGN(allocator_,
                                 PinnedAllocator::Create(options_, source_, host_.Probe()));
     const PinnedBlock block = Take(kMiB);
     EXPECT_GE(being_pinned, kMiB);
-    EXPECT_EQ(others->reserved_bytes(), 0u);
+    EXPECT_EQ(others.reserved_bytes(), 0u);
   }
   source_->on_allocate = nullptr;
   allocator_.reset();
-  EXPECT_TRUE(std::filesystem::is_empty(directory)) << "the last user removes the file";
   std::filesystem::remove_all(directory);
 }
 
@@ -154,11 +153,9 @@ TEST_F(PinnedAllocatorRefusalTest, ADirectoryThatIsNotThereIsNamed) {
 // Not for each smaller segment that is tried.
 TEST_F(PinnedAllocatorRefusalTest, WhatOthersAreAboutToPinIsWaitedForOnce) {
   host_.SetMeminfo(100 * kGiB, 11 * kGiB);
-  const std::shared_ptr<HostLedger> ledger = HostLedger::Private();
-  const auto others = ledger->Reserve(kGiB);
-  ASSERT_THAT(others, IsOk());
-  PINION_ASSERT_OK_AND_ASSIGN(allocator_,
-                              PinnedAllocator::Create(options_, source_, {host_.Probe(), ledger}));
+  const HostRam ram = host_.Ram();
+  const auto others = ram.ledger.Reserve(kGiB);
+  PINION_ASSERT_OK_AND_ASSIGN(allocator_, PinnedAllocator::Create(options_, source_, ram));
   EXPECT_THAT(allocator_->Allocate(100 * kKiB), StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_EQ(allocator_->GetStats().growth_waits, 1u);
   EXPECT_EQ(allocator_->GetStats().growth_retries, 0u);
@@ -168,11 +165,9 @@ TEST_F(PinnedAllocatorRefusalTest, WhatOthersAreAboutToPinIsWaitedForOnce) {
 // a call, and waits once for what others are about to pin, not for each of its segments.
 TEST_F(PinnedAllocatorRefusalTest, AReserveNearTheHighMarkPinsNoCrumbsAndWaitsOnce) {
   host_.SetMeminfo(100 * kGiB, 11 * kGiB + 20 * kMiB);
-  const std::shared_ptr<HostLedger> ledger = HostLedger::Private();
-  const auto others = ledger->Reserve(kGiB);
-  ASSERT_THAT(others, IsOk());
-  PINION_ASSERT_OK_AND_ASSIGN(allocator_,
-                              PinnedAllocator::Create(options_, source_, {host_.Probe(), ledger}));
+  const HostRam ram = host_.Ram();
+  const auto others = ram.ledger.Reserve(kGiB);
+  PINION_ASSERT_OK_AND_ASSIGN(allocator_, PinnedAllocator::Create(options_, source_, ram));
   EXPECT_THAT(allocator_->Reserve(64 * kMiB), IsOk());
   EXPECT_EQ(source_->calls(), 4u);
   EXPECT_EQ(allocator_->GetStats().growth_waits, 1u);

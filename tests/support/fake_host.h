@@ -21,6 +21,8 @@
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/ram/host_ledger.h"
+#include "pinion/allocator/ram/host_ram.h"
 #include "pinion/allocator/ram/ram_probe.h"
 
 namespace pinion::testing {
@@ -74,6 +76,8 @@ class FakeHost {
     return RamProbe((root_ / "proc").string(), (root_ / "cgroup").string(),
                     (root_ / "node/").string());
   }
+  // With a ledger in root().
+  HostRam Ram() const { return {Probe(), HostLedger::InDirectory(root_.string()).value()}; }
 
  private:
   std::filesystem::path root_;

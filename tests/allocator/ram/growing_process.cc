@@ -1,8 +1,8 @@
 // A process that takes part in host_budget_test: it allocates pinned memory under a fixture host's
 // budget until it is told to stop, or is killed.
 //
-//   growing_process ROOT LEDGER PROCESS SEED fill   takes as much as it gets, and keeps it
-//   growing_process ROOT LEDGER PROCESS SEED churn  takes and releases at random
+//   growing_process ROOT PROCESS SEED fill   takes as much as it gets, and keeps it
+//   growing_process ROOT PROCESS SEED churn  takes and releases at random
 //
 // With the directory of a cgroup behind that, it joins the cgroup and takes real memory, under the
 // cgroup's limits.
@@ -28,7 +28,6 @@
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
-#include "pinion/allocator/ram/host_ledger.h"
 #include "pinion/allocator/ram/ram_probe.h"
 #include "pinion/allocator/sources/mmap_source.h"
 #include "pinion/tests/allocator/ram/shared_host.h"
@@ -97,10 +96,10 @@ void Churn(const SharedHost& host, PinnedAllocator& allocator, std::mt19937_64& 
 
 int Run(const std::vector<std::string>& arguments) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // the test may be killed before it says stop
-  const bool real = arguments.size() == 7;
-  if (real) RealCgroup::Join(arguments[6]);
-  const int process = std::stoi(arguments[3]);
-  std::mt19937_64 random(std::stoull(arguments[4]));
+  const bool real = arguments.size() == 6;
+  if (real) RealCgroup::Join(arguments[5]);
+  const int process = std::stoi(arguments[2]);
+  std::mt19937_64 random(std::stoull(arguments[3]));
   SharedHost host(arguments[1], /*make=*/false);
   SetLogSink([](LogSeverity, const std::string&) {});  // warnings of the marks
   AllocatorOptions options;
@@ -110,10 +109,9 @@ int Run(const std::vector<std::string>& arguments) {
   const std::shared_ptr<PinnedAllocator> allocator =
       PinnedAllocator::Create(
           options, std::make_shared<CommittingSource>(std::move(memory), host, process, random),
-          {real ? RealCgroup::Probe(host.real_cgroup_files()) : host.Probe(),
-           HostLedger::Open(arguments[2]).value()})
+          {real ? RealCgroup::Probe(host.real_cgroup_files()) : host.Probe(), host.Ledger()})
           .value();
-  if (arguments[5] == "fill") {
+  if (arguments[4] == "fill") {
     Fill(host, *allocator);
   } else {
     Churn(host, *allocator, random);
@@ -125,5 +123,5 @@ int Run(const std::vector<std::string>& arguments) {
 }  // namespace pinion::testing
 
 int main(int argc, char** argv) {
-  return argc == 6 || argc == 7 ? pinion::testing::Run({argv, argv + argc}) : 2;
+  return argc == 5 || argc == 6 ? pinion::testing::Run({argv, argv + argc}) : 2;
 }

@@ -51,26 +51,17 @@ constexpr uint64_t kSegmentBytes = 2 * kMiB;
 
 class HostBudgetTest : public ::testing::Test {
  protected:
-  HostBudgetTest() : ledger_name_("/pinion_budget_test_" + std::to_string(getpid())) {
-    shm_unlink(ledger_name_.c_str());
-    ledger_ = HostLedger::Open(ledger_name_).value();
-  }
   ~HostBudgetTest() override {
     for (const pid_t pid : pids_) {
       if (pid == 0) continue;
       kill(pid, SIGKILL);
       waitpid(pid, nullptr, 0);
     }
-    shm_unlink(ledger_name_.c_str());
   }
 
   void Start(int process, uint64_t seed, const std::string& what) {
-    std::vector<std::string> words = {"tests/allocator/ram/growing_process",
-                                      files_.root().string(),
-                                      ledger_name_,
-                                      std::to_string(process),
-                                      std::to_string(seed),
-                                      what};
+    std::vector<std::string> words = {"tests/allocator/ram/growing_process", files_.root().string(),
+                                      std::to_string(process), std::to_string(seed), what};
     if (cgroup_ != nullptr) words.push_back(cgroup_->directory().string());
     std::vector<char*> arguments;
     for (std::string& word : words) arguments.push_back(word.data());
@@ -122,7 +113,7 @@ class HostBudgetTest : public ::testing::Test {
       EXPECT_EQ(Wait(process), 0);
     }
     EXPECT_EQ(host_.committed_bytes(), 0u);
-    EXPECT_EQ(ledger_->reserved_bytes(), 0u);
+    EXPECT_EQ(ledger_.reserved_bytes(), 0u);
     EXPECT_EQ(host_.state().violations, 0u);
   }
 
@@ -149,8 +140,7 @@ class HostBudgetTest : public ::testing::Test {
 
   FakeHost files_;
   SharedHost host_{files_.root(), /*make=*/true};
-  const std::string ledger_name_;
-  std::shared_ptr<HostLedger> ledger_;
+  const HostLedger ledger_ = host_.Ledger();
   std::unique_ptr<RealCgroup> cgroup_;  // null: on the fixture host
   std::array<pid_t, SharedHost::kProcesses> pids_ = {};
 };
@@ -173,7 +163,7 @@ TEST_F(HostBudgetTest, AfterAllWereKilledTheRoomIsThereAgain) {
   StartAll("churn");
   Await("growths", [&] { return host_.state().growths >= 50; });
   for (int process = 0; process < SharedHost::kProcesses; ++process) Kill(process);
-  EXPECT_EQ(ledger_->reserved_bytes(), 0u);
+  EXPECT_EQ(ledger_.reserved_bytes(), 0u);
   StartAll("fill");
   Await("the room to be full",
         [&] { return host_.committed_bytes() + kSegmentBytes > SharedHost::kRoomBytes; });
@@ -233,7 +223,7 @@ TEST_F(RealHostBudgetTest, TheMemoryOfAKilledProcessGoesToTheNext) {
   const uint64_t before = host_.committed_bytes();
   const uint64_t share = host_.state().committed_bytes[3];
   Kill(3);
-  EXPECT_EQ(ledger_->reserved_bytes(), 0u);
+  EXPECT_EQ(ledger_.reserved_bytes(), 0u);
   Start(3, 3, "fill");
   Await("it to be refused", [&] { return host_.state().full == SharedHost::kProcesses + 1; });
   EXPECT_GE(host_.state().committed_bytes[3] + kSegmentBytes, share);

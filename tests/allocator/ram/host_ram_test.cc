@@ -1,15 +1,20 @@
 // Which ledger an allocator opens, in a process that has no shared memory.
 
+// With the fortified header, open is an inline function that nobody can replace.
+#undef _FORTIFY_SOURCE
+
 #include "pinion/allocator/ram/host_ram.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdarg>
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
@@ -25,11 +30,17 @@ namespace {
 int ledgers_opened = 0;
 }  // namespace
 
-extern "C" int shm_open(const char*, int flags, mode_t) {
-  // Ledgers that others have left in /dev/shm are opened as well, and not created.
-  if ((flags & O_CREAT) != 0) ++ledgers_opened;
-  errno = ENOENT;
-  return -1;
+extern "C" int open(const char* path, int flags, ...) {
+  if (std::string_view(path).starts_with("/dev/shm/pinion_ledger_")) {
+    ++ledgers_opened;
+    errno = ENOENT;
+    return -1;
+  }
+  std::va_list arguments;
+  va_start(arguments, flags);
+  const mode_t mode = (flags & (O_CREAT | __O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
+  va_end(arguments);
+  return static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
 }
 
 namespace pinion {
@@ -46,6 +57,12 @@ class HostRamTest : public ::testing::Test {
  protected:
   HostRamTest() { ledgers_opened = 0; }
 
+  void Grow() {
+    const auto allocator = PinnedAllocator::Create(options_, source_);
+    ASSERT_THAT(allocator, IsOk());
+    EXPECT_THAT((*allocator)->Allocate(1), IsOk());
+  }
+
   AllocatorOptions options_;
   const std::shared_ptr<FakeSource> source_ = std::make_shared<FakeSource>();
   const CapturedLog log_;
@@ -56,7 +73,7 @@ TEST_F(HostRamTest, AnAllocatorWithADirectoryForItsLedgerOpensNoOtherOneAndSaysN
   const std::string directory = absl::StrCat(::testing::TempDir(), "host_ram_", getpid());
   std::filesystem::create_directories(directory);
   options_.ledger_directory = directory;
-  EXPECT_THAT(PinnedAllocator::Create(options_, source_), IsOk());
+  Grow();
   std::filesystem::remove_all(directory);
   EXPECT_EQ(ledgers_opened, 0);
   EXPECT_THAT(log_.text(), IsEmpty());
@@ -69,9 +86,9 @@ TEST_F(HostRamTest, OptionsThatAreRefusedOpenNoLedger) {
 }
 
 TEST_F(HostRamTest, WithoutADirectoryTheLedgerOfThisUserIsOpenedAndWhoHasNoneIsTold) {
-  EXPECT_THAT(PinnedAllocator::Create(options_, source_), IsOk());
-  EXPECT_EQ(ledgers_opened, 1);
-  EXPECT_THAT(log_.text(), HasSubstr("do not know of each other's growth"));
+  Grow();
+  EXPECT_GE(ledgers_opened, 1);
+  EXPECT_THAT(log_.text(), HasSubstr("not coordinated with other Pinion processes"));
 }
 
 }  // namespace

@@ -23,8 +23,6 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/allocator/ram/host_ledger.h"
-#include "pinion/allocator/ram/host_ram.h"
 #include "pinion/allocator/ram/ram_probe.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/run_threads.h"
@@ -70,14 +68,14 @@ class RamWatermarkTest : public ::testing::Test {
 };
 
 TEST_F(RamWatermarkTest, AHostThatCannotBeReadHasNoMarks) {
-  RamWatermark watermark(options_, host_.Probe());
+  RamWatermark watermark(options_, host_.Ram());
   EXPECT_THAT(watermark.AdmitGrowth(1000 * kGiB), IsOk());
   EXPECT_EQ(watermark.BytesToGiveBack(1000 * kGiB), 0u);
 }
 
 TEST_F(RamWatermarkTest, TheHighMarkIsJudgedAfterTheGrowth) {
   SetUsedPercent(80);
-  RamWatermark watermark(options_, host_.Probe());
+  RamWatermark watermark(options_, host_.Ram());
   EXPECT_THAT(watermark.AdmitGrowth(10 * kGiB), IsOk());
   EXPECT_THAT(
       watermark.AdmitGrowth(11 * kGiB),
@@ -92,7 +90,7 @@ TEST_F(RamWatermarkTest, TheHighMarkHoldsForACgroupTooAndIsNamed) {
   host_.Write("proc/self/cgroup", "0::/pod\n");
   host_.Write("cgroup/pod/memory.max", "1073741824\n");
   host_.Write("cgroup/pod/memory.current", "0\n");
-  RamWatermark watermark(options_, host_.Probe());
+  RamWatermark watermark(options_, host_.Ram());
   EXPECT_THAT(watermark.AdmitGrowth(921 * kMiB), IsOk());
   EXPECT_THAT(watermark.AdmitGrowth(922 * kMiB),
               StatusIs(absl::StatusCode::kResourceExhausted,
@@ -103,7 +101,7 @@ TEST_F(RamWatermarkTest, TheHighMarkHoldsForACgroupTooAndIsNamed) {
 // Ranks that each look first and then allocate pass the mark together.
 TEST_F(RamWatermarkTest, GrowthsThatAreNotVisibleYetAreCountedIn) {
   SetUsedPercent(80);
-  RamWatermark watermark(options_, host_.Probe(), Impatient());
+  RamWatermark watermark(options_, host_.Ram(), Impatient());
   std::optional<absl::StatusOr<RamWatermark::Growth>> first = watermark.AdmitGrowth(6 * kGiB);
   ASSERT_THAT(*first, IsOk());
   EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB),
@@ -118,7 +116,7 @@ TEST_F(RamWatermarkTest, GrowthsThatAreNotVisibleYetCountAgainstACgroupToo) {
   host_.Write("proc/self/cgroup", "0::/pod\n");
   host_.Write("cgroup/pod/memory.max", "1073741824\n");
   host_.Write("cgroup/pod/memory.current", "0\n");
-  RamWatermark watermark(options_, host_.Probe(), Impatient());
+  RamWatermark watermark(options_, host_.Ram(), Impatient());
   std::optional<absl::StatusOr<RamWatermark::Growth>> first = watermark.AdmitGrowth(600 * kMiB);
   ASSERT_THAT(*first, IsOk());
   EXPECT_THAT(watermark.AdmitGrowth(600 * kMiB),
@@ -130,9 +128,8 @@ TEST_F(RamWatermarkTest, GrowthsThatAreNotVisibleYetCountAgainstACgroupToo) {
 
 TEST_F(RamWatermarkTest, GrowthsOfOtherWatermarksWithTheSameLedgerAreCountedIn) {
   SetUsedPercent(80);
-  const std::shared_ptr<HostLedger> ledger = HostLedger::Private();
-  RamWatermark watermark(options_, {host_.Probe(), ledger}, Impatient());
-  RamWatermark other(options_, {host_.Probe(), ledger}, Impatient());
+  RamWatermark watermark(options_, host_.Ram(), Impatient());
+  RamWatermark other(options_, host_.Ram(), Impatient());
   RamWatermark stranger(options_, host_.Probe(), Impatient());
   const absl::StatusOr<RamWatermark::Growth> first = watermark.AdmitGrowth(6 * kGiB);
   ASSERT_THAT(first, IsOk());
@@ -156,8 +153,8 @@ class TwoContainersTest : public RamWatermarkTest {
       container.pod = "cgroup/pod" + std::to_string(i);
       container.host.Write("proc/self/cgroup", "0::/pod" + std::to_string(i) + "\n");
       container.host.Write(container.pod + "/memory.max", limit_bytes + "\n");
-      container.watermark = std::make_unique<RamWatermark>(
-          options_, HostRam(container.host.Probe(), HostLedger::Private()), Impatient());
+      container.watermark =
+          std::make_unique<RamWatermark>(options_, container.host.Ram(), Impatient());
       Use(i, 0);
     }
   }
@@ -210,7 +207,7 @@ TEST_F(TwoContainersTest,
 // then does not fit by that sum, and does fit once the pin is done.
 TEST_F(RamWatermarkTest, AGrowthThatIsBecomingVisibleIsNotChargedTwice) {
   SetUsedPercent(80);
-  RamWatermark watermark(options_, host_.Probe(), [] { return absl::UnixEpoch(); });
+  RamWatermark watermark(options_, host_.Ram(), [] { return absl::UnixEpoch(); });
   std::optional<RamWatermark::Growth> first = watermark.AdmitGrowth(6 * kGiB).value();
   SetUsedPercent(86);
   RunThreads(2, [&](int thread) {
@@ -225,7 +222,7 @@ TEST_F(RamWatermarkTest, AGrowthThatIsBecomingVisibleIsNotChargedTwice) {
 
 TEST_F(RamWatermarkTest, WhoDoesNotWantToWaitIsRefusedAtOnce) {
   SetUsedPercent(80);
-  RamWatermark watermark(options_, host_.Probe(), [] { return absl::UnixEpoch(); });
+  RamWatermark watermark(options_, host_.Ram(), [] { return absl::UnixEpoch(); });
   const absl::StatusOr<RamWatermark::Growth> first = watermark.AdmitGrowth(6 * kGiB);
   EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB, RamWatermark::Wait::kNo), Not(IsOk()));
   EXPECT_EQ(watermark.counts().waits, 0u);
@@ -233,7 +230,7 @@ TEST_F(RamWatermarkTest, WhoDoesNotWantToWaitIsRefusedAtOnce) {
 
 TEST_F(RamWatermarkTest, WhatDoesNotFitAnywayDoesNotWait) {
   SetUsedPercent(86);
-  RamWatermark watermark(options_, host_.Probe(), [] { return absl::UnixEpoch(); });
+  RamWatermark watermark(options_, host_.Ram(), [] { return absl::UnixEpoch(); });
   const absl::StatusOr<RamWatermark::Growth> first = watermark.AdmitGrowth(kGiB);
   EXPECT_THAT(watermark.AdmitGrowth(5 * kGiB), Not(IsOk()));
   EXPECT_EQ(watermark.counts().waits, 0u);
@@ -242,7 +239,7 @@ TEST_F(RamWatermarkTest, WhatDoesNotFitAnywayDoesNotWait) {
 TEST_F(RamWatermarkTest, OfThreadsThatGrowAtOnceThoseThatFitAreAdmittedAndNoMore) {
   SetUsedPercent(80);
   for (int round = 0; round < 20; ++round) {
-    RamWatermark watermark(options_, host_.Probe(), Impatient());
+    RamWatermark watermark(options_, host_.Ram(), Impatient());
     Mutex mu;
     std::vector<RamWatermark::Growth> admitted;
     RunThreads(8, [&](int) {
@@ -257,7 +254,7 @@ TEST_F(RamWatermarkTest, OfThreadsThatGrowAtOnceThoseThatFitAreAdmittedAndNoMore
 
 TEST_F(RamWatermarkTest, EachGrowthAboveTheWarnMarkIsCountedButOneAMinuteIsLogged) {
   SetUsedPercent(65);
-  RamWatermark watermark(options_, host_.Probe(), [this] { return now_; });
+  RamWatermark watermark(options_, host_.Ram(), [this] { return now_; });
   for (int i = 0; i < 3; ++i) EXPECT_THAT(watermark.AdmitGrowth(kGiB), IsOk());
   EXPECT_EQ(watermark.counts().warnings, 3u);
   ASSERT_EQ(warnings_.size(), 1u);
@@ -271,7 +268,7 @@ TEST_F(RamWatermarkTest, EachGrowthAboveTheWarnMarkIsCountedButOneAMinuteIsLogge
 
 TEST_F(RamWatermarkTest, UpToTheWarnMarkNothingIsSaid) {
   SetUsedPercent(50);
-  RamWatermark watermark(options_, host_.Probe());
+  RamWatermark watermark(options_, host_.Ram());
   EXPECT_THAT(watermark.AdmitGrowth(10 * kGiB), IsOk());
   EXPECT_EQ(watermark.counts().warnings, 0u);
   EXPECT_TRUE(warnings_.empty());
@@ -279,7 +276,7 @@ TEST_F(RamWatermarkTest, UpToTheWarnMarkNothingIsSaid) {
 
 TEST_F(RamWatermarkTest, WhatOthersAreAboutToPinCountsTowardsTheWarnMark) {
   SetUsedPercent(50);
-  RamWatermark watermark(options_, host_.Probe());
+  RamWatermark watermark(options_, host_.Ram());
   const absl::StatusOr<RamWatermark::Growth> others = watermark.AdmitGrowth(6 * kGiB);
   EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB), IsOk());
   EXPECT_EQ(watermark.counts().warnings, 1u);
@@ -289,7 +286,7 @@ TEST_F(RamWatermarkTest, WhatOthersAreAboutToPinCountsTowardsTheWarnMark) {
 TEST_F(RamWatermarkTest, TheWaitEndsAtItsLongest) {
   SetUsedPercent(80);
   int calls = 0;
-  RamWatermark watermark(options_, host_.Probe(), [&] {
+  RamWatermark watermark(options_, host_.Ram(), [&] {
     return absl::UnixEpoch() + (calls++ == 0 ? absl::ZeroDuration() : RamWatermark::kLongestWait);
   });
   const absl::StatusOr<RamWatermark::Growth> others = watermark.AdmitGrowth(6 * kGiB);
@@ -302,7 +299,7 @@ TEST_F(RamWatermarkTest, TheWaitEndsAtItsLongest) {
 TEST_F(RamWatermarkTest, WhoWaitsSleeps) {
   SetUsedPercent(80);
   int calls = 0;
-  RamWatermark watermark(options_, host_.Probe(), [&] {
+  RamWatermark watermark(options_, host_.Ram(), [&] {
     ++calls;
     return absl::Now();
   });
@@ -314,7 +311,7 @@ TEST_F(RamWatermarkTest, WhoWaitsSleeps) {
 
 TEST_F(RamWatermarkTest, AboveTheHighMarkTrimmingGoesDownToTheLowMark) {
   SetUsedPercent(92);
-  RamWatermark watermark(options_, host_.Probe());
+  RamWatermark watermark(options_, host_.Ram());
   const uint64_t bytes = watermark.BytesToGiveBack(kMiB);
   EXPECT_GE(bytes, 7 * kGiB);
   EXPECT_LE(bytes, 7 * kGiB + kMiB);
@@ -322,13 +319,13 @@ TEST_F(RamWatermarkTest, AboveTheHighMarkTrimmingGoesDownToTheLowMark) {
 
 TEST_F(RamWatermarkTest, BelowTheHighMarkNothingNeedsToGo) {
   SetUsedPercent(87);
-  RamWatermark watermark(options_, host_.Probe());
+  RamWatermark watermark(options_, host_.Ram());
   EXPECT_EQ(watermark.BytesToGiveBack(kMiB), 0u);
 }
 
 TEST_F(RamWatermarkTest, AGrowthThatWouldPassTheHighMarkMakesRoomForItselfAndNoMore) {
   SetUsedPercent(86);
-  RamWatermark watermark(options_, host_.Probe());
+  RamWatermark watermark(options_, host_.Ram());
   const uint64_t bytes = watermark.BytesToGiveBack(6 * kGiB);
   EXPECT_GE(bytes, 2 * kGiB);
   EXPECT_LE(bytes, 2 * kGiB + kMiB);
@@ -347,7 +344,7 @@ TEST_F(RamWatermarkTest, AfterTheBytesWereGivenBackTheGrowthPasses) {
     const uint64_t total = kGiB + random() % (100 * kGiB);
     const uint64_t used = random() % total;
     host_.SetMeminfo(total, total - used);
-    RamWatermark watermark(options_, host_.Probe());
+    RamWatermark watermark(options_, host_.Ram());
     const uint64_t growth = 1 + random() % (total / 4);
     if (watermark.AdmitGrowth(growth).ok()) continue;
     ++refused;
@@ -379,7 +376,7 @@ class RamLevelTest : public RamWatermarkTest {
 };
 
 TEST_F(RamLevelTest, AChangeIsToldOnceWithItsNumbers) {
-  RamWatermark watermark(options_, host_.Probe());
+  RamWatermark watermark(options_, host_.Ram());
   SetUsedPercent(65);
   watermark.Observe();
   watermark.Observe();
@@ -391,7 +388,7 @@ TEST_F(RamLevelTest, AChangeIsToldOnceWithItsNumbers) {
 }
 
 TEST_F(RamLevelTest, ALevelIsEnteredAboveItsMarkAndLeftWellBelow) {
-  RamWatermark watermark(options_, host_.Probe());  // 60, 90, and 85 to leave the high one
+  RamWatermark watermark(options_, host_.Ram());  // 60, 90, and 85 to leave the high one
   for (const uint64_t percent : {60, 61, 59, 56, 90, 91, 89, 86, 85, 56, 55}) {
     SetUsedPercent(percent);
     watermark.Observe();
@@ -402,7 +399,7 @@ TEST_F(RamLevelTest, ALevelIsEnteredAboveItsMarkAndLeftWellBelow) {
 
 TEST_F(RamLevelTest, GrowthSamplesTheLevelAndAReservationIsNoLevel) {
   SetUsedPercent(50);
-  RamWatermark watermark(options_, host_.Probe());
+  RamWatermark watermark(options_, host_.Ram());
   const absl::StatusOr<RamWatermark::Growth> growth = watermark.AdmitGrowth(15 * kGiB);
   watermark.Observe();
   EXPECT_TRUE(changes_.empty());
@@ -412,7 +409,7 @@ TEST_F(RamLevelTest, GrowthSamplesTheLevelAndAReservationIsNoLevel) {
 }
 
 TEST_F(RamLevelTest, AboveTheHighMarkNothingGrowsUntilTheHostIsDownToTheLowMark) {
-  RamWatermark watermark(options_, host_.Probe());
+  RamWatermark watermark(options_, host_.Ram());
   SetUsedPercent(91);
   watermark.Observe();
   SetUsedPercent(87);
@@ -428,7 +425,7 @@ TEST_F(RamLevelTest, AboveTheHighMarkNothingGrowsUntilTheHostIsDownToTheLowMark)
 TEST_F(RamLevelTest, ALowWarnMarkIsLeftToo) {
   options_.warn_percent = 20;
   options_.low_percent = 60;
-  RamWatermark watermark(options_, host_.Probe());
+  RamWatermark watermark(options_, host_.Ram());
   for (const uint64_t percent : {21, 11, 10}) {
     SetUsedPercent(percent);
     watermark.Observe();
@@ -439,11 +436,10 @@ TEST_F(RamLevelTest, ALowWarnMarkIsLeftToo) {
 
 TEST_F(RamLevelTest, ACallbackThatThrowsLeavesNoReservation) {
   options_.on_ram_level = [](const RamLevelChange&) { throw std::runtime_error("the user's"); };
-  const std::shared_ptr<HostLedger> ledger = HostLedger::Private();
-  RamWatermark watermark(options_, {host_.Probe(), ledger});
+  RamWatermark watermark(options_, host_.Ram());
   SetUsedPercent(65);
   EXPECT_THROW((void)watermark.AdmitGrowth(kMiB), std::runtime_error);
-  EXPECT_EQ(ledger->reserved_bytes(), 0u);
+  EXPECT_EQ(host_.Ram().ledger.reserved_bytes(), 0u);
   EXPECT_THAT(watermark.AdmitGrowth(kMiB), IsOk());
 }
 
@@ -455,7 +451,7 @@ TEST_F(RamLevelTest, TheCallbackMayUseTheWatermarkThatCallsIt) {
     self->Observe();
     EXPECT_THAT(self->AdmitGrowth(kMiB), IsOk());
   };
-  RamWatermark watermark(options_, host_.Probe());
+  RamWatermark watermark(options_, host_.Ram());
   self = &watermark;
   SetUsedPercent(65);
   EXPECT_THAT(watermark.AdmitGrowth(kMiB), IsOk());

@@ -26,6 +26,7 @@
 
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/ram/host_ledger.h"
 #include "pinion/allocator/ram/ram_probe.h"
 #include "pinion/tests/support/fake_host.h"
 
@@ -69,6 +70,7 @@ class SharedHost {
 
   State& state() const { return *state_; }
   RamProbe Probe() const { return files_.Probe(); }
+  HostLedger Ledger() const { return files_.Ram().ledger; }
   // For RealCgroup::Probe, in place of the above.
   std::filesystem::path real_cgroup_files() const { return files_.root() / "real_cgroup"; }
 

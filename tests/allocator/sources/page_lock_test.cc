@@ -30,7 +30,7 @@
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
-#include "pinion/allocator/ram/host_ledger.h"
+#include "pinion/allocator/ram/host_ram.h"
 #include "pinion/allocator/sources/mmap_source.h"
 #include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/child_process.h"
@@ -196,14 +196,13 @@ TEST_F(PageLockTest, WhereRamIsShortPlainMappedMemoryIsNotCalledPinnedEither) {
   InAChild([] {
     FakeHost host;
     host.SetMeminfo(100 * kGiB, 12 * kGiB);
-    const std::shared_ptr<HostLedger> ledger = HostLedger::Private();
-    const auto allocator =
-        PinnedAllocator::Create({}, MmapSource::Create({}).value(), {host.Probe(), ledger}).value();
+    const HostRam ram = host.Ram();
+    const auto allocator = PinnedAllocator::Create({}, MmapSource::Create({}).value(), ram).value();
     const CapturedLog log;
     const PinnedBlock block = allocator->Allocate(3 * kMiB).value();
     EXPECT_THAT(log.text(), AllOf(HasSubstr("host memory is taken while RAM is short: 88.0 %"),
                                   Not(HasSubstr("pinned"))));
-    const auto others = ledger->Reserve(2 * kGiB);
+    const auto others = ram.ledger.Reserve(2 * kGiB);
     EXPECT_THAT(allocator->Allocate(3 * kGiB),
                 StatusIs(absl::StatusCode::kResourceExhausted,
                          AllOf(HasSubstr("of pageable memory: to take 3 GiB more"),
