@@ -8,7 +8,7 @@
 namespace pinion {
 namespace {
 
-// Written so that NaN is refused too.
+// False for NaN too.
 bool IsPercent(double value) { return value > 0 && value <= 100; }
 
 absl::Status Refuse(const std::string& field, const std::string& value, const std::string& rule) {

@@ -1,4 +1,4 @@
-// How a PinnedAllocator behaves. Plain data; the defaults fit most programs.
+// Options of a PinnedAllocator. Plain data; the defaults fit most programs.
 
 #ifndef PINION_ALLOCATOR_ALLOCATOR_OPTIONS_H_
 #define PINION_ALLOCATOR_ALLOCATOR_OPTIONS_H_
@@ -13,73 +13,71 @@
 
 namespace pinion {
 
-// How full the host is, by the marks of AllocatorOptions. A level is entered above its mark and
+// How full the host is. A level is entered above its watermark (warn_percent, high_percent) and
 // left `high_percent - low_percent` points below it, so that it does not flicker.
 enum class RamLevel { kNormal, kWarn, kHigh };
 
 struct RamLevelChange {
   RamLevel from = RamLevel::kNormal;
   RamLevel to = RamLevel::kNormal;
-  double percent = 0;           // psutil's, as sampled
-  uint64_t headroom_bytes = 0;  // what the host and every cgroup leave, see RamProbe
+  double percent = 0;           // as psutil reports it
+  uint64_t headroom_bytes = 0;  // see RamProbe
 };
 
 struct AllocatorOptions {
   // --- The budget for the host's RAM ---
 
-  // psutil's percentage, (total - available) / total, above which a rate-limited warning is
-  // logged and counted. TRL warns at the same mark. 0 < warn <= high.
+  // The percentage of the host's RAM in use (psutil's) above which a rate-limited warning is logged
+  // and counted. TRL warns at the same percentage. 0 < warn <= high.
   double warn_percent = 60.0;
 
-  // No growth goes above this percentage of the host, nor of the limit of any cgroup: requests are
-  // served from cached blocks only. Where others take the host above it, nothing grows until it has
-  // come down to low_percent.
+  // No growth goes above this percentage of the host or of any cgroup's limit: requests are then
+  // served from cached blocks only. If other programs exceed it, nothing grows until the host is
+  // back at low_percent.
   double high_percent = 90.0;
 
-  // A host above the high mark gets cached memory back down to this percentage. (Elsewhere a growth
-  // that does not fit gives back what lets it fit, or nothing.)
+  // Above high_percent, cached memory is freed until the host is at this percentage. (Below it, a
+  // growth that does not fit frees as much cached memory as it needs, or nothing.)
   double low_percent = 85.0;
 
-  // Called when the level that a growth or Trim sampled differs from the last one: on the thread
-  // that called Allocate, Reserve or Trim, before that returns, with no lock held. It may call this
-  // and other allocators; a change that this brings about is told by a nested call. It must not
-  // wait for another thread that calls this one: that may wait for the growth. Threads that trim or
-  // grow at once may call it at once. What it throws passes through the call, which has then done
-  // nothing.
+  // Called when a growth or Trim samples another level than the last one. It runs on the thread
+  // that called Allocate, Reserve or Trim, without a lock. Several threads may call it at once. It
+  // may call this and other allocators, which may call it again. It must not wait for another
+  // thread that calls this allocator, because that thread may wait for the growth. An exception
+  // passes through the call, which then has done nothing.
   std::function<void(const RamLevelChange&)> on_ram_level;
 
-  // The most that this allocator locks, whatever the host has. From 1 on; at least the source's
-  // granularity (2 MiB for pinned memory) unless pageable_fallback is set. The default is no limit
-  // of its own.
+  // The most bytes that this allocator locks. At least the source's granularity (2 MiB for pinned
+  // memory), or at least 1 with pageable_fallback. The default is no limit.
   uint64_t max_locked_bytes = UINT64_MAX;
 
-  // What processes are about to pin at the same moment is counted in a ledger that they share:
-  // those of this user, in this pid namespace. Containers that have such a namespace each share one
-  // by a directory of a local file system (a tmpfs, say) that is mounted into each of them: this is
-  // its path. Empty: none. (HostLedger::InDirectory)
+  // The directory of the ledger in which processes count each other's pending growth. It must be on
+  // a local file system (a tmpfs, for example). Empty: the ledger of this user's processes that
+  // share /dev/shm. Containers that do not share /dev/shm need one directory that is mounted into
+  // each of them. See HostLedger::InDirectory.
   std::string ledger_directory;
 
   // --- Performance ---
 
-  // Segments are asked for in chunks of this size, or of the block's size where that is larger;
-  // until as much is locked, each growth raises what is to the next power of two that is 16 MiB or
-  // more away. An empty pool begins with 64 MiB. Reserve asks for what is missing at once,
-  // at most 1 GiB or a chunk a call. A multiple of the source's granularity.
+  // The pool starts with a 64 MiB segment. Growths raise the locked bytes to powers of two, at
+  // least 16 MiB at a time, until they reach `segment_bytes`. From then on it grows by
+  // `segment_bytes`, or by the block's size if that is larger. Reserve pins the missing bytes at
+  // once, by at most 1 GiB or `segment_bytes` a call. A multiple of the source's granularity.
   uint64_t segment_bytes = config::kChunkBytes;  // --//config:chunk_mib, 1 GiB
 
-  // How long Allocate waits for released blocks whose tickets are not done yet before it grows.
+  // How long Allocate waits for deferred blocks before it grows.
   absl::Duration max_wait_for_deferred = absl::Milliseconds(0);
 
-  // Where blocks of 32 KiB and more begin; their sizes are rounded up to multiples of it too. A
+  // Alignment of blocks of 32 KiB or more, whose sizes are rounded up to multiples of it too. A
   // power of two from 4096 up to the source's granularity: 2 MiB for whole huge pages.
   uint64_t alignment_bytes = 4096;
 
-  // Where the source or max_locked_bytes refuses to pin, serve from memory that is not pinned. A
-  // device copies from and to it more slowly, and blocks the host meanwhile. The high mark holds
-  // for it as well. PinnedBlock::pinned() tells which it is.
+  // Serves pageable memory if the source or max_locked_bytes refuses to pin. Devices copy such
+  // memory more slowly and block the host. high_percent holds for it too. PinnedBlock::pinned()
+  // tells which kind a block is.
   bool pageable_fallback = false;
 
-  // InvalidArgument that names the field, its value and what it must be.
+  // Returns InvalidArgument with the field, its value and its bounds.
   absl::Status Validate() const;
 };
 

@@ -1,19 +1,21 @@
 // A fence is a number.
 //
-// Whoever orders work on a device numbers what it submits, 1, 2, 3, ... on a *timeline*. A
-// FenceTicket names one point on one timeline; it is done when the timeline's completed count has
-// reached it. The allocator keeps a block that was released with a ticket until then, by comparing
-// two integers: it needs no event per block, knows no device, and one stuck timeline holds back
-// only the blocks that wait for it.
+// Work that is submitted in order gets the numbers 1, 2, 3, ... of a *timeline*. A FenceTicket
+// names one number of a timeline. It is done when the timeline's completed count has reached that
+// number.
 //
 //   FenceTicket ticket = transfer.ticket();
 //   std::move(block).ReleaseAfter({ticket});      // reusable when ticket.IsDone()
 //
-// Anyone may number work: a device's streams, the reads of a file, a thread of the CPU. Copies wait
-// for all of them alike (engine/host_buffer.h).
+// So the allocator tells by comparing two integers whether a released block is reusable. It needs
+// no event per block and knows no device. A stuck timeline holds back only the blocks that wait for
+// it.
 //
-// Thread safety: all of FenceTimeline is thread-safe; a FenceTicket is a value.
-// Ownership: a ticket shares ownership of its timeline, so it can outlive whoever issued it.
+// Any work may be numbered: a device's streams, reads of a file, a CPU thread. Copies wait for all
+// kinds alike (engine/host_buffer.h).
+//
+// Thread safety: FenceTimeline is thread-safe; a FenceTicket is a value. Ownership: a ticket shares
+// ownership of its timeline, so it may outlive the timeline's owner.
 
 #ifndef PINION_ALLOCATOR_FENCE_H_
 #define PINION_ALLOCATOR_FENCE_H_
@@ -27,11 +29,11 @@
 
 namespace pinion {
 
-// A stream, for a timeline that is to make it wait.
+// A stream that a timeline can make wait.
 class EventWaiter {
  public:
-  // Later work of the stream starts after `event`, a recorded event of the stream's kind of device
-  // in that device's own type (cudaEvent_t). Does not block the host.
+  // Makes later work of the stream start after `event`. The event was recorded on a device of the
+  // stream's kind and has that device's type (cudaEvent_t). Does not block the host.
   virtual absl::Status WaitForEvent(void* event) = 0;
 
  protected:
@@ -42,27 +44,27 @@ class FenceTimeline {
  public:
   virtual ~FenceTimeline() = default;
 
-  // Every ticket up to and including this number is done. Never decreases; an atomic load. It is
-  // called with locks held, and from destructors.
+  // Returns the number up to which all tickets are done. It never decreases. An atomic load, which
+  // is called with locks held and from destructors.
   virtual uint64_t Completed() const noexcept = 0;
 
-  // Asks the device how far it has come, so that Completed() may rise. May call the device: never
-  // call it with a lock held. Does nothing useful once the device has failed for good.
+  // Asks the device for its progress, so that Completed() may rise. May call the device: never call
+  // it with a lock held. Has no effect once the device has failed permanently.
   virtual void Poll() = 0;
 
-  // Blocks until Completed() >= value. DeadlineExceeded when that takes longer than `timeout`;
-  // the device's error when the timeline can no longer advance.
+  // Blocks until Completed() >= value. Errors: DeadlineExceeded after `timeout`, or the device's
+  // error if the timeline can no longer advance.
   virtual absl::Status Wait(uint64_t value, absl::Duration timeout) = 0;
 
-  // Later work of `stream` starts after number `value`, without blocking the host. Unimplemented
-  // where there is no event to wait for: whoever asked then calls Wait. `stream` is of the kind of
-  // device that the timeline's events are of.
+  // Makes later work of `stream` start after number `value`, without blocking the host. The stream
+  // is of the timeline's kind of device. Unimplemented if there is no event to wait for; then call
+  // Wait.
   virtual absl::Status OrderAfter(uint64_t /*value*/, EventWaiter& /*stream*/) {
     return absl::UnimplementedError("this timeline has no events");
   }
 
-  // For a timeout's message: what number `value` is and what it waits for, as far as is known. May
-  // call the device.
+  // Describes for a timeout's message what number `value` is and what it waits for. May call the
+  // device.
   virtual std::string WhyPending(uint64_t value) {
     return "number " + std::to_string(value) + " of somebody else's timeline is not done";
   }
@@ -73,7 +75,7 @@ struct FenceTicket {
   uint64_t value = 0;
 
   bool IsDone() const { return timeline == nullptr || timeline->Completed() >= value; }
-  // Blocks until it is done, as FenceTimeline::Wait. OK at once if it is done already.
+  // Blocks until the ticket is done, like FenceTimeline::Wait. Returns OK at once if it is done.
   absl::Status Wait(absl::Duration timeout) const {
     return IsDone() ? absl::OkStatus() : timeline->Wait(value, timeout);
   }

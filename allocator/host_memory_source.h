@@ -1,11 +1,11 @@
-// Where segments of host memory come from.
+// Provides segments of host memory to a PinnedAllocator.
 //
-// The allocator owns policy, not memory: it is given a source. Plain sources live in
-// allocator/sources, pinned ones in device/cuda and device/emulated; a source may wrap another one.
+// Sources of plain memory are in allocator/sources, of pinned memory in device/cuda and
+// device/emulated. A source may wrap another one.
 //
-// Thread safety: implementations are thread-safe. The allocator calls none with a lock held, but
-// for JoinsAt, which only computes. Allocate and Free may call the allocator, but must not wait for
-// another thread that calls it: one thread at a time grows or trims.
+// Thread safety: implementations are thread-safe. The allocator calls a source without a lock.
+// Exception: JoinsAt, which must only compute. Allocate and Free may call the allocator. They must
+// not wait for another thread that calls it, because that thread may wait for this growth or trim.
 
 #ifndef PINION_ALLOCATOR_HOST_MEMORY_SOURCE_H_
 #define PINION_ALLOCATOR_HOST_MEMORY_SOURCE_H_
@@ -28,25 +28,25 @@ class HostMemorySource {
  public:
   virtual ~HostMemorySource() = default;
 
-  // "cudaHostAlloc", "emulated pinned", "mlock": for statistics and messages.
+  // Returns a name for statistics and messages: "cudaHostAlloc", "emulated pinned", "mlock".
   virtual std::string name() const = 0;
 
-  // Whether its pages are locked in RAM: what PinnedBlock::pinned() says of its blocks.
+  // Returns whether the pages are locked in RAM. PinnedBlock::pinned() reports it.
   virtual bool pinned() const = 0;
 
-  // Sizes are multiples of this, and so are the addresses that are returned. A power of two.
+  // Returns a power of two. Segment sizes and addresses are multiples of it.
   virtual uint64_t granularity_bytes() const = 0;
 
-  // Whether a block may cross `border`, where one segment ends and another begins: whoever copies
-  // it has to manage with that.
+  // Returns whether a block may cross `border`, the end of one segment and the beginning of
+  // another. A copy of such a block must cope with the border.
   virtual bool JoinsAt(const void* /*border*/) const { return false; }
 
-  // `size_bytes` is a positive multiple of granularity_bytes(). ResourceExhausted when the memory
-  // cannot be had (any error latched by the device has been cleared); any other code means that
-  // the source is broken and asking again is useless.
+  // Returns a segment of `size_bytes`, a positive multiple of granularity_bytes().
+  // ResourceExhausted if there is not enough memory; an error that the device has latched is
+  // cleared before. Any other code means that the source is broken and a retry is useless.
   virtual absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) = 0;
 
-  // `segment` came from this source and nothing uses it any more. May synchronise a device.
+  // Frees a segment of this source that is no longer in use. May synchronise a device.
   virtual absl::Status Free(const HostSegment& segment) = 0;
 };
 

@@ -4,26 +4,28 @@
 //                           PinnedAllocator::Create({}, std::move(source)));
 //   PINION_ASSIGN_OR_RETURN(PinnedBlock block, allocator->Allocate(5 * kMiB));
 //
-// Pinning costs 0.1 to 1 s per GiB and may stall every process that uses the driver, so memory is
-// pinned in large segments and kept; the first are 64 MiB, for programs that need little. Blocks
-// are cut from segments by segregated fit (at least eight buckets per doubling: by default at
-// most 12.5 % of a request is rounding, or less than 256 bytes below 2 KiB) and coalesced when they
-// come back.
+// Pinning costs 0.1 to 1 s per GiB and may stall every process that uses the driver. So the
+// allocator pins large segments and keeps them. The first segment has 64 MiB, for programs that
+// need little. Blocks are cut from segments by segregated fit, and coalesced when they are freed.
+// Rounding adds at most 12.5 % by default, or less than 256 bytes below 2 KiB.
 //
 //   segment  |--used--|-free-|--used--|---------free---------|
 //                        \______________/ buckets by size: first fit is best fit within 12.5 %
 //
-// Thread safety: thread-safe. No call to the source (but JoinsAt), to a timeline (but Completed) or
-// to the operating system is made while a lock is held, but for what locks and heaps are made of:
-// futex(2), mmap(2), and membarrier(2) with sched_yield(2) and nanosleep(2) where a thread needs
-// memory that another one has free. One thread at a time grows; others that need to wait for it.
-// Ownership: blocks may outlive the allocator object; their memory then goes with the last block.
-// The C++ heap: where it has no memory for the books, a release does without (ReleaseAfter may wait
-// then), and other calls throw std::bad_alloc and have lost nothing. But where it fails while
-// memory moves from thread to thread, is added or is given back, the process ends; so it does where
-// it fails at the allocator's end, or with the last block that outlives it.
-// Fork: a child of fork() may destroy what it inherits, which does nothing. Its other calls return
-// FailedPrecondition (and empty statistics; Owns is false): pinned memory is the parent's alone.
+// Thread safety: thread-safe. With a lock held, the allocator calls only JoinsAt of the source and
+// Completed of timelines. The only system calls are those that locks and heaps make: futex(2),
+// mmap(2), and for memory of other threads membarrier(2), sched_yield(2) and nanosleep(2). One
+// thread grows at a time; other threads that need to grow wait.
+//
+// Ownership: blocks may outlive the allocator. Their memory is freed with the last block.
+//
+// C++ heap: if it is full, a release still works (ReleaseAfter may wait), and other calls throw
+// std::bad_alloc and lose nothing. Exception: the process ends if the heap fails while memory moves
+// between threads, is added or is freed. That includes the end of the allocator and of its last
+// block.
+//
+// Fork: a child of fork() may destroy inherited objects, which does nothing. Other calls return
+// FailedPrecondition, empty statistics, or false for Owns.
 
 #ifndef PINION_ALLOCATOR_PINNED_ALLOCATOR_H_
 #define PINION_ALLOCATOR_PINNED_ALLOCATOR_H_
@@ -43,10 +45,10 @@ namespace pinion {
 
 class PinnedAllocator {
  public:
-  // InvalidArgument for bad options (the message names the field) and for a source that is null or
-  // of an impossible granularity. With a ledger_directory also Unavailable, if its file cannot be
-  // had, and PermissionDenied, if that is another user's. `ram` is this host, whose budget all
-  // Pinion processes of the user share; tests inject fixtures.
+  // Errors: InvalidArgument, with the field, for bad options, a null source, or an impossible
+  // granularity. With a ledger_directory also Unavailable if its file cannot be used, and
+  // PermissionDenied if it is another user's. `ram` is this host, whose budget all Pinion processes
+  // of the user share. Tests inject fixtures.
   static absl::StatusOr<std::shared_ptr<PinnedAllocator>> Create(
       const AllocatorOptions& options, std::shared_ptr<HostMemorySource> source,
       HostRam ram = HostRam());
@@ -55,32 +57,36 @@ class PinnedAllocator {
   PinnedAllocator(const PinnedAllocator&) = delete;
   PinnedAllocator& operator=(const PinnedAllocator&) = delete;
 
-  // A block of at least `size_bytes`, aligned to alignment_bytes from 32 KiB on, else to
-  // --//config:min_block_bytes (256).
-  // InvalidArgument for 0 and for more than 2^47. ResourceExhausted when the budget or the source
-  // refuses and no cached block fits: the message names the request, what is locked, and which
-  // limit was hit. Any other code is the source's: it is broken for good.
+  // Returns a block of at least `size_bytes`. From 32 KiB on it is aligned to alignment_bytes,
+  // below to --//config:min_block_bytes (256).
   //
-  // The order of attempts, each counted: a cached block; one whose tickets have got done, after
-  // asking the device; waiting for one, up to max_wait_for_deferred; growth; a second growth after
-  // cached segments were given back; with pageable_fallback, memory that is not pinned.
+  // Errors: InvalidArgument for 0 and above 2^47. ResourceExhausted if the budget or the source
+  // refuses and no cached block fits; the message has the request, the locked bytes, and the limit.
+  // Any other code comes from a source that is broken.
+  //
+  // Attempts, each with a counter:
+  // 1. a cached block
+  // 2. a deferred block whose tickets are done, after asking the device
+  // 3. a deferred block whose tickets become done within max_wait_for_deferred
+  // 4. growth
+  // 5. growth after freeing cached segments
+  // 6. with pageable_fallback, memory that is not pinned
   absl::StatusOr<PinnedBlock> Allocate(uint64_t size_bytes);
 
-  // Grows until `size_bytes` more than what is in use can be served without pinning, as blocks of
-  // 32 KiB or more. What is missing is pinned in as few segments as can be had (of at most 1 GiB,
-  // or segment_bytes where that is more), so that large blocks fit as well. Errors as those of
-  // Allocate. Nothing is pinned where the limit or the host's RAM has no room for all of it; what
-  // was gained before the source refuses, or others take the room, stays.
+  // Grows until `size_bytes` more than the current use can be allocated without pinning, as blocks
+  // of 32 KiB or more. Pins few large segments (of at most 1 GiB, or segment_bytes if that is
+  // more), so that large blocks fit. Errors are those of Allocate. Pins nothing if the limit or the
+  // host's RAM has no room for all of it. Segments that were pinned before a later refusal stay.
   absl::Status Reserve(uint64_t size_bytes);
 
-  // Gives wholly free segments back until at most `keep_bytes` stay locked. Returns the bytes
-  // given back. Unpinning can synchronise a device: call it between steps. (A growth may unpin,
-  // too, where segments that are too short make room for a longer one.) One thread at a time trims
-  // or grows; the others wait for it, but for those that a callback of another allocator's growth
-  // or trim has brought here.
+  // Frees unused segments until at most `keep_bytes` stay locked. Returns the freed bytes.
+  // Unpinning can synchronise a device: call it between steps. (A growth may also unpin segments
+  // that are too short, to make room for a longer one.) One thread trims or grows at a time; other
+  // threads wait. Exception: a call from a callback of another allocator's growth or trim does not
+  // wait.
   absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes);
 
-  // Whether an address lies in memory that the allocator holds, in use or not. May wait for a miss,
+  // Returns whether an address lies in the allocator's memory, in use or not. May wait for a miss,
   // a trim or statistics of another thread.
   bool Owns(const void* address) const;
 

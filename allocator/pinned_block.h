@@ -2,14 +2,14 @@
 //
 //   PINION_ASSIGN_OR_RETURN(PinnedBlock block, allocator->Allocate(5 * kMiB));
 //   std::memcpy(block.data(), source, block.size_bytes());
-//   ...                                            // copies that a device makes from or to it
-//   std::move(block).ReleaseAfter({copy_ticket});  // or let it go out of scope: no copy runs
+//   ...                                            // copies between it and a device
+//   std::move(block).ReleaseAfter({copy_ticket});  // or destroy it if no copy is running
 //
-// Move-only. The destructor returns the block for immediate reuse, so whoever lets a device touch
-// it calls ReleaseAfter instead (engine/host_buffer.h does that by construction).
+// Move-only. The destructor makes the memory reusable at once. A block that a device may still
+// access needs ReleaseAfter instead; engine/host_buffer.h calls it for you.
 //
-// Thread safety: a value; different blocks may be used and released on different threads.
-// Ownership: a block may outlive its PinnedAllocator: the memory goes when both are gone.
+// Thread safety: a value. Different blocks may be used and released on different threads.
+// Ownership: a block may outlive its PinnedAllocator. The memory is freed when both are destroyed.
 
 #ifndef PINION_ALLOCATOR_PINNED_BLOCK_H_
 #define PINION_ALLOCATOR_PINNED_BLOCK_H_
@@ -45,22 +45,23 @@ class PinnedBlock {
 
   bool empty() const { return record_ == nullptr; }
 
-  // Null, 0 and 0 of an empty block.
+  // Null and 0 for an empty block.
   void* data() const { return empty() ? nullptr : data_; }
   uint64_t size_bytes() const { return empty() ? 0 : size_bytes_; }  // as asked for
-  // Differs for every block that was ever handed out in this process, reused addresses included.
+  // Unique among all blocks that this process ever allocated, even at a reused address.
   uint64_t id() const { return empty() ? 0 : id_; }
 
-  // 0, -1 and false of an empty block.
-  uint64_t capacity_bytes() const;  // as booked: the size, rounded to its class
+  // 0, -1 and false for an empty block.
+  uint64_t capacity_bytes() const;  // the size, rounded to its class
   int numa_node() const;            // -1: unknown
-  // Whether the pages are locked in RAM: not those of AllocatorOptions::pageable_fallback, nor of a
-  // source that locks none (MmapSource without MmapOptions::lock).
+  // Returns whether the pages are locked in RAM. False for memory of
+  // AllocatorOptions::pageable_fallback, and of sources that lock nothing (MmapSource without
+  // MmapOptions::lock).
   bool pinned() const;
 
-  // Returns the block once every ticket is done. The block is empty afterwards. It must not be
-  // empty before. Does not wait, nor call a device, unless the C++ heap has no memory to note the
-  // tickets: then it waits for them, a second at most, and leaks a block that is not done.
+  // Returns the block once every ticket is done. The block must not be empty, and is empty
+  // afterwards. Neither waits nor calls a device. Exception: if the C++ heap is full, it waits for
+  // the tickets for up to a second, and leaks a block that is not done by then.
   void ReleaseAfter(absl::Span<const FenceTicket> tickets) &&;
 
  private:
@@ -76,8 +77,8 @@ class PinnedBlock {
     id_ = other.id_;
   }
 
-  // What the record says is copied: whoever frees on another thread than the one that allocates
-  // takes no line of it away.
+  // Copies of the record's fields, so that a thread that only frees does not touch the record's
+  // cache line.
   internal::BlockRecord* record_ = nullptr;
   void* data_ = nullptr;
   uint64_t size_bytes_ = 0;

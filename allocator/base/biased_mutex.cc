@@ -16,7 +16,7 @@
 namespace pinion {
 namespace {
 
-// How often the barrier is tried again where the kernel has no memory for it.
+// Attempts to run the barrier while the kernel lacks memory for it.
 constexpr int kMostBarriers = 1000;
 constexpr std::chrono::milliseconds kSleepForMemory(1);
 
@@ -24,9 +24,8 @@ bool Register() {
   return syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
 }
 
-// No static of a function: to register takes milliseconds once the process has several threads, and
-// a child of fork() would find the lock of such a static taken for ever. To register twice does no
-// harm.
+// Not a static inside a function: a child of fork() could find the static's own lock taken. To
+// register twice does no harm.
 enum Registered { kNotTried, kYes, kNo };
 constinit std::atomic<Registered> registered = kNotTried;
 

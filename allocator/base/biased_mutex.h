@@ -1,29 +1,28 @@
-// A mutex that one thread, its owner, takes and leaves without an atomic read-modify-write: two
-// plain stores and a load, about a nanosecond. All others pay for it, about a microsecond: they ask
-// the kernel to run a barrier on every processor that runs a thread of this process
-// (membarrier(2)), after which the owner has either seen them or is inside.
+// A mutex that its owner thread locks without an atomic read-modify-write, in about a nanosecond.
+// Other threads pay about a microsecond: they run a barrier on all processors of this process
+// (membarrier(2)).
 //
 //   owner   inside = true;
 //           if (others == 0) ...                               inside = false;
 //           else inside = false; mu.Lock(); ...                mu.Unlock();
 //   other   mu.Lock(); ++others; barrier; while (inside) wait; ...  --others; mu.Unlock();
 //
-// This is Dekker's algorithm with the fences of one side moved to the other. Where the kernel has
-// no membarrier, and where nobody is the owner, all take the Mutex: `others` is never 0.
+// This is Dekker's algorithm with both fences on one side. Without membarrier, and where no thread
+// is the owner, all threads lock the inner Mutex. `others` is then never 0.
 //
-// Whoever is to take many of them announces itself to all, runs one barrier, and takes each one as
-// kAnnounced then. Their owners are not kept out by that: they take the Mutex.
+// A thread that locks many of these mutexes announces itself to all of them and runs one barrier.
+// Meanwhile their owners can still lock them, through the inner Mutex.
 //
 //   for (BiasedMutex* mu : all) mu->Announce();
 //   BiasedMutex::RunBarrier();
 //   ... { BiasedLock lock(*all[i], BiasedMutex::By::kAnnounced); ... }
 //   for (BiasedMutex* mu : all) mu->Renounce();
 //
-// The barrier is a system call, made with the Mutex held, and may take as long as the kernel takes
-// to reach all processors.
+// The barrier is a system call that is made with the inner Mutex locked. It takes until the kernel
+// has reached all processors.
 //
-// Thread safety: thread-safe. At most one thread at a time may be the owner; a new one must come
-// after the last one in the happens-before order.
+// Thread safety: thread-safe. At most one thread at a time is the owner. A new owner must come
+// after the previous one in the happens-before order.
 
 #ifndef PINION_ALLOCATOR_BASE_BIASED_MUTEX_H_
 #define PINION_ALLOCATOR_BASE_BIASED_MUTEX_H_
@@ -41,7 +40,7 @@ class ABSL_LOCKABLE BiasedMutex {
  public:
   enum class Barrier { kOfTheKernel, kNone };
 
-  // As whom a thread takes it.
+  // The role in which a thread locks the mutex.
   enum class By { kOwner, kOther, kAnnounced };
 
   explicit BiasedMutex(Barrier barrier = BestBarrier())
@@ -58,7 +57,7 @@ class ABSL_LOCKABLE BiasedMutex {
     UnlockAsOther(by);
   }
 
-  // Not twice: the second one would be let in, and the second Unlock has nothing to unlock.
+  // Not re-entrant: a second call would be let in.
   void LockAsOwner() ABSL_EXCLUSIVE_LOCK_FUNCTION() {
     PINION_DCHECK(!inside_.load(std::memory_order_relaxed)) << "the owner is inside already";
     inside_.store(true, std::memory_order_relaxed);

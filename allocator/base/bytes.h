@@ -1,4 +1,4 @@
-// Sizes: constants, rounding, and text that people can read.
+// Sizes in bytes: constants, rounding, and readable text.
 
 #ifndef PINION_ALLOCATOR_BASE_BYTES_H_
 #define PINION_ALLOCATOR_BASE_BYTES_H_
@@ -14,18 +14,18 @@ inline constexpr uint64_t kGiB = uint64_t{1} << 30;
 
 constexpr bool IsPowerOfTwo(uint64_t value) { return value != 0 && (value & (value - 1)) == 0; }
 
-// The smallest multiple of `alignment` (a power of two) that is not below `value`.
-// The caller makes sure that it fits 64 bits.
+// Returns the smallest multiple of `alignment` (a power of two) that is at least `value`. The
+// result must fit 64 bits.
 constexpr uint64_t AlignUp(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) & ~(alignment - 1);
 }
 
-// The largest multiple of `alignment` (a power of two) that is not above `value`.
+// Returns the largest multiple of `alignment` (a power of two) that is at most `value`.
 constexpr uint64_t AlignDown(uint64_t value, uint64_t alignment) {
   return value & ~(alignment - 1);
 }
 
-// "512 B", "1.5 KiB", "64 MiB", "2.25 GiB": three significant digits, binary units.
+// Returns "512 B", "1.5 KiB", "64 MiB": three significant digits, binary units.
 std::string HumanBytes(uint64_t size_bytes);
 
 }  // namespace pinion

@@ -14,14 +14,13 @@
 namespace pinion {
 namespace {
 
-// Without destructors, so that those of other statics may log, and without memory from the heap,
-// which a library that is unloaded (dlclose) would leave behind.
+// Trivially destructible, because destructors of other statics may log. It uses no heap memory,
+// which an unloaded library (dlclose) would leak.
 constinit Mutex sink_mu;
 static_assert(std::is_trivially_destructible_v<Mutex>);
 
-// A child of fork() that logs must find neither the lock taken, by a thread that it does not have,
-// nor the sink half changed. Registered while the library is loaded: a static of a function would
-// have a lock of its own to be left behind with.
+// A child of fork() must find neither the lock taken by a thread that it lacks, nor a half-written
+// sink. This is not a static inside a function, which would have a lock of its own.
 [[maybe_unused]] const int held_across_fork =
     pthread_atfork([]() ABSL_NO_THREAD_SAFETY_ANALYSIS { sink_mu.Lock(); },
                    []() ABSL_NO_THREAD_SAFETY_ANALYSIS { sink_mu.Unlock(); },

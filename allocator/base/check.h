@@ -1,11 +1,11 @@
-// Always-on checks for the caller's bugs, and the library's one way to log.
+// Checks for the caller's bugs that are always on, and the library's log.
 //
 //   PINION_CHECK(!block.empty()) << "ReleaseAfter on an empty block";
 //   PINION_LOG(kWarning) << "host RAM is at " << percent << " %";
 //
-// What can happen in a correct program is an absl::Status, never a check. Destructors log and
-// count. PINION_DCHECK is active in hardened builds (`--//config:hardening` and every sanitizer
-// config); it does not look at NDEBUG, which LibTorch's headers require everywhere.
+// A correct program fails no check: events that it can meet are reported by absl::Status.
+// Destructors log and count. PINION_DCHECK is active in hardened builds (`--//config:hardening` and
+// all sanitizer configurations). It ignores NDEBUG, which LibTorch's headers require everywhere.
 
 #ifndef PINION_ALLOCATOR_BASE_CHECK_H_
 #define PINION_ALLOCATOR_BASE_CHECK_H_
@@ -22,7 +22,7 @@ enum class LogSeverity { kWarning, kError };
 
 using LogSink = std::function<void(LogSeverity, const std::string& message)>;
 
-// Replaces the sink (standard error by default, and for null) and returns the previous one.
+// Replaces the log's sink and returns the previous one. Null restores the default, standard error.
 // Thread-safe.
 LogSink SetLogSink(LogSink sink);
 
@@ -49,7 +49,7 @@ class CheckFailure {
   std::ostringstream stream_;
 };
 
-// Lets a streamed message be the false arm of a conditional expression.
+// Lets a streamed message be one arm of a conditional expression.
 struct Voidify {
   void operator&(std::ostream&) const {}
 };

@@ -1,4 +1,4 @@
-// How long something took, and what is left of a timeout, by a clock that nobody sets.
+// Elapsed time and the rest of a timeout, by a monotonic clock.
 
 #ifndef PINION_ALLOCATOR_BASE_DEADLINE_H_
 #define PINION_ALLOCATOR_BASE_DEADLINE_H_
@@ -24,7 +24,7 @@ class Deadline {
  public:
   explicit Deadline(absl::Duration timeout) : timeout_(timeout) {}
 
-  // From `timeout` down to zero.
+  // Returns the rest of the timeout, down to zero.
   absl::Duration Left() const {
     return std::max(timeout_ - stopwatch_.Elapsed(), absl::ZeroDuration());
   }

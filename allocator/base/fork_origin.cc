@@ -9,15 +9,14 @@
 namespace pinion {
 namespace internal {
 
-// Trivially destructible: it can be read after every other static is gone.
+// Trivially destructible, so that it can be read after all other statics are destroyed.
 std::atomic<int> fork_generation{0};
 
 }  // namespace internal
 
 namespace {
 
-// While the library is loaded: a static of a function has a lock, which a child would find taken if
-// another thread was just making the first ForkOrigin.
+// Not a static inside a function, whose lock a child could find taken.
 [[maybe_unused]] const int counted_in_child = pthread_atfork(
     nullptr, nullptr, [] { internal::fork_generation.fetch_add(1, std::memory_order_relaxed); });
 

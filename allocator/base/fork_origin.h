@@ -1,17 +1,17 @@
-// Whether an object came into this process by fork() instead of being made in it.
+// Tells whether an object was made in this process or inherited through fork().
 //
 //   class Pool { ... const ForkOrigin origin_; };       // this process, at construction
 //
 //   if (origin_.InForkedChild()) return origin_.Refusal("this pool");
 //
-// A child of fork() has the parent's objects and none of its other threads: a lock that one of
-// them held stays taken, a table that it was changing stays half changed, and memory that is kept
+// A child of fork() has the parent's objects but not its other threads. Locks that those threads
+// held stay locked, and tables that they were changing stay half changed. Memory that is hidden
 // from children (MADV_DONTFORK) or registered with a device is the parent's alone. So an object
-// that holds any of that asks here before it takes a lock or frees memory.
+// that has any of these asks here before it locks a mutex or frees memory.
 //
-// A process made by vfork() or a bare clone() is not told apart: it is there to call exec.
+// Children of vfork() or a bare clone() are not detected. They should only call exec.
 //
-// Thread safety: a value that does not change. InForkedChild is one load: fit for a hot path.
+// Thread safety: an immutable value. InForkedChild is a single load, fit for a hot path.
 
 #ifndef PINION_ALLOCATOR_BASE_FORK_ORIGIN_H_
 #define PINION_ALLOCATOR_BASE_FORK_ORIGIN_H_
@@ -24,7 +24,7 @@
 namespace pinion {
 
 namespace internal {
-// fork() calls that lie between this process and the one that loaded the library.
+// Number of fork() calls between this process and the one that loaded the library.
 extern std::atomic<int> fork_generation;
 }  // namespace internal
 
@@ -36,7 +36,7 @@ class ForkOrigin {
     return internal::fork_generation.load(std::memory_order_relaxed) != generation_;
   }
 
-  // FailedPrecondition: `what` was made before fork(), and what to do instead.
+  // Returns FailedPrecondition: `what` was made before fork(), with the remedy.
   absl::Status Refusal(std::string_view what) const;
 
  private:

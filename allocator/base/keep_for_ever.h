@@ -1,9 +1,8 @@
-// For what must not be destroyed: memory that a device may still write to, or what a child of
-// fork() inherited in the middle of a change. The operating system takes it back.
+// Keeps objects that must never be destroyed: memory that a device may still write to, or state
+// that a child of fork() inherited half changed. The operating system reclaims them.
 //
-// Thread safety: thread-safe, without a lock.
-// Ownership: takes it, for as long as the process runs. It stays reachable, so that leak checkers
-// have nothing to say.
+// Thread safety: thread-safe and lock-free. Ownership: takes it until the process ends. The objects
+// stay reachable for leak checkers.
 
 #ifndef PINION_ALLOCATOR_BASE_KEEP_FOR_EVER_H_
 #define PINION_ALLOCATOR_BASE_KEEP_FOR_EVER_H_

@@ -1,5 +1,5 @@
-// A mutex and a condition variable, annotated for clang's thread-safety analysis, which checks at
-// compile time who holds what (`--config=clang`).
+// A mutex and a condition variable with annotations for clang's thread-safety analysis
+// (`--config=clang`).
 //
 //   Mutex mu_;
 //   int value_ ABSL_GUARDED_BY(mu_) = 0;
@@ -7,14 +7,13 @@
 //   MutexLock lock(mu_);
 //   while (value_ == 0) changed_.Wait(mu_);
 //
-// Why not absl::Mutex: ThreadSanitizer cannot see into Debian's prebuilt Abseil and would report
-// every access that such a mutex orders. Why not std::mutex: a pair of calls costs 25 ns of an
-// allocation's 80, and a thread that finds it held sleeps at once, for 50 us on a virtual machine,
-// where these locks are held for less than one.
+// Why not absl::Mutex: ThreadSanitizer cannot see into a prebuilt Abseil, and reports false races.
+// Why not std::mutex: it costs a third of an allocation's time. A thread that finds it locked
+// sleeps for 50 us, while these locks are held for less than one.
 //
-// House rule: no device call and no operating-system call while a Mutex is held, but those that
-// locks make themselves (futex(2) here; membarrier(2) in biased_mutex.h; sched_yield(2) and
-// nanosleep(2) in wait_for_look.h).
+// House rule: no device call and no operating-system call while a Mutex is locked. Exceptions are
+// the calls that locks are made of: futex(2) here, membarrier(2) in biased_mutex.h, sched_yield(2)
+// and nanosleep(2) in wait_for_look.h.
 
 #ifndef PINION_ALLOCATOR_BASE_MUTEX_H_
 #define PINION_ALLOCATOR_BASE_MUTEX_H_
@@ -49,7 +48,7 @@ class ABSL_LOCKABLE Mutex {
 
   void Unlock() ABSL_UNLOCK_FUNCTION() {
     PINION_TSAN_MUTEX(__tsan_mutex_pre_unlock(this, __tsan_mutex_linker_init));
-    // Whoever takes it now may destroy it: only its address is used from here on.
+    // The next owner may destroy the mutex at once. Only the address is used from here on.
     if (state_.exchange(kFree) == kContended) state_.notify_one();
     PINION_TSAN_MUTEX(__tsan_mutex_post_unlock(this, __tsan_mutex_linker_init));
   }
@@ -90,7 +89,7 @@ class CondVar {
 
   // Releases `mu`, sleeps until notified (or spuriously), and takes `mu` again.
   void Wait(Mutex& mu) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
-    // What is notified from here on changes the number.
+    // Every later notification changes the number.
     const int before = notified_.load(std::memory_order_relaxed);
     mu.Unlock();
     notified_.wait(before, std::memory_order_relaxed);

@@ -1,9 +1,9 @@
-// The text of a small file, such as those of /proc and /sys.
+// Reads a small file, such as those of /proc and /sys.
 //
-//   const std::string text = ReadFile("/proc/meminfo");  // "" for a file that is not there
+//   const std::string text = ReadFile("/proc/meminfo");  // "" if there is no such file
 //
-// Throws std::bad_alloc where the heap is full. A stream would return an empty text there, and a
-// file without text sets no limit.
+// Throws std::bad_alloc when the C++ heap is full. (A stream would return an empty text, which
+// callers would take for "no limit".)
 //
 // Thread safety: thread-safe.
 

@@ -21,7 +21,7 @@ constinit std::array<Slab, kLargestSlabBytes / Slab::kAlignmentBytes> slabs =
 
 namespace {
 
-// A child of fork() may find a slab's lock taken for ever.
+// In a child of fork(), a slab's lock may be taken for ever.
 const ForkOrigin loaded_in;
 
 }  // namespace

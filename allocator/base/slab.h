@@ -1,20 +1,19 @@
-// Memory for objects that come and go by the thousand, kept for the next ones of their size.
+// A heap for small objects that are created and destroyed by the thousand. It reuses their memory
+// for objects of the same size.
 //
 //   std::allocate_shared<Record>(SlabAllocator<Record>(), ...);
 //   class Handle final : public SlabObject<Handle> { ... };   // std::make_unique<Handle>(...)
 //
-// The C library's heap is slow for these: its cache of a thread has seven blocks of a size, and
-// what does not fit is joined with its neighbours and cut off again, whose headers are in no
-// processor's cache by then. Here a thread takes the block that it has given back last. What one
-// thread gives back and another one takes goes by batches through a list that both share.
+// The C library's heap caches only seven blocks per size and thread. Here a thread reuses the block
+// that it freed last. Threads exchange blocks by batches, through a shared list.
 //
-// Threads that have no number (thread_slot.h) share one cache and its lock. They are not given one
-// here: numbers are few, and a thread that only releases what others allocate can do without.
+// Threads without a number (thread_slot.h) share one cache with a lock. They get no number here: a
+// thread that only frees should not use one up.
 //
-// Blocks stay blocks for good: the process keeps as many as it has had at once, and the few that
-// wait in other threads' caches.
+// Memory is never returned to the C++ heap. The process keeps as many blocks as it ever used at
+// once, plus the blocks that wait in other threads' caches.
 //
-// Thread safety: thread-safe. A block may be given back on any thread.
+// Thread safety: thread-safe. A block may be freed on any thread.
 
 #ifndef PINION_ALLOCATOR_BASE_SLAB_H_
 #define PINION_ALLOCATOR_BASE_SLAB_H_
@@ -31,12 +30,12 @@
 
 namespace pinion {
 
-// Blocks of one size. Leaks what it holds when it is destroyed.
+// Blocks of one size. The destructor leaks them.
 class Slab {
  public:
-  // Blocks begin at such addresses.
+  // Alignment of each block.
   static constexpr size_t kAlignmentBytes = 64;
-  // Blocks that threads exchange at once.
+  // Number of blocks that threads exchange at once.
   static constexpr int kBatch = 64;
 
   // `block_bytes` is positive and a multiple of kAlignmentBytes.
@@ -63,7 +62,7 @@ class Slab {
   }
 
  private:
-  // What a block holds that nobody uses.
+  // The content of a free block.
   struct Block {
     Block* next;        // of its batch
     Block* next_batch;  // of the first block of a batch that is shared
@@ -82,15 +81,14 @@ class Slab {
     Block* first = nullptr;
     int size = 0;
   };
-  // Of the thread that has its number. One batch beside the current one, so that a thread that
-  // takes and gives in turn does not exchange a batch each time.
+  // The cache of one thread. The second batch keeps a thread that alternates between Take and Give
+  // from exchanging a batch each time.
   struct alignas(kAlignmentBytes) Cache {
     Batch current;
     Batch aside;  // full or empty
   };
 
-  // Whoever takes a block writes all of it, and takes the next one soon: thousands of blocks do not
-  // stay in a core's own cache. `block` may be null.
+  // Prefetches the whole next block, because its user writes all of it soon. `block` may be null.
   void Prefetch(const Block* block) const {
     const char* const begin = reinterpret_cast<const char*>(block);
     for (size_t offset = 0; begin != nullptr && offset < block_bytes_; offset += kAlignmentBytes) {
@@ -98,14 +96,13 @@ class Slab {
     }
   }
 
-  // Of threads that have no number.
+  // For threads without a number.
   void* TakeWithoutSlot();
   void GiveWithoutSlot(void* memory);
   void GiveToOthers(void* memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The blocks of a new batch lie side by side: those that other users of the heap have in between
-  // would be far from each other, and so would theirs.
+  // Allocates a batch as one piece: single blocks would fragment the C++ heap.
   Batch NewBatch() const;
-  Batch TakeShared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // empty where there is none
+  Batch TakeShared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // empty if there is none
   void Share(const Batch& full) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Reload(Cache& mine);
   void PutAside(Cache& mine);
@@ -114,10 +111,10 @@ class Slab {
   std::array<Cache, kThreadSlots> caches_ = {};
   Mutex mu_;
   Block* shared_ ABSL_GUARDED_BY(mu_) = nullptr;  // full batches
-  Batch others_ ABSL_GUARDED_BY(mu_);             // of the threads that have no number
+  Batch others_ ABSL_GUARDED_BY(mu_);             // of threads without a number
 };
 
-// The process's slab for objects of that size.
+// The process's slabs, by size.
 inline constexpr size_t kLargestSlabBytes = 1024;
 namespace internal {
 extern std::array<Slab, kLargestSlabBytes / Slab::kAlignmentBytes> slabs;
@@ -129,7 +126,8 @@ Slab& SlabFor() {
   return internal::slabs[(size_bytes - 1) / Slab::kAlignmentBytes];
 }
 
-// Of std::allocate_shared, for one object at a time. Sanitizers see each object by itself.
+// For std::allocate_shared, one object at a time. Under sanitizers each object is allocated by
+// itself.
 template <typename T>
 struct SlabAllocator {
   using value_type = T;
@@ -150,7 +148,7 @@ struct SlabAllocator {
   friend bool operator==(const SlabAllocator&, const SlabAllocator&) { return true; }
 };
 
-// A base of a class of which `new` makes single objects: they are of a slab, too.
+// A base class for objects that `new` makes one at a time.
 template <typename Object>
 struct SlabObject {
   static void* operator new(size_t) { return SlabAllocator<Object>().allocate(1); }

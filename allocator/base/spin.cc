@@ -5,9 +5,9 @@
 namespace pinion {
 namespace {
 
-// How often a thread looks, and how many pauses lie before the first look: twice as many before
-// each next one, up to the most. Most holders of a lock are soon done. Who is not does dozens of
-// allocations with what is in its cache, in the time that the first one takes on another processor.
+// Number of looks, and pauses before the first look; they double up to the maximum. Most critical
+// sections are short. A longer one is usually a burst of allocations from warm cache lines, which
+// to take the lock in between would slow down.
 constexpr int kLooks = 20;
 constexpr int kFirstPauses = 4;
 constexpr int kMostPauses = 80;

@@ -1,5 +1,4 @@
-// Pauses between one look and the next at what another thread will soon change, before the thread
-// sleeps: each pause is longer than the one before.
+// Pauses with exponential back-off, before a thread that waits for another one sleeps.
 //
 //   for (Spin spin; spin.Again();) {
 //     if (IsFree()) return;
@@ -15,7 +14,7 @@ namespace pinion {
 
 class Spin {
  public:
-  // Pauses; false, and no pause: it was often enough.
+  // Pauses and returns true, or returns false if it is time to sleep.
   bool Again();
 
  private:

@@ -1,4 +1,4 @@
-// Early return on absl::Status, and the status inside whatever a call returns.
+// Early returns on absl::Status, and the status of any call's result.
 //
 //   PINION_RETURN_IF_ERROR(device.RecordEvent(event, stream));
 //   PINION_ASSIGN_OR_RETURN(PinnedBlock block, allocator.Allocate(size_bytes));
@@ -29,7 +29,7 @@
 
 namespace pinion {
 
-// For templates over calls that return either.
+// For templates over calls that return an absl::Status or an absl::StatusOr.
 inline const absl::Status& StatusOf(const absl::Status& status) { return status; }
 
 template <typename T>

@@ -14,18 +14,18 @@ namespace {
 
 constinit std::array<std::atomic<bool>, kThreadSlots> taken = {};
 
-// A key of its own, and no thread_local with a destructor: the latter keeps a library that was
-// loaded with dlopen() in the process until every thread that used it has ended.
+// A pthread key, because a thread_local with a destructor would keep a library that was loaded by
+// dlopen() until every thread that used it has ended.
 class EndOfThreads {
  public:
   EndOfThreads() { usable_ = pthread_key_create(&key_, &GiveBack) == 0; }
   ~EndOfThreads() {
-    // First, for threads that go on: the number of a key may be given again. One that has just
-    // looked may still use it.
+    // Cleared before the key is deleted, because its number may be reused. A thread that has just
+    // read the flag may still use the key.
     if (usable_.exchange(false)) pthread_key_delete(key_);
   }
 
-  // False if the end of this thread would not be noticed.
+  // Returns false if the end of this thread cannot be noticed.
   bool Notice(int slot) {
     return usable_ &&
            pthread_setspecific(key_, reinterpret_cast<void*>(static_cast<intptr_t>(slot) + 1)) == 0;
@@ -41,7 +41,7 @@ class EndOfThreads {
   std::atomic<bool> usable_ = false;
 };
 
-// While the library is loaded. Threads that outlive it, or ask before it, get no number.
+// Threads that outlive the loaded library, or ask before it is loaded, get no number.
 EndOfThreads end_of_threads;
 
 }  // namespace

@@ -1,14 +1,15 @@
-// A small number for each thread that runs: an index into arrays of what is kept per thread.
+// A small number for each running thread, to index arrays of per-thread data.
 //
 //   arenas_[ThreadSlot()]
 //
-// A thread has its number from the first call until it ends; the next thread that asks may get it
-// then, and what the last one did with what the number stands for happened before.
+// A thread keeps its number from the first call until it ends. Then another thread may get the
+// number. All that the previous owner did happened before.
 //
-// A thread that asks for the first time in the last round of its keys' destructors
-// (PTHREAD_DESTRUCTOR_ITERATIONS) keeps its number for ever: its end is not noticed any more.
+// Exception: a thread that first asks in its last round of key destructors
+// (PTHREAD_DESTRUCTOR_ITERATIONS) keeps the number for ever.
 //
-// Thread safety: thread-safe. In a child of fork() the threads that it does not have keep theirs.
+// Thread safety: thread-safe. In a child of fork(), the numbers of the parent's other threads stay
+// taken.
 
 #ifndef PINION_ALLOCATOR_BASE_THREAD_SLOT_H_
 #define PINION_ALLOCATOR_BASE_THREAD_SLOT_H_
@@ -17,7 +18,7 @@ namespace pinion {
 
 inline constexpr int kThreadSlots = 64;
 
-// What ThreadSlot() returns where all numbers are taken, to as many threads as ask.
+// Returned by ThreadSlot() to all threads that find every number taken.
 inline constexpr int kNoThreadSlot = kThreadSlots;
 
 namespace internal {
@@ -26,13 +27,13 @@ extern constinit thread_local int thread_slot;
 int TakeThreadSlot();
 }  // namespace internal
 
-// From 0 to kThreadSlots, the last one being kNoThreadSlot.
+// Returns a number below kThreadSlots, or kNoThreadSlot.
 inline int ThreadSlot() {
   const int slot = internal::thread_slot;
   return slot == internal::kThreadSlotUnknown ? internal::TakeThreadSlot() : slot;
 }
 
-// The same, or kNoThreadSlot where this thread has not asked before: takes none.
+// Returns this thread's number, or kNoThreadSlot if it has none yet.
 inline int ThreadSlotIfAny() {
   const int slot = internal::thread_slot;
   return slot == internal::kThreadSlotUnknown ? kNoThreadSlot : slot;

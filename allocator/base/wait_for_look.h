@@ -1,9 +1,9 @@
-// What a thread does that looks again and again for what another one is about to change.
+// A back-off for polling a condition that another thread is about to make true.
 //
 //   for (int looks = 0; !IsDone(); ++looks) WaitForLook(looks);
 //
-// At first it looks at once; then it leaves the processor to others in between, and at last it
-// sleeps: a thread of lower priority on the same processor gets it in no other way.
+// It does not wait at first, then yields, and then sleeps. Only sleeping gives the processor to a
+// thread of lower priority.
 //
 // Thread safety: thread-safe.
 
@@ -12,7 +12,7 @@
 
 namespace pinion {
 
-// After so many looks, before the next one.
+// Waits as long as it takes after `looks` unsuccessful looks.
 void WaitForLook(int looks);
 
 }  // namespace pinion

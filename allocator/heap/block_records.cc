@@ -12,7 +12,7 @@ void BlockRecords::MakeRoom(size_t count) {
 void BlockRecords::AddChunk() {
   Chunk& chunk = *chunks_.emplace_back(std::make_unique<Chunk>());
   chunk.arena = arena_;
-  // Those with the lowest addresses serve first.
+  // The lowest addresses are used first.
   for (size_t i = chunk.records.size(); i-- > 0;) Put(&chunk.records[i]);
 }
 

@@ -1,7 +1,7 @@
-// The records of one heap's blocks. They serve again, and are given back with the heap only:
-// whoever holds on to a block that was released finds a record, if not the same block's.
+// Allocates the records of one heap's blocks. Records are reused and live as long as the heap, so a
+// stale pointer to a released block still points to a record.
 //
-// Thread safety: none of its own; ArenaOf is thread-safe.
+// Thread safety: none of its own. ArenaOf is thread-safe.
 
 #ifndef PINION_ALLOCATOR_HEAP_BLOCK_RECORDS_H_
 #define PINION_ALLOCATOR_HEAP_BLOCK_RECORDS_H_
@@ -19,15 +19,15 @@ namespace pinion::internal {
 
 class BlockRecords {
  public:
-  // `arena` is what they all belong to.
+  // `arena` is returned by ArenaOf.
   explicit BlockRecords(Arena* arena) : arena_(arena) {}
   BlockRecords(const BlockRecords&) = delete;
   BlockRecords& operator=(const BlockRecords&) = delete;
 
-  // So that Take needs no memory for the next `count` records, a chunk's at most.
+  // Makes the next `count` calls of Take (at most a chunk's) need no memory.
   void MakeRoom(size_t count);
 
-  // A record that describes nothing, for the caller to fill.
+  // Returns an unused record for the caller to fill.
   BlockRecord* Take() {
     if (unused_ == nullptr) AddChunk();
     return std::exchange(unused_, unused_->next_free);
@@ -39,8 +39,8 @@ class BlockRecords {
     unused_ = record;
   }
 
-  // What a record belongs to. Reads nothing that changes while the record exists, so that a thread
-  // that releases a block takes no line away from the thread that allocated it.
+  // Returns the arena that a record belongs to. Reads a word that never changes. So a thread that
+  // only releases a block does not take the record's cache line from the allocating thread.
   static Arena* ArenaOf(const BlockRecord* record) {
     return reinterpret_cast<const Chunk*>(reinterpret_cast<uintptr_t>(record) & ~(kChunkBytes - 1))
         ->arena;

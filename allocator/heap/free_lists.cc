@@ -5,8 +5,8 @@
 namespace pinion::internal {
 namespace {
 
-// Classes above 256 MiB lie inside of buckets, so a block that fits exactly may sit in the bucket
-// below the first one that is sure to fit. There are few blocks of that size on any host.
+// A class above 256 MiB may lie within a bucket, so blocks of that bucket are probed too. A host
+// has few blocks of such sizes.
 constexpr int kMaxProbes = 16;
 
 }  // namespace

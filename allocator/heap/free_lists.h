@@ -1,8 +1,8 @@
-// Free blocks by size: two levels of buckets with a bitmap each, so that insertion, removal and
-// search take constant time whatever the number of holes.
+// Free blocks by size, in two levels of buckets with bitmaps. Insertion, removal and search take
+// constant time.
 //
-// The block that grew or shrank last is in hand, and in no bucket: what is cut from a large block,
-// and joins it again, moves no block from bucket to bucket.
+// The block that grew or shrank last is "in hand", and in no bucket. So to cut from a large block
+// and to join the piece again moves no block between buckets.
 //
 // Thread safety: none of its own.
 
@@ -41,43 +41,42 @@ class FreeLists {
     }
   }
 
-  // As Remove, a change of the block's capacity, and Insert.
+  // Like Remove, a change of the block's capacity, and Insert.
   void Resize(BlockRecord* block, uint64_t capacity_bytes) {
     if (block != in_hand_) TakeInHand(block, capacity_bytes);
     block->capacity_bytes = capacity_bytes;
   }
 
-  // A block of at least `size_bytes`, at most the class of the largest request, that is as small as
-  // the buckets can tell; null if there is none. It stays where it is.
+  // Returns a free block of at least `size_bytes`, the smallest one that the buckets can tell. Null
+  // if there is none. `size_bytes` is at most the largest class. The block is not removed.
   BlockRecord* Find(uint64_t size_bytes) const;
 
-  // All blocks of at least `size_bytes` (kMinBlockBytes: all), in no order.
+  // Returns all blocks of at least `size_bytes`, unordered. kMinBlockBytes returns all blocks.
   std::vector<BlockRecord*> AtLeast(uint64_t size_bytes) const;
 
  private:
   void RemoveFromBucket(BlockRecord* block);
-  // Unless the block stays in its bucket with its new capacity.
+  // Does nothing if the block's bucket does not change with its capacity.
   void TakeInHand(BlockRecord* block, uint64_t capacity_bytes);
-  // The smallest one as far as the buckets tell, from a bucket on all of whose blocks are large
-  // enough; none_ if there is none.
+  // Returns a block of the first used bucket from `bucket` on, or none_.
   BlockRecord* FirstFrom(BucketIndex bucket) const;
-  // The same for a size that lies inside of a bucket.
+  // The same for a size that is no bucket's lower bound.
   BlockRecord* FirstInside(uint64_t size_bytes) const;
 
   BlockRecord* in_hand_ = &none_;
   uint64_t used_levels_;
   std::array<uint64_t, kLevels + 1> used_buckets_ = {};
   std::array<std::array<BlockRecord*, kBucketsPerLevel>, kLevels + 1> heads_ = {};
-  BlockRecord none_;  // larger than all others, in a level of its own above theirs
+  BlockRecord none_;  // larger than all blocks, in a level of its own
 };
 
-// Which of the two it is takes no branch, which processors would guess wrong.
+// Chooses without a branch, which processors would often mispredict.
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* FreeLists::Find(uint64_t size_bytes) const {
   const BucketIndex bucket = BucketOf(size_bytes);
   BlockRecord* found = FirstFrom(bucket);
   if (LowerBoundOf(bucket) != size_bytes) [[unlikely]]
     found = FirstInside(size_bytes);
-  // Less than 0 wraps around: what does not fit leaves the most.
+  // A block that does not fit wraps around to a huge rest.
   const bool in_hand = in_hand_->capacity_bytes - size_bytes <= found->capacity_bytes - size_bytes;
   BlockRecord* const tightest = in_hand ? in_hand_ : found;
   return tightest == &none_ ? nullptr : tightest;

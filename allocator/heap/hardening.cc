@@ -14,10 +14,10 @@
 namespace pinion::internal {
 namespace {
 
-// The offset of the first byte that is not `pattern`; `size_bytes` if all are.
+// Returns the offset of the first byte other than `pattern`, or `size_bytes`.
 uint64_t FirstOther(const char* data, uint64_t size_bytes, unsigned char pattern) {
   const char expected = static_cast<char>(pattern);
-  // memcmp against itself one byte on is many times faster than a loop under a sanitizer.
+  // Under a sanitizer, memcmp with itself one byte on is many times faster than a loop.
   if (size_bytes == 0 ||
       (data[0] == expected && std::memcmp(data, data + 1, size_bytes - 1) == 0)) {
     return size_bytes;
@@ -32,8 +32,8 @@ std::string Name(uint64_t id, uint64_t size_bytes, const void* data) {
                       absl::Hex(reinterpret_cast<uintptr_t>(data)), ")");
 }
 
-// What was released lately, for messages: a record forgets its block when it joins a neighbour.
-// Relaxed, so that it orders nothing that ThreadSanitizer looks at. A torn entry is a wrong hint.
+// Recent releases, for messages: a record loses its block when it joins a neighbour. Relaxed, so
+// that ThreadSanitizer sees no ordering. A torn entry only gives a wrong hint.
 class RecentReleases {
  public:
   void Remember(const BlockRecord& block) {
@@ -44,7 +44,7 @@ class RecentReleases {
     entry.id.store(block.id, std::memory_order_relaxed);
   }
 
-  // The name of the last block that had this byte.
+  // Returns the name of the last block that contained this byte.
   std::string NameAt(const char* byte) const {
     return NameIf([byte](const char* data, uint64_t capacity_bytes, uint64_t) {
       return data <= byte && byte < data + capacity_bytes;
@@ -64,7 +64,7 @@ class RecentReleases {
     std::atomic<uint64_t> id = 0;
   };
 
-  // Empty if no entry matches.
+  // Returns "" if no entry matches.
   template <typename Matches>
   std::string NameIf(Matches matches) const {
     const uint64_t next = next_.load(std::memory_order_relaxed);
@@ -85,8 +85,8 @@ class RecentReleases {
 
 constinit RecentReleases recent_releases;
 
-// Dies if free memory was written to. `found` says when, and is called only then: a block may be
-// prepared where the heap has no memory for a text.
+// Dies if free memory was written to. `found` says when that was found. It is called for a failure
+// only, because the heap may have no memory for a text.
 void CheckFree(const char* data, uint64_t size_bytes, absl::FunctionRef<std::string()> found) {
   const uint64_t offset = FirstOther(data, size_bytes, kFreePattern);
   if (offset == size_bytes) return;
@@ -95,8 +95,8 @@ void CheckFree(const char* data, uint64_t size_bytes, absl::FunctionRef<std::str
   PINION_CHECK(offset == size_bytes)
       << (name.empty() ? "free host memory" : name) << " was written to after its release, at "
       << static_cast<const void*>(byte) << " (found when " << found()
-      << "). Release a block that a device still uses with the copy's ticket: ReleaseAfter. Let go "
-         "of data() where the block goes.";
+      << "). Release a block that a device still uses with the copy's ticket: ReleaseAfter. Do not "
+         "use data() after the release.";
 }
 
 }  // namespace
@@ -132,8 +132,8 @@ void CheckAndPoisonBlock(const BlockRecord& block) {
   PINION_CHECK(offset == room) << Name(block.id, block.size_bytes, block.data)
                                << " was written to beyond its end, at byte "
                                << block.size_bytes + offset
-                               << ". A copy or a loop is longer than the block: ask Allocate for "
-                                  "all that is written.";
+                               << ". A copy or a loop is longer than the block: allocate all "
+                                  "bytes that are written.";
   recent_releases.Remember(block);
   PoisonFree(block.data, block.capacity_bytes);
 }

@@ -1,5 +1,5 @@
-// The records behind blocks and the memory that they are cut from. They lie outside of the memory
-// that they describe, which a device may be writing to.
+// Records of blocks and of the memory that they are cut from. They lie outside that memory, because
+// a device may be writing to it.
 
 #ifndef PINION_ALLOCATOR_HEAP_SEGMENT_H_
 #define PINION_ALLOCATOR_HEAP_SEGMENT_H_
@@ -16,23 +16,23 @@ class Arena;
 enum class BlockState : uint8_t {
   kUnused,    // the record describes nothing
   kFree,      // in a free list, or in hand
-  kLive,      // a PinnedBlock owns it; this and the next two are in use
-  kReleased,  // ... no more, but that is not in the books yet
+  kLive,      // owned by a PinnedBlock; this state and the next two are in use
+  kReleased,  // released, but not yet entered in the books
   kDeferred,  // released, waiting for tickets
   kSlab,      // cut into small blocks
-  kEnds,      // no block: before the first and after the last one of a run
+  kEnds,      // no block: the ends of a run
 };
 
 // One cache line.
 struct alignas(64) BlockRecord {
   char* data = nullptr;
   uint64_t capacity_bytes = 0;
-  // The neighbours by address within the run; the outermost ones have its `ends`.
+  // Neighbours by address within the run. The outermost blocks have the run's `ends`.
   BlockRecord* before = nullptr;
   BlockRecord* after = nullptr;
   union {
-    uint64_t size_bytes = 0;  // of used blocks: as asked for
-    // The free list of the block's bucket. Unused records are chained, too.
+    uint64_t size_bytes = 0;  // of used blocks: as requested
+    // Links of the bucket's free list. Unused records are chained too.
     BlockRecord* next_free;
   };
   union {
@@ -50,8 +50,8 @@ inline void Connect(BlockRecord& before, BlockRecord& after) {
   after.before = &before;
 }
 
-// Memory without a gap that is cut into blocks: segments side by side, or a slab, which is a block
-// of such a run that is cut into small blocks itself.
+// Contiguous memory that is cut into blocks: adjacent segments, or a slab. A slab is a block of
+// another run, which is cut into small blocks.
 struct Run {
   Run() {
     ends.state = BlockState::kEnds;
@@ -61,9 +61,9 @@ struct Run {
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
-  std::vector<HostSegment> segments;  // by address, of one NUMA node; of a slab, the slab
-  BlockRecord ends;  // in the ring of neighbours, between the last block and the first one
-  BlockRecord* slab = nullptr;  // of a slab: the block that it is
+  std::vector<HostSegment> segments;  // by address, of one NUMA node; or the slab
+  BlockRecord ends;                   // closes the ring of neighbours
+  BlockRecord* slab = nullptr;        // the slab's own block; null for segments
 };
 
 }  // namespace pinion::internal

@@ -75,7 +75,7 @@ std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(uint64_t bytes, uint64_
     }
   }
   std::vector<HostSegment> removed;
-  // From the upper end of each run down: what stays of a run keeps its indices.
+  // From the upper end of each run down, so that indices in the rest of a run stay valid.
   for (const Removable& removable : removables) {
     removed.push_back(removable.run->segments[removable.index]);
     segment_bytes_ -= removed.back().size_bytes;
@@ -153,7 +153,7 @@ std::vector<HostSegment> SegmentHeap::RemoveFreeEnd(const HostSegment& range) {
       std::vector<HostSegment> removed;
       std::vector<HostSegment> kept;
       for (const HostSegment& segment : run->segments) {
-        // Of what is below the end, in it, and above it, one is empty where the run ends.
+        // Parts below the free end, in it, and above it. One of the outer parts is empty.
         char* const begin = static_cast<char*>(segment.data);
         char* const cuts[] = {begin, std::clamp(block->data, begin, EndOf(segment)),
                               std::clamp(end, begin, EndOf(segment)), EndOf(segment)};
@@ -218,8 +218,7 @@ void SegmentHeap::AddSlab(uint64_t class_bytes) {
     block = lists.Find(bytes);
     if (block == nullptr) return;
   }
-  // All that takes memory comes first: records of the slab, of its free block, and of the block
-  // that is cut from that.
+  // All memory is allocated first: records of the slab, of its free block, and of the rest.
   records_.MakeRoom(3);
   if (slabs_.size() == slabs_.capacity()) slabs_.reserve(2 * slabs_.size() + 1);
   Run& slab = *slabs_.emplace_back(NewRun({block->data, bytes, block->numa_node}, small_));

@@ -1,19 +1,17 @@
-// Cuts segments into blocks and joins them again: segregated fit with immediate coalescing.
+// Cuts segments into blocks: segregated fit with immediate coalescing.
 //
 //   run  |--used--|-free-|--used--|---------free---------|--used--|
 //           ^ before/after: neighbours by address ^
 //         '------- segment -------'------- segment --------'
 //
-// A run is one segment, or several that lie side by side and may be joined.
+// A run is one segment, or several adjacent ones that may be joined.
 //
-// Small blocks are cut from slabs, which are blocks themselves, so that a small block that lives
-// long does not cut a large hole in two. Slabs that have become free serve until a large block
-// needs their room.
+// Small blocks are cut from slabs, which are blocks themselves, so that a long-lived small block
+// does not split a large hole. A free slab is kept until a large block needs its memory.
 //
-// It never touches the memory it manages (tests give it made-up addresses), asks nobody for more,
-// and knows no tickets: Arena adds those, and the lock. Take and Put take constant time (Take
-// of a large block that does not fit looks at the slabs); the others look at all segments, or at
-// all holes.
+// The heap never touches the memory that it manages, and does not grow by itself. It has no lock
+// and knows no tickets: Arena adds them. Take and Put take constant time. (Take of a large block
+// that does not fit visits the slabs.) All other functions visit all segments or all holes.
 //
 // Thread safety: none of its own.
 
@@ -39,17 +37,17 @@ namespace pinion::internal {
 
 class SegmentHeap {
  public:
-  // Where one segment ends and another begins.
+  // What happens where one segment ends and another begins.
   enum class Border {
     kCloses,  // no block may cross it
-    kOpen,    // a block may
-    kGone,    // one segment was cut in two here, which are one again
+    kOpen,    // a block may cross it
+    kGone,    // the segments are joined: they were cut from one
   };
   using BorderAt = absl::FunctionRef<Border(const void* border)>;
 
-  // `alignment_bytes`: of blocks that are not small, whose classes are multiples of it; a power of
-  // two, at least 4096. `slab_bytes`: of slabs, where a segment has that much room. `arena`: what
-  // the records say that they belong to.
+  // `alignment_bytes` is for blocks that are not small, whose classes are multiples of it: a power
+  // of two, at least 4096. `slab_bytes` is the size of a slab where a segment has room for it.
+  // `arena` is the owner that the records report.
   SegmentHeap(uint64_t alignment_bytes, uint64_t slab_bytes, Arena* arena = nullptr)
       : records_(arena),
         alignment_bytes_(alignment_bytes),
@@ -57,71 +55,71 @@ class SegmentHeap {
   SegmentHeap(const SegmentHeap&) = delete;
   SegmentHeap& operator=(const SegmentHeap&) = delete;
 
-  // `border_at` is asked where it touches others.
+  // Calls `border_at` where `memory` touches other segments.
   void AddSegment(const HostSegment& memory, BorderAt border_at);
 
-  // A block of exactly `class_bytes`, a result of RoundUpToSizeClass; its state is kLive. Null if
-  // no free block is large enough.
+  // Returns a live block of exactly `class_bytes`, a result of RoundUpToSizeClass. Null if no free
+  // block is large enough.
   BlockRecord* Take(uint64_t class_bytes);
 
-  // Takes a live, released or deferred block back, at once whole with its free neighbours.
+  // Frees a live, released or deferred block, and joins it with its free neighbours.
   void Put(BlockRecord* block);
 
-  // Makes slabs that are wholly free room for large blocks again.
+  // Turns free slabs back into free large blocks.
   void DissolveFreeSlabs();
 
-  // Takes wholly free segments out until their sizes add up to `bytes`, from the upper end of each
-  // run down. Looks at holes of at least `hole_bytes`.
+  // Removes free segments until their sizes add up to `bytes`, from the upper end of each run down.
+  // Searches holes of at least `hole_bytes`.
   std::vector<HostSegment> RemoveFreeSegments(uint64_t bytes = UINT64_MAX,
                                               uint64_t hole_bytes = kMinBlockBytes);
 
-  // The free ends of runs, each as one segment: what may go on in another heap.
+  // Returns the free ends of runs, each as one segment. They may be continued in another heap.
   std::vector<HostSegment> FreeEnds();
-  // Takes a free end of a run out that has bytes in common with `range`, cutting a segment where it
-  // is not free whole. By address; empty if there is none any more.
+  // Removes a free end of a run that overlaps `range`, and cuts a segment that is partly used.
+  // Returns the parts by address, or nothing if there is no such end.
   std::vector<HostSegment> RemoveFreeEnd(const HostSegment& range);
 
-  // Whether a free block outside of slabs has so many bytes.
+  // Returns whether a free block outside of slabs has at least `bytes`.
   bool HasFree(uint64_t bytes) const { return large_.free.Find(bytes) != nullptr; }
 
-  // Of all segments, by node. Looks at each, and at all blocks where there are several nodes.
+  // Returns statistics by node. Visits all segments, and all blocks if there are several nodes.
   std::vector<NumaNodeStats> NumaNodes() const;
 
   uint64_t segment_bytes() const { return segment_bytes_; }
-  // Of blocks that were taken and not put back.
+  // Bytes of blocks that were taken and not put back.
   uint64_t used_bytes() const { return large_.used_bytes + small_.used_bytes; }
   // Free bytes outside of slabs.
   uint64_t large_free_bytes() const { return segment_bytes_ - slab_bytes_ - large_.used_bytes; }
 
  private:
-  // The blocks outside of slabs, or those in slabs.
+  // Either the blocks outside of slabs, or the blocks in slabs.
   struct Part {
     uint64_t used_bytes = 0;
     FreeLists free;
   };
   Part& PartOf(uint64_t class_bytes) { return IsSmallClass(class_bytes) ? small_ : large_; }
 
-  // Another look for a free block, after slabs were made or dissolved.
+  // Makes or dissolves slabs, and searches again.
   BlockRecord* FindAfterAll(uint64_t class_bytes);
-  // The first `bytes` of a free block, as a block that is in no list; what is left stays free.
+  // Cuts the first `bytes` off a free block. The result is in no list, and the rest stays free.
   BlockRecord* Carve(FreeLists& lists, BlockRecord* free, uint64_t bytes);
-  // Makes a block with room for `class_bytes` a slab, if there is one. Changes nothing where it
-  // throws std::bad_alloc.
+  // Turns a free block with room for `class_bytes` into a slab, if there is one. Changes nothing if
+  // it throws std::bad_alloc.
   void AddSlab(uint64_t class_bytes);
-  // A run of one segment that is one free block, of that part.
+  // Makes a run of one segment, which is one free block of `part`.
   std::unique_ptr<Run> NewRun(const HostSegment& memory, Part& part);
-  // `lower` takes over `upper`, which begins where it ends, and is empty then.
+  // Moves `upper`, which begins where `lower` ends, into `lower`.
   void JoinRuns(Run& lower, Run& upper, Border border);
-  // Takes segment `index`, which lies in the free block `around`, out of the run, which becomes two
-  // if that is in its midst.
+  // Removes segment `index`, which lies within the free block `around`. Splits the run if the
+  // segment is in its middle.
   void RemoveSegment(Run& run, size_t index, BlockRecord* around);
   // Makes a used block free, and joins it with its free neighbours.
   void Free(FreeLists& lists, BlockRecord* block);
 
-  // A free block between two others, which is in no list yet.
+  // Makes a free block between two others. It is in no list yet.
   BlockRecord* NewBlock(char* data, uint64_t capacity_bytes, int numa_node, BlockRecord* before,
                         BlockRecord* after);
-  // Out of the ring of neighbours, and unused from there on.
+  // Removes a block from the ring of neighbours, and its record.
   void Unlink(BlockRecord* block);
 
   uint64_t segment_bytes_ = 0;

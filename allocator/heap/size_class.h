@@ -1,23 +1,21 @@
-// Sizes of blocks, and the buckets that free blocks are kept in. Pure arithmetic.
+// Size classes of blocks and the buckets of free blocks. Pure arithmetic.
 //
-// A request is rounded up to a size class. Of each doubling there are
-// --//config:buckets_per_doubling classes, eight by default: at most 12.5 % of a request is
-// rounding. At the ends other steps hold:
+// A request is rounded up to a size class. Each doubling has --//config:buckets_per_doubling
+// classes, eight by default, so that rounding adds at most 12.5 %. Bounds at both ends:
 //
 //   below 32 KiB   classes are multiples of --//config:min_block_bytes, 256 by default
 //   from there on  classes are multiples of a page, 4 KiB
-//   largest step   2 MiB: no more than that is rounding
+//   rounding       adds at most 2 MiB
 //
-// Free blocks have any multiple of their run's unit as size, and are kept in 64 buckets per
-// doubling. Every class up to 256 MiB is the lower bound of a bucket, so whatever lies in the
-// bucket of a request fits it.
+// A free block may have any multiple of its run's unit as size. Free blocks are kept in 64 buckets
+// per doubling. Each class up to 256 MiB is the lower bound of a bucket, so every block of a
+// request's bucket fits the request.
 //
 //   classes   |   8 MiB   |   9 MiB   |  10 MiB   |  ...
 //   buckets   |.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|
 //
-// Blocks below 32 KiB come from slabs, which are large blocks themselves: a small block that lives
-// long does not cut a large hole in two, and every block that is not small is a whole number of
-// pages.
+// Blocks below 32 KiB are cut from slabs, which are large blocks themselves. So a long-lived small
+// block does not split a large hole, and all other blocks are whole pages.
 
 #ifndef PINION_ALLOCATOR_HEAP_SIZE_CLASS_H_
 #define PINION_ALLOCATOR_HEAP_SIZE_CLASS_H_
@@ -31,25 +29,25 @@
 
 namespace pinion::internal {
 
-// Of a value that is not 0, so that it is one instruction, as std::bit_width is not.
+// For values other than 0. Unlike std::bit_width, a single instruction.
 constexpr int FloorLog2(uint64_t value) { return 63 ^ __builtin_clzll(value); }
 
 inline constexpr uint64_t kMinBlockBytes = config::kMinBlockBytes;
 inline constexpr uint64_t kMaxRoundingBytes = 2 * kMiB;
 inline constexpr uint64_t kMaxBlockBytes = uint64_t{1} << 47;
-// Classes below this are small; from here on they are multiples of 4 KiB.
+// Classes below this size are small. Classes from this size on are multiples of 4 KiB.
 inline constexpr uint64_t kSmallLimitBytes = 32 * kKiB;
-// One step below.
+// The class before kSmallLimitBytes.
 inline constexpr uint64_t kLargestSmallClassBytes =
     kSmallLimitBytes - std::max(kMinBlockBytes, kSmallLimitBytes / 2 / config::kBucketsPerDoubling);
 
 inline constexpr int kMinBlockLog2 = FloorLog2(kMinBlockBytes);
 inline constexpr int kBucketsPerLevelLog2 = 6;
 inline constexpr uint64_t kBucketsPerLevel = uint64_t{1} << kBucketsPerLevelLog2;
-inline constexpr int kLevels = 48 - kMinBlockLog2;  // one per doubling, up to below 2^48
+inline constexpr int kLevels = 48 - kMinBlockLog2;  // one per doubling, up to 2^48
 
-// The class of a request: 0 < size_bytes <= kMaxBlockBytes. A class that is not small is a multiple
-// of `alignment_bytes`, a power of two and at least 4 KiB.
+// Returns the class of a request of 1 to kMaxBlockBytes bytes. A class that is not small is a
+// multiple of `alignment_bytes`, a power of two and at least 4 KiB.
 constexpr uint64_t RoundUpToSizeClass(uint64_t size_bytes, uint64_t alignment_bytes = 4 * kKiB) {
   const uint64_t least_step =
       size_bytes <= kLargestSmallClassBytes ? kMinBlockBytes : alignment_bytes;
@@ -59,15 +57,15 @@ constexpr uint64_t RoundUpToSizeClass(uint64_t size_bytes, uint64_t alignment_by
 
 constexpr bool IsSmallClass(uint64_t class_bytes) { return class_bytes < kSmallLimitBytes; }
 
-// A bucket holds the free blocks from LowerBoundOf(bucket) to below that of the next one.
+// The bucket of the free blocks from LowerBoundOf(bucket) to the next bucket's lower bound.
 struct BucketIndex {
-  int level = 0;        // of the doubling
-  uint64_t within = 0;  // the level
+  int level = 0;        // the doubling
+  uint64_t within = 0;  // index within the level
 
   constexpr auto operator<=>(const BucketIndex&) const = default;
 };
 
-// `block_bytes` is at least kMinBlockBytes and below 2 * kMaxBlockBytes.
+// Requires kMinBlockBytes <= block_bytes < 2 * kMaxBlockBytes.
 constexpr BucketIndex BucketOf(uint64_t block_bytes) {
   const int log2 = FloorLog2(block_bytes);
   return {log2 - kMinBlockLog2, (block_bytes >> (log2 - kBucketsPerLevelLog2)) % kBucketsPerLevel};

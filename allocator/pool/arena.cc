@@ -9,7 +9,7 @@
 namespace pinion::internal {
 namespace {
 
-// No thread has this number.
+// A number that no thread has.
 constexpr int kNoOwner = -2;
 static_assert(kNoOwner != kThreadSlotUnknown);
 
@@ -18,12 +18,12 @@ static_assert(kNoOwner != kThreadSlotUnknown);
 // entered yet is missed, and next to what lives on (docs/maintainers/decisions/0011).
 constexpr int kSettlePerAllocation = 4;
 
-// How many batches may wait for the tickets of the oldest. So many batches of other timelines, or
-// without tickets, may wait behind one that is stuck, until a miss or a look around.
+// Batches that may wait behind the oldest one's tickets, until a miss or the next look around. They
+// may belong to other timelines than a stuck one.
 constexpr size_t kMostWaitingBatches = 8;
 
-// From the lowest on, each piece joins what is below it. To join what is above moves all that is
-// there.
+// Sorts by address, so that each piece joins the one below. To join the one above would move all
+// that lies there.
 std::vector<HostSegment> InOrder(std::vector<HostSegment> pieces) {
   std::sort(pieces.begin(), pieces.end(), [](const HostSegment& a, const HostSegment& b) {
     return std::less<>()(a.data, b.data);
@@ -74,7 +74,7 @@ bool Arena::Enter(By by, BlockRecord* block, uint64_t id, absl::Span<const Fence
     return ticket.timeline == nullptr || ticket.value == 0;
   };
   for (const FenceTicket& ticket : tickets) {
-    // For all of them at once, since a timeline may be there more than once.
+    // Room for all tickets at once, because a timeline may occur several times.
     if (!always_done(ticket) && !books_.MakeRoomToDefer(ticket.timeline, tickets.size())) {
       return false;
     }
@@ -211,10 +211,10 @@ void Arena::SettleAllLocked(Leftovers* leftovers) {
 }
 
 void Arena::LookAroundLocked(Leftovers* leftovers) {
-  // A thread that has ended leaves its last releases, and what they hold on to, in its buffer.
+  // A thread that has ended leaves its last releases in its buffer.
   buffers_.TakeAll(&incoming_);
   if (incoming_.empty()) return;
-  // Others may wait behind the oldest, whose timeline may be stuck.
+  // Other batches may wait behind the oldest one, whose timeline may be stuck.
   if (incoming_.front().seen_waiting) return SettleIncomingLocked(leftovers);
   incoming_.front().seen_waiting = true;
 }

@@ -1,20 +1,20 @@
-// A part of a pool's memory that one thread allocates from: its books, the releases that wait to be
-// entered in them, and a lock that costs that thread next to nothing.
+// The part of a pool's memory that one thread allocates from: its books, pending releases, and a
+// lock that costs this thread next to nothing.
 //
 //   TryAllocate --> live block --Enter-------------------------------------> free
 //                        \______EnterLater--> buffer --> deferred --reclaim--^
 //
-// A release does not wait for the thread that allocates: one by another thread, or with a ticket,
-// goes to a buffer (release_buffers.h). (One with several open tickets takes the arena's lock.)
-// TryAllocate enters what its own thread released, some of what others handed over, and all there
-// is before it says that nothing fits. To reclaim deferred blocks loads their timelines' counters
-// and is done in passing.
+// A release by another thread or with a ticket goes to a buffer (release_buffers.h), so that it
+// does not wait for the allocating thread. Exception: a release with several open tickets takes the
+// arena's lock. TryAllocate enters its own thread's releases and some of other threads' releases.
+// Before it returns null it enters all of them. In passing it reclaims deferred blocks whose
+// tickets are done.
 //
-// Free memory may be given up to another arena, in pieces; a block stays with its arena.
+// Free memory may move to another arena, in pieces. A live block stays with its arena.
 //
-// Thread safety: thread-safe. `by` is RoleOfThisThread(). Of a source
-// JoinsAt is called with the lock held, and of a timeline Completed().
-// Ownership: of books and records, not of memory.
+// Thread safety: thread-safe. `by` is RoleOfThisThread(). With the lock held, an arena calls
+// JoinsAt of the source and Completed() of timelines, and nothing else. Ownership: owns books and
+// records, but no memory.
 
 #ifndef PINION_ALLOCATOR_POOL_ARENA_H_
 #define PINION_ALLOCATOR_POOL_ARENA_H_
@@ -47,136 +47,139 @@ class Arena {
  public:
   using By = BiasedMutex::By;
 
-  // A request, and what it is rounded to.
+  // A request, with its rounded size.
   struct Request {
     uint64_t size_bytes = 0;
     uint64_t class_bytes = 0;
     PoolBooks::Way way = PoolBooks::Way::kCached;
   };
 
-  // What is let go of while a lock is held, for whoever holds no lock any more.
+  // Objects to be destroyed when no lock is held.
   struct Leftovers {
     DeferredReleases::Timelines timelines;
-    BatchQueue batches;        // whose timelines they hold
+    BatchQueue batches;        // with the timelines that they hold
     uint64_t gone_blocks = 0;  // live blocks that were released after Close
-    bool look_at_all = false;  // this arena has seen many allocations: the others may see none
+    bool look_at_all = false;  // all arenas are due for reclaiming: some may see no allocations
   };
 
-  // Of `pool`, for the thread that has this number; kNoThreadSlot: it has no owner.
+  // `thread_slot` is the number of the owner thread, or kNoThreadSlot for none.
   Arena(SegmentPool* pool, const AllocatorOptions& options, int thread_slot);
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
   SegmentPool* pool() const { return pool_; }
 
-  // As whom this thread takes the lock.
+  // Returns the role in which this thread takes the lock.
   By RoleOfThisThread() const {
     return internal::thread_slot == owner_slot_ ? By::kOwner : By::kOther;
   }
 
-  // Before and after this thread takes the lock as kAnnounced (biased_mutex.h).
+  // Call before and after this thread takes the lock as kAnnounced (biased_mutex.h).
   void Announce() { mu_.Announce(); }
   void Renounce() { mu_.Renounce(); }
 
   // --- Blocks ---
 
-  // A live block from what is free; null if nothing fits.
+  // Returns a live block from free memory, or null if nothing fits.
   BlockRecord* TryAllocate(By by, const Request& request, Leftovers* leftovers);
-  // The same for the owner, where nothing else is due: null also if some release is to be entered,
-  // or tickets to be looked at.
+  // The owner's fast path. Also returns null if a release must be entered or tickets must be
+  // checked.
   BlockRecord* TryAllocateAtOnce(uint64_t size_bytes, uint64_t class_bytes);
 
-  // Hardened builds: dies if the block is not live.
+  // In hardened builds, dies if the block is not live.
   void MarkReleased(By by, BlockRecord* block, uint64_t id);
 
-  // A live block becomes free, or waits for tickets: all that there are, done or not. False where
-  // the C++ heap has no memory to note those: then nothing has happened.
+  // Releases a live block: frees it, or defers it until `tickets` are done. `tickets` are all
+  // tickets of the release. Returns false, and changes nothing, if the C++ heap has no memory for
+  // the tickets.
   bool Enter(By by, BlockRecord* block, uint64_t id, absl::Span<const FenceTicket> tickets,
              Leftovers* leftovers);
-  // The same without a ticket, for the owner. False after Close: then nothing has happened.
+  // The owner's fast path, without a ticket. Returns false, and changes nothing, after Close.
   bool EnterAtOnce(BlockRecord* block, uint64_t id);
-  // The same with at most one ticket (a null timeline: none), through this thread's buffer. False
-  // after Close, and where the C++ heap has no memory for it: then nothing has happened.
+  // Releases a block through this thread's buffer, with at most one ticket (none if `timeline` is
+  // null). Returns false, and changes nothing, after Close or if the C++ heap is full.
   bool EnterLater(By by, const ReleaseBatch::Release& release,
                   const std::shared_ptr<FenceTimeline>& timeline) {
-    // Not behind Add: the block is then anybody's to enter, and with the last one the pool goes.
+    // Set before Add: after that, any thread may enter the block, and the last one destroys the
+    // pool.
     if (by == By::kOwner) mine_wait_ = true;
     return buffers_.Add(release, timeline);
   }
 
-  // Reclaims, and returns what the rest waits for next: one ticket per timeline.
+  // Reclaims blocks. Returns the next ticket that the rest waits for, one per timeline.
   std::vector<FenceTicket> ReclaimAndListTickets(By by, Leftovers* leftovers);
   void CountWait(By by);
 
   // --- Memory ---
   //
-  // What takes memory out of the arena, or in, is noexcept: of what is half moved nobody could tell
-  // where it belongs.
+  // Functions that move memory into or out of the arena are noexcept, because half-moved memory
+  // would have no owner.
 
-  // Gives up all pieces that are wholly free.
+  // Removes all free pieces.
   std::vector<HostSegment> GiveUp(By by, Leftovers* leftovers) noexcept;
-  // How much an arena gives up to one that misses a block of `least_bytes`.
+  // The memory that an arena gives to one that misses a block of `least_bytes`.
   struct Share {
     uint64_t least_bytes = 0;
-    uint64_t most_bytes = 0;   // but for the least
-    uint64_t piece_bytes = 0;  // what pieces have that are not cut, nor the last of a segment
+    uint64_t most_bytes = 0;   // an upper bound, unless least_bytes is more
+    uint64_t piece_bytes = 0;  // size of uncut pieces, except the last of a segment
   };
-  // Gives wholly free pieces up until they are about a half of what is free for large blocks, or as
-  // many as `share` says. None where less is free, and none of a hole that is shorter than a piece.
+  // Removes free pieces: about half of the bytes that are free for large blocks, within the bounds
+  // of `share`. Returns none if less than the least is free, or if no hole is as long as a piece.
   std::vector<HostSegment> GiveUpShare(By by, const Share& share, Leftovers* leftovers) noexcept;
   uint64_t MemoryBytes(By by);
-  // As those of SegmentHeap.
+  // Like the functions of SegmentHeap.
   std::vector<HostSegment> FreeEnds(By by);
   std::vector<HostSegment> GiveUpFreeEnd(By by, const HostSegment& range) noexcept;
-  // Takes pieces over, and then a block; null if nothing fits or the request is for 0 bytes.
+  // Adds pieces and takes a block. Returns null if nothing fits or the request is for 0 bytes.
   BlockRecord* TakeOver(By by, absl::Span<const HostSegment> pieces,
                         SegmentHeap::BorderAt border_at, const Request& request) noexcept;
 
-  // Free bytes that can serve blocks that are not small.
+  // Returns the free bytes for blocks that are not small.
   uint64_t RoomForLargeBlocks(By by, Leftovers* leftovers);
-  // As those of PoolBooks.
+  // Like PoolBooks::Stats.
   AllocatorStats Stats(By by, Leftovers* leftovers);
 
-  // Enters every release, and each later one at once. Returns the number of live blocks. What could
-  // not be noted counts as live, until the pool looks at it again.
+  // Enters every release, and from here on each release at once. Returns the number of live blocks,
+  // including releases that there was no memory to enter.
   uint64_t Close(By by, Leftovers* leftovers);
 
  private:
-  // Into the books. `completed` is of the timeline. False as PoolBooks::Enter.
+  // Enters a release in the books. `completed` belongs to `timeline`. Returns false like
+  // PoolBooks::Enter.
   bool EnterLocked(const ReleaseBatch::Release& release,
                    const std::shared_ptr<FenceTimeline>& timeline, uint64_t completed,
                    Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Enters the next one of a batch. False as above: it waits in the batch then.
+  // Enters the batch's next release. If that returns false, the release stays in the batch.
   bool EnterNextLocked(ReleaseBatch& batch, Leftovers* leftovers)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Lets go of the oldest batch, all of which was entered.
+  // Drops the oldest batch, whose releases are all entered.
   void DropOldestLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Enters all of this thread's own releases, and some of those that others handed over and whose
-  // tickets are done: a block that waits in its batch costs less than one that is deferred.
+  // Enters all of this thread's releases, and some of other threads' whose tickets are done. A
+  // block that waits in its batch costs less than a deferred one.
   void SettleSomeLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Whether nothing of `incoming_`, which is not empty, is to be entered now.
+  // Returns whether the oldest batch of `incoming_` may wait. `incoming_` must not be empty.
   bool OldestMayWaitLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Enters all that there is in `incoming_`; but a batch waits there from the first release on that
-  // there is no memory to note.
+  // Enters the releases of all batches. A batch is kept from the first release on that there is no
+  // memory to enter.
   void SettleIncomingLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Enters all releases that happened before.
+  // Enters all earlier releases of all threads.
   void SettleAllLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Takes in what threads have that released little, and sees to it that nothing waits long behind
-  // the oldest batch.
+  // Collects releases from buffers that are rarely filled, and makes no batch wait long behind a
+  // stuck one.
   void LookAroundLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ReclaimLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // In a line that nobody writes to.
+  // On a cache line that is never written to.
   SegmentPool* const pool_;
   const int owner_slot_;
   ReleaseBuffers buffers_;
 
-  // The owner's lines, which nobody else reads where each thread keeps to itself.
+  // The owner's cache lines. Other threads rarely read them.
   alignas(128) BiasedMutex mu_;
-  bool mine_wait_ = false;  // releases in the owner's buffer; the owner's thread alone knows of it
+  bool mine_wait_ = false;  // the owner's buffer has releases; for the owner's thread alone
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   Countdowns left_ ABSL_GUARDED_BY(mu_);
-  BatchQueue incoming_ ABSL_GUARDED_BY(mu_);  // handed over, the oldest in front
+  BatchQueue incoming_ ABSL_GUARDED_BY(mu_);  // from other threads, oldest first
   PoolBooks books_ ABSL_GUARDED_BY(mu_);
 };
 

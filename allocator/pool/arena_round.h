@@ -1,12 +1,11 @@
-// All arenas of a pool, for one thread that looks at each: their locks cost it one barrier
-// together.
+// Locks all arenas of a pool in turn, at the cost of one barrier.
 //
 //   const ArenaRound round(arenas_);
 //   for (const ArenaRound::Seat& seat : round.seats()) seat.arena->FreeEnds(seat.by);
 //
-// The arenas' owners go on meanwhile, a little slower.
+// The arenas' owners run on meanwhile, a little slower.
 //
-// Thread safety: of the thread that made it.
+// Thread safety: for the thread that made it.
 
 #ifndef PINION_ALLOCATOR_POOL_ARENA_ROUND_H_
 #define PINION_ALLOCATOR_POOL_ARENA_ROUND_H_
@@ -26,13 +25,13 @@ namespace pinion::internal {
 
 class ArenaRound {
  public:
-  // An arena, and as whom the thread takes its lock.
+  // An arena, and the role in which this thread takes its lock.
   struct Seat {
     Arena* arena = nullptr;
     Arena::By by = Arena::By::kOther;
   };
 
-  // Those of `arenas` that are not null.
+  // Covers those of `arenas` that are not null.
   explicit ArenaRound(absl::Span<const std::atomic<Arena*>> arenas);
   ~ArenaRound();
   ArenaRound(const ArenaRound&) = delete;
@@ -40,16 +39,17 @@ class ArenaRound {
 
   absl::Span<const Seat> seats() const { return seats_; }
 
-  // Free bytes that can serve blocks that are not small.
+  // Returns the free bytes for blocks that are not small.
   uint64_t RoomForLargeBlocks(Arena::Leftovers* leftovers) const;
 
-  // A part of a hole, and whose it is.
+  // A part of a hole, and its arena.
   struct Part {
     HostSegment hole;
     Seat seat;
   };
-  // The parts, by address, of the smallest hole of at least `least_bytes` that reaches an end of an
-  // arena's memory, where it may go on in another arena. Empty if there is none.
+  // Returns the parts, by address, of the smallest hole of at least `least_bytes` that touches an
+  // end of an arena's memory. Such a hole may span several arenas. Returns nothing if there is
+  // none.
   std::vector<Part> FindHole(uint64_t least_bytes, SegmentHeap::BorderAt border_at) const;
 
  private:

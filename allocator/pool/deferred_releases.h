@@ -1,16 +1,15 @@
-// Blocks that were released and wait for tickets: one heap per timeline, ordered by ticket value.
+// Released blocks that wait for tickets: one heap per timeline, ordered by ticket value.
 //
 //   timeline A (completed 7)   8: block  |  9: block  |  9: block
 //   timeline B (stuck at 2)    3: block
 //
-// A block that waits for several timelines is in the heap of each. Only the heads are compared, so
-// looking costs one atomic load per timeline, reclaiming is proportional to what is reclaimed, and
-// a stuck timeline holds back nothing but its own blocks.
+// A block that waits for several timelines is in the heap of each. A reclaim loads one atomic
+// counter per timeline and touches only the blocks that it frees. A stuck timeline holds back only
+// its own blocks.
 //
-// Thread safety: none of its own. It calls FenceTimeline::Completed only.
-// Ownership: shares each timeline for as long as a block waits for it. To let go of the last
-// reference may destroy a device's stream, so whoever holds a lock takes the references over
-// (`retired`) and drops them later.
+// Thread safety: none of its own. Calls FenceTimeline::Completed only. Ownership: shares each
+// timeline while a block waits for it. Destroying the last reference may destroy a device's stream.
+// So a caller with a lock receives the references in `retired`, and drops them after the unlock.
 
 #ifndef PINION_ALLOCATOR_POOL_DEFERRED_RELEASES_H_
 #define PINION_ALLOCATOR_POOL_DEFERRED_RELEASES_H_
@@ -31,18 +30,18 @@ class DeferredReleases {
  public:
   using Timelines = absl::InlinedVector<std::shared_ptr<FenceTimeline>, 4>;
 
-  // Room for `count` more blocks that wait for `timeline`, so that Add needs no memory. False where
-  // the C++ heap has none.
+  // Makes room for `count` calls of Add with `timeline`, which then need no memory. Returns false
+  // if the C++ heap is full.
   bool MakeRoom(const std::shared_ptr<FenceTimeline>& timeline, size_t count);
 
-  // `block` waits for `value` on `timeline`, and for whatever it was added with before. MakeRoom
-  // was called before.
+  // Makes `block` wait for `value` of `timeline`, in addition to its earlier tickets. Requires
+  // MakeRoom.
   void Add(BlockRecord* block, const std::shared_ptr<FenceTimeline>& timeline, uint64_t value);
 
   // Calls `done` with each block whose tickets are all done.
   void TakeDone(absl::FunctionRef<void(BlockRecord*)> done, Timelines* retired);
 
-  // What is waited for next on each timeline.
+  // Returns the next ticket of each timeline.
   std::vector<FenceTicket> NextTickets() const;
 
  private:
@@ -52,12 +51,12 @@ class DeferredReleases {
   };
   struct Queue {
     std::shared_ptr<FenceTimeline> timeline;
-    std::vector<Entry> heap;  // the smallest value in front
+    std::vector<Entry> heap;  // the smallest value first
   };
 
   Queue* QueueOf(const std::shared_ptr<FenceTimeline>& timeline);  // null if there is none
 
-  // One is empty where the room that was made in it was not needed, until TakeDone.
+  // A queue may be empty until TakeDone, if MakeRoom was not followed by Add.
   std::vector<Queue> queues_;
 };
 

@@ -11,17 +11,16 @@
 namespace pinion::internal {
 namespace {
 
-// One call that pins more holds a lock of the driver's for about a second (TRT-LLM#17773).
+// A call that pins more holds a driver lock for about a second (TRT-LLM#17773).
 constexpr uint64_t kLargestChunkBytes = kGiB;
 
-// What a pool begins with: a program that needs little does not pay for a chunk.
+// Size of the first segment, so that a small program does not pay for a chunk.
 constexpr uint64_t kFirstSegmentBytes = 64 * kMiB;
 
-// Where the host's RAM or the source has no room for a segment, the next attempt is for 1/16 of its
-// size.
+// Divisor for the next attempt, when the host's RAM or the source refuses a segment.
 constexpr uint64_t kNextSmallerSegment = 16;
 
-// A call that pins is worth its cost from this size on, where there is a choice.
+// Smaller calls to the source are not worth their cost, where there is a choice.
 constexpr uint64_t kWorthACallBytes = 16 * kMiB;
 
 }  // namespace
@@ -43,7 +42,7 @@ Grower::Result Grower::AllocateOnMiss(uint64_t size_bytes) {
 }
 
 Grower::Result Grower::Grow(uint64_t size_bytes) {
-  // Another thread may have had the turn, and grown.
+  // Another thread may have grown the pool.
   if (BlockRecord* block = pool_->TryAllocate(size_bytes); block != nullptr) {
     return {.block = block};
   }
@@ -53,7 +52,7 @@ Grower::Result Grower::Grow(uint64_t size_bytes) {
       AddSegment(wished_bytes, least_bytes, size_bytes, RamWatermark::Wait::kForOthers);
   if (first.refusal == Refusal::kNone) return first;
   const uint64_t room = MakeRoom(first.refusal, least_bytes);
-  // Meanwhile somebody may have released a block.
+  // Another thread may have released a block.
   if (BlockRecord* block = pool_->TryAllocate(size_bytes); block != nullptr) {
     return {.block = block};
   }
@@ -67,7 +66,7 @@ uint64_t Grower::WishedBytes(uint64_t least_bytes) const {
   const uint64_t chunk_bytes = pool_->segment_bytes();
   const uint64_t locked_bytes = pool_->locked_bytes();
   if (locked_bytes >= chunk_bytes) return std::max(least_bytes, chunk_bytes);
-  // Up to a power of two: chunks then begin at multiples of their size, where they may be joined.
+  // Up to a power of two: then chunks begin at multiples of their size, where they can be joined.
   const uint64_t added_bytes =
       std::max({least_bytes, pool_->source().granularity_bytes(),
                 locked_bytes == 0 ? kFirstSegmentBytes : kWorthACallBytes});
@@ -111,7 +110,7 @@ Grower::Result Grower::CheckRoom(uint64_t bytes) {
 
 LimitedSource::GivenBack Grower::Trim(uint64_t keep_bytes) {
   pool_->PollDeferred();
-  // Whoever misses meanwhile waits: neither the limit nor the host has what is on its way back yet.
+  // Other threads' growths wait, because freed bytes count until they are back.
   const TurnHolder turn(turn_);
   const uint64_t locked_bytes = pool_->locked_bytes();
   return pool_->GiveBack({.bytes = locked_bytes - std::min(locked_bytes, keep_bytes)});
@@ -134,7 +133,7 @@ Grower::Result Grower::AddSegment(uint64_t wished_bytes, uint64_t least_bytes, u
   while (true) {
     segment_bytes = std::max(segment_bytes, least_bytes);
     Result result = TryAddSegment(segment_bytes, size_bytes, wait);
-    // Who reserves wants few segments: sixteenths of a source that has refused would be many calls.
+    // Reserve wants few segments, and sixteenths would be many calls.
     const bool may_be_smaller = result.refusal == Refusal::kWatermark ||
                                 (result.refusal == Refusal::kSource && size_bytes != 0);
     if (!may_be_smaller || segment_bytes == least_bytes) return result;
@@ -154,15 +153,15 @@ Grower::Result Grower::TryAddSegment(uint64_t segment_bytes, uint64_t size_bytes
   if (!admitted.ok()) return {.status = admitted.status(), .refusal = Refusal::kWatermark};
   const absl::StatusOr<HostSegment> segment = source.Pin(segment_bytes);
   if (!segment.ok()) {
-    // Other codes mean that the source is broken: making room does not help.
+    // Any other code means that the source is broken. Making room does not help.
     const bool exhausted = absl::IsResourceExhausted(segment.status());
     return {.status = segment.status(), .refusal = exhausted ? Refusal::kSource : Refusal::kNone};
   }
   std::move(unbook).Cancel();
   BlockRecord* const block = pool_->AddSegment(*segment, size_bytes);
   if (block != nullptr && segment_bytes > largest_chunk_bytes_) {
-    // Older oversized segments go back: a run whose longest block keeps growing would otherwise
-    // lock the sum of all the maxima that it ever had.
+    // Frees older oversized segments. Otherwise a run whose longest block keeps growing would lock
+    // the sum of all its maxima.
     pool_->GiveBack({.bytes = segment_bytes, .longer_than_bytes = largest_chunk_bytes_});
   }
   return {.block = block};
@@ -178,7 +177,7 @@ uint64_t Grower::MakeRoom(Refusal refusal, uint64_t segment_bytes) {
       break;
     case Refusal::kWatermark:
       missing_bytes = watermark_.BytesToGiveBack(segment_bytes);
-      // A host that is full gets what there is, for itself.
+      // On a full host, cached memory is freed for the host's sake, even if it does not suffice.
       if (watermark_.level() == RamLevel::kHigh) {
         return pool_->GiveBack({.bytes = missing_bytes}).bytes;
       }
@@ -186,7 +185,7 @@ uint64_t Grower::MakeRoom(Refusal refusal, uint64_t segment_bytes) {
     case Refusal::kSource:
       return pool_->GiveBack({}).bytes;
   }
-  if (missing_bytes == 0) return segment_bytes;  // others have made room meanwhile
+  if (missing_bytes == 0) return segment_bytes;  // another process or thread made room
   return pool_->GiveBack({.bytes = missing_bytes, .all_or_none = true}).bytes;
 }
 

@@ -1,20 +1,17 @@
-// How a pool gets more memory: whether it may grow, by how much, what goes back for that, and who
-// waits for whom.
+// Grows a pool: whether it may grow, by how much, and what it frees for that.
 //
 //   nothing fits --> blocks whose tickets get done --> a segment --> room is made, once more
 //
-// Growths take what is locked to the next power of two until it is a chunk
-// (AllocatorOptions::segment_bytes), and add chunks from there on. Each asks three, in this order:
-// the pool's limit, the host's RAM, and the source. Where one of them has no room for a whole
-// segment, a smaller one is tried, down to what the block needs. A reservation that the source
-// refuses is not tried smaller.
+// A growth raises the locked bytes to the next power of two, until segments reach a chunk
+// (AllocatorOptions::segment_bytes). From then on it adds chunks. It needs the consent of the
+// pool's limit, the host's RAM and the source, in this order. If one of them refuses, a smaller
+// segment is tried, down to the block's size. Exception: Reserve is not tried smaller when the
+// source refuses.
 //
-// Thread safety: thread-safe. One thread at a time grows or trims: two that find nothing at once
-// would both pin a whole segment. The others wait for it, and look again, but for a thread that is
-// in the midst of another allocator's growth or trim (turn.h). Nothing is called with a lock held,
-// but with the turn.
-// Ownership: holds the pool for the allocator. When both go, the pool lives on as long as its
-// blocks.
+// Thread safety: thread-safe. Only one thread grows or trims the pool at a time; other threads wait
+// and then search again. Exception: a thread inside another allocator's growth or trim does not
+// wait (turn.h). No lock is held during calls, only the turn. Ownership: holds the pool for the
+// allocator. After both are destroyed, the pool lives as long as its blocks.
 
 #ifndef PINION_ALLOCATOR_POOL_GROWER_H_
 #define PINION_ALLOCATOR_POOL_GROWER_H_
@@ -39,7 +36,7 @@ namespace pinion::internal {
 
 class Grower {
  public:
-  // Who refused: each has its own remedy. kNone: nobody, or a source that is broken.
+  // Who refused. kNone: nobody, or a broken source.
   enum class Refusal { kNone, kLimit, kWatermark, kSource };
   struct Result {
     absl::Status status = absl::OkStatus();
@@ -53,37 +50,37 @@ class Grower {
 
   SegmentPool& pool() const { return *pool_; }
 
-  // A block where no free one fits: one that was released and whose tickets get done in time, or
-  // one of a new segment.
+  // Returns a block when nothing free fits: a deferred block whose tickets become done in time, or
+  // a block of a new segment.
   Result AllocateOnMiss(uint64_t size_bytes);
 
-  // As those of PinnedAllocator; Trim leaves it to the caller to sample the host.
+  // Like the functions of PinnedAllocator. The caller of Trim samples the host.
   absl::Status Reserve(uint64_t size_bytes);
   LimitedSource::GivenBack Trim(uint64_t keep_bytes);
 
   AllocatorStats GetStats() const;
 
  private:
-  // Adds a segment with room for a block of `size_bytes`, and takes that.
+  // Adds a segment, and takes a block of `size_bytes` from it.
   Result Grow(uint64_t size_bytes);
 
-  // What a growth asks for first: 64 MiB, then as much as takes what is locked to the next power of
-  // two or, where that is less than 16 MiB away, to the one behind it; a chunk at most, and never
-  // less than `least_bytes`.
+  // Returns the size that a growth asks for first. That is 64 MiB for an empty pool. Then it raises
+  // the locked bytes to a power of two that is at least 16 MiB away. At most a chunk, and at least
+  // `least_bytes`.
   uint64_t WishedBytes(uint64_t least_bytes) const;
 
-  // Adds a segment of `wished_bytes`, or of less where the limit, the host's RAM or (for a block)
-  // the source has no more room, down to `least_bytes`; takes a block of `size_bytes` from it (0:
-  // none).
+  // Adds a segment of `wished_bytes`, and takes a block of `size_bytes` (0: none) from it. Tries
+  // smaller segments, down to `least_bytes`, if the limit or the host's RAM refuses. Does so for a
+  // refusal by the source only if a block is needed.
   Result AddSegment(uint64_t wished_bytes, uint64_t least_bytes, uint64_t size_bytes,
                     RamWatermark::Wait wait);
   Result TryAddSegment(uint64_t segment_bytes, uint64_t size_bytes, RamWatermark::Wait wait);
 
-  // Whether the limit and the host's RAM have room for so much more. Takes nothing.
+  // Checks that the limit and the host's RAM have room for `bytes`. Takes nothing.
   Result CheckRoom(uint64_t bytes);
 
-  // Sees to it that a refused growth of `segment_bytes` may pass, with cached segments if those are
-  // needed and enough. Returns the bytes that it may take then; 0 if it is refused for good.
+  // Makes a refused growth of `segment_bytes` possible, by freeing cached segments if that
+  // suffices. Returns the bytes that the growth may take, or 0 if it stays refused.
   uint64_t MakeRoom(Refusal refusal, uint64_t segment_bytes);
 
   uint64_t Count(Refusal refusal) const { return refused_[static_cast<int>(refusal)]; }
@@ -94,7 +91,7 @@ class Grower {
   const absl::Duration max_wait_for_deferred_;
   Turn turn_;
   std::atomic<uint64_t> retries_ = 0;
-  std::array<std::atomic<uint64_t>, 4> refused_ = {};  // requests, by who refused them
+  std::array<std::atomic<uint64_t>, 4> refused_ = {};  // requests, by who refused
 };
 
 }  // namespace pinion::internal

@@ -69,7 +69,7 @@ LimitedSource::GivenBack LimitedSource::Unpin(const std::vector<HostSegment>& se
     const double ms = absl::ToDoubleMilliseconds(stopwatch.Elapsed());
     if (!status.ok()) {
       PINION_LOG(kError) << name() << " failed to free " << HumanBytes(segment.size_bytes)
-                         << ", which are lost: " << status.ToString();
+                         << ", which is leaked: " << status.ToString();
     }
     given.status.Update(status);
     MutexLock lock(mu_);

@@ -1,11 +1,11 @@
-// Where the segments of a pool come from: a source, under a limit, with its calls counted.
+// The source of a pool's segments, under a limit and with statistics.
 //
-//   PINION_RETURN_IF_ERROR(source.Book(kGiB));   // the limit first: it costs nothing to ask
+//   PINION_RETURN_IF_ERROR(source.Book(kGiB));   // the limit first, because that is cheap
 //   PINION_ASSIGN_OR_RETURN(HostSegment segment, source.Pin(kGiB));
 //   ...
 //   source.Unpin({segment});
 //
-// Thread safety: thread-safe. The source is called with no lock held.
+// Thread safety: thread-safe. The source is called without a lock.
 
 #ifndef PINION_ALLOCATOR_POOL_LIMITED_SOURCE_H_
 #define PINION_ALLOCATOR_POOL_LIMITED_SOURCE_H_
@@ -33,19 +33,19 @@ class LimitedSource {
   uint64_t granularity_bytes() const { return source_->granularity_bytes(); }
   bool JoinsAt(const void* border) const { return source_->JoinsAt(border); }
 
-  // Takes `bytes` of what the limit leaves, for one Pin. ResourceExhausted if they do not fit.
-  // Whoever gets no segment for them unbooks them.
+  // Books `bytes` of the limit for one Pin. ResourceExhausted if they do not fit. Call Unbook if
+  // Pin fails.
   absl::Status Book(uint64_t bytes);
   void Unbook(uint64_t bytes);
   uint64_t BytesToLimit() const;
 
-  // Errors as those of HostMemorySource::Allocate; the message names the source.
+  // Errors are those of HostMemorySource::Allocate, with the source's name.
   absl::StatusOr<HostSegment> Pin(uint64_t bytes);
 
-  // Gives segments back, and their bytes to the limit. What the source fails to free is logged and
-  // lost: it may still be pinned, so the limit goes on counting it.
+  // Frees segments and their bytes of the limit. A segment that the source fails to free is logged
+  // and leaked. The limit keeps counting it, because it may still be pinned.
   struct GivenBack {
-    uint64_t bytes = 0;   // without what is lost
+    uint64_t bytes = 0;   // without leaked bytes
     absl::Status status;  // the first error
   };
   GivenBack Unpin(const std::vector<HostSegment>& segments);
@@ -57,7 +57,7 @@ class LimitedSource {
   const uint64_t max_bytes_;
 
   mutable Mutex mu_;
-  // From the booking until the source has freed them; never more than the limit.
+  // From Book until the source has freed the bytes. At most the limit.
   uint64_t held_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   SourceStats stats_ ABSL_GUARDED_BY(mu_);
 };

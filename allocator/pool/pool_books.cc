@@ -10,11 +10,11 @@
 namespace pinion::internal {
 namespace {
 
-// Pools take ids by the chunk, so that a block costs no atomic operation that pools share.
+// Arenas take ids by the chunk, so that an allocation needs no shared atomic operation.
 constexpr uint64_t kIdsPerChunk = 4096;
 std::atomic<uint64_t> next_chunk_of_ids{1};
 
-// A slab is a sixty-fourth of a segment, within these bounds.
+// A slab is 1/64 of a segment, within these bounds.
 constexpr uint64_t kLeastSlabBytes = 64 * kKiB;
 constexpr uint64_t kMostSlabBytes = 2 * kMiB;
 

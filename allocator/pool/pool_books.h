@@ -1,11 +1,10 @@
-// The books of an arena: what is free, which blocks are live or wait for tickets, and the
-// statistics of that.
+// An arena's books: free memory, live and deferred blocks, and their statistics.
 //
 //   Take --> live block --Enter-------------------------> free
 //                          \--> deferred --Reclaim--------^
 //
-// Thread safety: none of its own; Arena adds the lock. Of a source JoinsAt is called, and of
-// a timeline Completed, which only compute.
+// Thread safety: none of its own; Arena adds the lock. Calls JoinsAt of a source and Completed of a
+// timeline, which only compute.
 
 #ifndef PINION_ALLOCATOR_POOL_POOL_BOOKS_H_
 #define PINION_ALLOCATOR_POOL_POOL_BOOKS_H_
@@ -33,37 +32,37 @@ namespace pinion::internal {
 
 class PoolBooks {
  public:
-  // How an allocation came by its block.
+  // How an allocation got its block.
   enum class Way { kCached, kPolled, kWaited, kGrown };
 
-  // Those of one arena.
+  // `arena` is the owner.
   PoolBooks(uint64_t alignment_bytes, uint64_t segment_bytes, Arena* arena);
 
-  // A live block for a request of `size_bytes`; null if no free one has `class_bytes`.
+  // Returns a live block for a request of `size_bytes`. Null if no free block has `class_bytes`.
   BlockRecord* Take(uint64_t size_bytes, uint64_t class_bytes, Way way);
 
-  // Hardened builds: dies if the block is not live.
+  // In hardened builds, dies if the block is not live.
   void MarkReleased(BlockRecord* block, uint64_t id);
 
-  // A live block becomes free. Dies if it is not live.
+  // Frees a live block. Dies if it is not live.
   void Enter(BlockRecord* block, uint64_t id);
-  // The same, or it waits for its ticket if `completed`, which is of its timeline, is less. False
-  // where the C++ heap has no memory to note that: then nothing has happened.
+  // Like the above, but defers the block if its ticket is above `completed`, the timeline's count.
+  // Returns false, and changes nothing, if the C++ heap has no memory for the ticket.
   bool Enter(const ReleaseBatch::Release& release, const std::shared_ptr<FenceTimeline>& timeline,
              uint64_t completed);
-  // So that `count` more tickets of a timeline can be waited for. False as above.
+  // Makes room for `count` more tickets of a timeline. Returns false if the C++ heap is full.
   bool MakeRoomToDefer(const std::shared_ptr<FenceTimeline>& timeline, size_t count) {
     return deferred_.MakeRoom(timeline, count);
   }
-  // The block waits for one more ticket, for which room was made.
+  // Makes the block wait for one more ticket. Requires MakeRoomToDefer.
   void Defer(BlockRecord* block, const std::shared_ptr<FenceTimeline>& timeline, uint64_t value);
-  // Blocks whose tickets are done become free.
+  // Frees blocks whose tickets are done.
   void Reclaim(DeferredReleases::Timelines* retired);
-  // What deferred blocks wait for next: one ticket per timeline.
+  // Returns the next ticket that deferred blocks wait for, one per timeline.
   std::vector<FenceTicket> NextTickets() const { return deferred_.NextTickets(); }
   bool some_deferred() const { return deferred_bytes_.current != 0; }
 
-  // Adds segments, and takes a block then as Take does; size 0: none.
+  // Adds segments, then takes a block like Take. Takes none if `size_bytes` is 0.
   BlockRecord* AddSegments(absl::Span<const HostSegment> segments, SegmentHeap::BorderAt border_at,
                            uint64_t size_bytes, uint64_t class_bytes, Way way);
   std::vector<HostSegment> RemoveFreeSegments(uint64_t bytes, uint64_t hole_bytes = kMinBlockBytes);
@@ -71,21 +70,21 @@ class PoolBooks {
   std::vector<HostSegment> RemoveFreeEnd(const HostSegment& range);
   bool HasFree(uint64_t bytes) const { return heap_.HasFree(bytes); }
 
-  // Free bytes that can serve blocks that are not small.
+  // Returns the free bytes for blocks that are not small.
   uint64_t RoomForLargeBlocks();
   uint64_t memory_bytes() const { return heap_.segment_bytes(); }
   uint64_t live_blocks() const { return allocations() - releases_; }
 
   void CountWait() { ++stats_.waits_for_deferred; }
-  // Of these books: what is locked, and how often memory went back, is the pool's to add.
+  // Statistics of these books. The pool adds locked bytes and trims.
   AllocatorStats Stats() const;
 
  private:
-  // Hardened builds mark a block as released at once; others find a second release when they enter
-  // it.
+  // Hardened builds mark a block as released at once. Other builds detect a double release when
+  // they enter it.
   static constexpr BlockState kStateOnEntry = kHardened ? BlockState::kReleased : BlockState::kLive;
 
-  // What ever came, what went of it again, and the most that was there at a time.
+  // Bytes that came and went, and their highest difference.
   struct Flow {
     uint64_t current() const { return came - went; }
     void NotePeak() { peak = std::max(peak, current()); }
@@ -93,9 +92,9 @@ class PoolBooks {
 
     uint64_t came = 0;
     uint64_t went = 0;
-    uint64_t peak = 0;  // noted before something goes
+    uint64_t peak = 0;  // updated before bytes go
   };
-  // What SizeBucketStats tells, of one doubling.
+  // The counters of SizeBucketStats for one doubling.
   struct Bucket {
     uint64_t allocations = 0;
     Flow booked_bytes;
@@ -106,16 +105,16 @@ class PoolBooks {
   void TakeIds();
   void CountWay(Way way, const BlockRecord& block);
   void CountRelease(BlockRecord* block, uint64_t id);
-  // What is in use rises with the next allocation, or falls with the next release: notes the peaks
-  // of what falls then.
+  // Record the peaks of gauges that are about to fall: NoteBeforeRise before an allocation, and
+  // NoteBeforeFall before a release.
   void NoteBeforeRise();
   void NoteBeforeFall();
   uint64_t used_bytes() const { return heap_.used_bytes(); }
   uint64_t booked_bytes() const { return used_bytes() - deferred_bytes_.current; }
   uint64_t cached_bytes() const { return heap_.segment_bytes() - used_bytes(); }
 
-  // What each allocation counts; Stats() derives the rest.
-  bool falls_ = false;  // what is in use: since something was allocated last
+  // Counters that each allocation changes. Stats() derives the rest.
+  bool falls_ = false;  // whether blocks were released since the last allocation
   uint64_t releases_ = 0;
   uint64_t next_id_ = 0;
   uint64_t end_of_ids_ = 0;
@@ -128,9 +127,9 @@ class PoolBooks {
 
   DeferredReleases deferred_;
   ByteGauge deferred_bytes_;
-  uint64_t grown_bytes_ = 0;                // of blocks that were taken along with a new segment
+  uint64_t grown_bytes_ = 0;                // of blocks that came with a new segment
   std::array<uint64_t, kLevels> misses_{};  // by bucket
-  AllocatorStats stats_;                    // what is counted seldom
+  AllocatorStats stats_;                    // rarely changed counters
 };
 
 // --- What every allocation and release does, in line ---

@@ -25,7 +25,7 @@ std::unique_ptr<ReleaseBatch> Stamped(std::unique_ptr<ReleaseBatch> batch) {
   return batch;
 }
 
-// Null where there is no memory: whoever releases a block cannot be told.
+// Returns null if there is no memory, because a release cannot fail.
 std::unique_ptr<ReleaseBatch> NewBatch() {
   try {
     return std::make_unique<ReleaseBatch>();
@@ -99,7 +99,7 @@ void ReleaseBuffers::TakeIncomingList(BatchQueue* batches) {
   ReleaseBatch* newest = incoming_.exchange(nullptr, std::memory_order_acquire);
   BatchQueue taken;
   while (newest != nullptr) {
-    // Another processor wrote it; it is read a little at a time.
+    // Another processor wrote the batch, so all of its lines are prefetched.
     for (size_t line = 0; line < sizeof(ReleaseBatch); line += kCacheLineBytes) {
       __builtin_prefetch(reinterpret_cast<const char*>(newest) + line);
     }
@@ -111,8 +111,8 @@ void ReleaseBuffers::TakeIncomingList(BatchQueue* batches) {
 }
 
 void ReleaseBuffers::HandOver(std::unique_ptr<ReleaseBatch> batch) {
-  // Read before `Completed()` is called, so that a batch that another thread hands over during that
-  // call is met by the retry below. Tests hand one over from within it.
+  // Read before `Completed()` is called: the retry below then handles a batch that another thread
+  // hands over during that call. Tests do so.
   batch->next = incoming_.load(std::memory_order_relaxed);
   ReleaseBatch* const added = Stamped(std::move(batch)).release();
   while (!incoming_.compare_exchange_weak(added->next, added, std::memory_order_release,

@@ -1,16 +1,15 @@
-// Where released blocks wait to be entered in the books, so that a thread that releases a block
-// with a ticket does not wait for the one that allocates, nor fetch the books from its cache.
+// Buffers for released blocks, so that a thread that releases a block neither waits for the
+// allocating thread nor touches the cache lines of its books.
 //
 //   thread A  --|###  |
 //   thread B  --|#####|--full: a batch-->  incoming, for the owner to enter
 //
-// Each thread adds to one of a few buffers (two threads may share one). A batch has tickets of one
-// timeline only. What is full joins a list without a lock: whoever releases waits for nobody, but
-// for a moment where another thread adds to the same buffer, or looks into it.
+// Each thread adds to one of a few buffers; two threads may share one. A batch has tickets of one
+// timeline only. Full batches join a lock-free list. A release waits only while another thread uses
+// the same buffer.
 //
 // Thread safety: ReleaseBuffers is thread-safe, BatchQueue is not. Calls FenceTimeline::Completed
-// only.
-// Ownership: a buffer and a batch share their timeline.
+// only. Ownership: a buffer and a batch share their timeline.
 
 #ifndef PINION_ALLOCATOR_POOL_RELEASE_BUFFERS_H_
 #define PINION_ALLOCATOR_POOL_RELEASE_BUFFERS_H_
@@ -28,35 +27,35 @@
 
 namespace pinion::internal {
 
-// Blocks that were released, in order; all tickets are of one timeline. One thread makes it and
-// another one destroys it, which would wait for each other in malloc.
+// Released blocks in order, with tickets of one timeline. From a slab, because one thread makes a
+// batch and another one destroys it, which malloc would slow down.
 struct ReleaseBatch : SlabObject<ReleaseBatch> {
-  // They count as live until they are entered.
+  // Blocks in a batch count as live.
   static constexpr uint32_t kCapacity = 16;
 
   struct Release {
     BlockRecord* block;
-    uint64_t id;      // what the block's was when it was handed out
+    uint64_t id;      // of the block, when it was allocated
     uint64_t ticket;  // 0: none
   };
 
-  // Whether the next one to be entered has a ticket that was not done when it was looked at last.
+  // Returns whether the next release has a ticket that is not known to be done.
   bool NextWaits() const { return releases[entered].ticket > completed; }
-  // What is done by now need not be deferred.
+  // Updates `completed` if the next release waits.
   void LookAgain() {
     if (NextWaits()) completed = timeline->Completed();
   }
 
-  std::shared_ptr<FenceTimeline> timeline;  // null where none has a ticket
-  uint64_t completed = 0;                   // of the timeline, when it was looked at last
+  std::shared_ptr<FenceTimeline> timeline;  // null if no release has a ticket
+  uint64_t completed = 0;                   // of the timeline, when last read
   uint32_t size = 0;
-  uint32_t entered = 0;       // of the releases, in their order
-  bool seen_waiting = false;  // as the oldest one, when the arena looked around
+  uint32_t entered = 0;       // number of releases that are in the books
+  bool seen_waiting = false;  // was the oldest batch at the last look around
   std::array<Release, kCapacity> releases;
-  ReleaseBatch* next = nullptr;  // in the list or the queue that it is in
+  ReleaseBatch* next = nullptr;  // in its list or queue
 };
 
-// Batches in a row. To move one in or out takes no memory, so that none is lost for want of it.
+// A queue of batches. Moving a batch allocates no memory, so it cannot fail.
 class BatchQueue {
  public:
   BatchQueue() = default;
@@ -105,37 +104,37 @@ class ReleaseBuffers {
   ReleaseBuffers(const ReleaseBuffers&) = delete;
   ReleaseBuffers& operator=(const ReleaseBuffers&) = delete;
 
-  // Adds to this thread's buffer. False once the buffers are closed, and where the C++ heap has no
-  // memory for a batch: then nothing was added.
+  // Adds a release to this thread's buffer. Returns false, and adds nothing, if the buffers are
+  // closed or the C++ heap is full.
   bool Add(const ReleaseBatch::Release& release, const std::shared_ptr<FenceTimeline>& timeline);
 
-  // What this thread's buffer holds; null if that is nothing.
+  // Returns the batch of this thread's buffer, or null if it is empty.
   std::unique_ptr<ReleaseBatch> TakeMine();
 
   bool SomeIncoming() const { return incoming_.load(std::memory_order_relaxed) != nullptr; }
 
-  // Full batches of all threads, each thread's in order.
+  // Moves the full batches of all threads to `batches`, each thread's in order.
   void TakeIncoming(BatchQueue* batches) {
     if (SomeIncoming()) TakeIncomingList(batches);
   }
 
-  // All that buffers and the list hold: every release that happened before.
+  // Moves all batches to `batches`, with every release that happened before.
   void TakeAll(BatchQueue* batches) { Take(batches, /*close=*/false); }
 
-  // The same, and takes no more.
+  // Like TakeAll, and closes the buffers.
   void Close(BatchQueue* batches) { Take(batches, /*close=*/true); }
 
  private:
-  // Holds a batch, which one thread at a time takes out and puts back: as a lock around it would
-  // be, for one atomic read-modify-write instead of two. A cache line each, and the next one, which
-  // the processor fetches along with it.
+  // Holds a batch that one thread at a time takes out and puts back. This works like a lock, with
+  // one atomic read-modify-write instead of two. 128 bytes, because processors prefetch cache lines
+  // in pairs.
   class alignas(128) Buffer {
    public:
-    // Nothing is in it, as far as this thread knows.
+    // Returns whether the buffer is empty, as far as this thread knows.
     bool SeemsEmpty() const { return held_.load(std::memory_order_acquire) == kEmpty; }
 
-    // False if it is closed. Else the caller has `batch`, or null, and other threads wait until it
-    // calls Put or Close.
+    // Returns false if the buffer is closed. Otherwise sets `batch` (maybe to null), and other
+    // threads wait until the caller calls Put or Close.
     bool Take(std::unique_ptr<ReleaseBatch>* batch) {
       uintptr_t held = held_.exchange(kTaken, std::memory_order_acquire);
       if (held == kTaken) [[unlikely]]
@@ -153,7 +152,7 @@ class ReleaseBuffers {
     void Close() { held_.store(kClosed, std::memory_order_release); }
 
    private:
-    // What is no batch's address.
+    // Values that are no batch's address.
     static constexpr uintptr_t kEmpty = 0;
     static constexpr uintptr_t kTaken = 1;
     static constexpr uintptr_t kClosed = 2;
@@ -164,7 +163,7 @@ class ReleaseBuffers {
   };
 
   Buffer& Mine();
-  // Null if there was nothing.
+  // Returns null if the buffer was empty.
   static std::unique_ptr<ReleaseBatch> TakeFrom(Buffer& buffer, bool close);
   void Take(BatchQueue* batches, bool close);
   void TakeIncomingList(BatchQueue* batches);

@@ -10,7 +10,7 @@
 namespace pinion::internal {
 namespace {
 
-// Large segments are not cut into many: what moves between threads does so piece by piece.
+// At most 64 pieces per segment, because memory moves between threads piece by piece.
 constexpr uint64_t kMostPieces = 64;
 constexpr uint64_t kLeastPieceBytes = 2 * kMiB;
 

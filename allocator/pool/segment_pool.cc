@@ -18,21 +18,20 @@
 namespace pinion::internal {
 namespace {
 
-// A device that takes longer is stuck: what it may still write to is leaked.
+// A device that takes longer is stuck. Memory that it may still write to is leaked.
 constexpr absl::Duration kWaitBeforeLeaking = absl::Seconds(1);
-// The least that one timeline is waited for while others are deferred too.
+// Minimum wait for one timeline while blocks wait for others too.
 constexpr absl::Duration kShortestWait = absl::Microseconds(100);
 
-// So often a miss looks for a hole that goes on from arena to arena: where the owner of a part was
-// quicker, there may be another one.
+// How often a miss searches for a hole across arenas. An owner may fill a part first.
 constexpr int kMostHoles = 8;
 
-// More than there can be blocks: keeps the count above zero while they are counted.
+// More than the number of blocks. Keeps the count above zero while blocks are counted.
 constexpr uint64_t kStillCounting = uint64_t{1} << 62;
 
 }  // namespace
 
-// To be made before a lock is taken, so that it goes after that.
+// Declare before taking the lock: its destructor must run after the unlock.
 class SegmentPool::Aftermath : public Arena::Leftovers {
  public:
   explicit Aftermath(SegmentPool* pool) : pool_(pool) {}
@@ -89,7 +88,8 @@ BlockRecord* SegmentPool::TryAllocateThoroughly(uint64_t size_bytes, PoolBooks::
   BlockRecord* block = mine.arena->TryAllocate(mine.by, request, &aftermath);
   if (block == nullptr) block = TakeFromOthers(mine, request, &aftermath);
   if (aftermath.look_at_all) {
-    // What the threads of other arenas left when they ended is nobody's but ours to let go of.
+    // Other arenas may belong to threads that have ended, and then nobody else reclaims their
+    // blocks.
     try {
       ReclaimAndListTickets();
     } catch (const std::bad_alloc&) {  // another time: the block must not be lost
@@ -102,7 +102,7 @@ BlockRecord* SegmentPool::TryAllocateThoroughly(uint64_t size_bytes, PoolBooks::
 BlockRecord* SegmentPool::TakeFromOthers(const Seat& mine, const Arena::Request& request,
                                          Aftermath* aftermath) {
   MutexLock lock(mu_);
-  // What another thread had taken out, under this lock, may have come back.
+  // Memory that another thread had removed under this lock may be back.
   BlockRecord* block = mine.arena->TryAllocate(mine.by, request, aftermath);
   if (block != nullptr || all_arenas_.size() == 1) return block;
   const Arena::Share share = {.least_bytes = request.class_bytes,
@@ -173,11 +173,11 @@ void SegmentPool::ReleaseAfter(BlockRecord* block, uint64_t id,
   if (only_one && arena.EnterLater(by, {block, id, open->value}, open->timeline)) return;
   Aftermath aftermath(arena.pool());
   if (arena.Enter(by, block, id, tickets, &aftermath)) return;
-  // There is no memory to note the tickets, and there may be none to wait for them either.
+  // There is no memory to record the tickets, and maybe none to wait for them.
   try {
     const Deadline deadline(kWaitBeforeLeaking);
     for (const FenceTicket& ticket : tickets) {
-      // The block is leaked: statistics count it as in use from here on.
+      // The block is leaked. Statistics count it as in use.
       if (!ticket.Wait(deadline.Left()).ok()) return;
     }
   } catch (const std::bad_alloc&) {
@@ -236,7 +236,7 @@ BlockRecord* SegmentPool::WaitForDeferred(uint64_t size_bytes, absl::Duration ti
     for (const FenceTicket& ticket : tickets) {
       const absl::Duration left = deadline.Left();
       if (left == absl::ZeroDuration()) return nullptr;
-      // A timeline that is stuck must not use up the others' time.
+      // A stuck timeline must not use up the time of the others.
       const absl::Duration share =
           std::max(kShortestWait, left / static_cast<int64_t>(tickets.size()));
       const absl::Status status = ticket.timeline->Wait(ticket.value, std::min(left, share));
@@ -244,7 +244,7 @@ BlockRecord* SegmentPool::WaitForDeferred(uint64_t size_bytes, absl::Duration ti
       BlockRecord* const block = TryAllocateThoroughly(size_bytes, PoolBooks::Way::kWaited);
       if (block != nullptr) return block;
     }
-    // Without a ticket, too: others may have reclaimed what it was open for.
+    // Also without a ticket: another thread may have reclaimed the block.
     if (!waited) return TryAllocateThoroughly(size_bytes, PoolBooks::Way::kWaited);
   }
 }

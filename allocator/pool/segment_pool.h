@@ -1,11 +1,11 @@
-// What blocks belong to: the memory that a source has given, and the arenas that it is lent to, one
-// per thread that allocates. Grower decides when to add a segment.
+// The memory of a PinnedAllocator: segments of a source, lent to one arena per allocating thread.
+// Grower decides when to add a segment.
 //
-//   TryAllocate   this thread's arena, whose lock others take only when they miss, trim or count
-//     |  nothing fits: under one lock of the pool
-//     +-> some of what another arena has free  ->  a block of another arena
-//                                              ->  a hole that goes on from arena to arena
-//                                              ->  null: only then does the pool grow
+//   TryAllocate   this thread's arena; other threads rarely take its lock
+//     |  nothing fits: under the pool's lock
+//     +-> free memory of another arena moves here  ->  a block of another arena
+//                                                  ->  a hole that spans several arenas
+//                                                  ->  null: only then does the pool grow
 //
 // (Of what another one has free it takes a half, and no more than it has itself: a thread that
 // wants little leaves the holes together.) So what a thread holds is what it uses, and what nobody
@@ -14,17 +14,20 @@
 // at (docs/users/limits.md). A thread's end leaves its arena to the thread that gets its number
 // (thread_slot.h), and to everyone who misses memory. Threads beyond kThreadSlots share one arena.
 //
-// PollDeferred and TakeDeferred ask the devices how far they are.
+// When a thread ends, its arena passes to the next thread with its number (thread_slot.h). Threads
+// beyond kThreadSlots share one arena.
 //
-// Where the C++ heap has no memory, a release does without, and an allocation throws std::bad_alloc
-// and has lost nothing. But what moves memory between arenas and the source is noexcept: rather
-// than lose track of a piece it ends the process.
+// PollDeferred and TakeDeferred call the devices.
 //
-// Thread safety: thread-safe. Locks are taken in this order: the pool's, an arena's. No call to the
-// source but JoinsAt, and none to a timeline but Completed(), is made while one is held.
-// Ownership: shared by the allocator and, as one reference, all live blocks. The last one to go
-// waits for a bounded time for tickets and gives the segments back; a segment whose tickets are
-// not done by then is leaked, since a device may still be writing to it.
+// If the C++ heap is full, a release still works, and an allocation throws std::bad_alloc and loses
+// nothing. Functions that move memory between arenas and the source are noexcept: they end the
+// process rather than lose memory.
+//
+// Thread safety: thread-safe. Lock order: the pool's lock, then an arena's. With a lock held, the
+// pool calls only JoinsAt of the source and Completed() of timelines. Ownership: shared by the
+// allocator and all live blocks, which are one reference together. The destructor waits for tickets
+// for a bounded time and frees the segments. It leaks segments that still have open tickets,
+// because a device may be writing to them.
 
 #ifndef PINION_ALLOCATOR_POOL_SEGMENT_POOL_H_
 #define PINION_ALLOCATOR_POOL_SEGMENT_POOL_H_
@@ -62,7 +65,7 @@ namespace pinion::internal {
 
 class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
  public:
-  // Limit, alignment (at most the source's granularity) and segment size are the options'.
+  // Uses the options' limit, segment size, and alignment (at most the source's granularity).
   SegmentPool(std::shared_ptr<HostMemorySource> source, const AllocatorOptions& options);
   ~SegmentPool();
   SegmentPool(const SegmentPool&) = delete;
@@ -72,91 +75,92 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   bool pinned() const { return source_.pinned(); }
   uint64_t segment_bytes() const { return segment_bytes_; }
 
-  // The least segment that has room for a request; 0 < size_bytes <= kMaxBlockBytes.
+  // Returns the size of the smallest segment with room for a request of 1 to kMaxBlockBytes bytes.
   uint64_t LeastSegmentBytes(uint64_t size_bytes) const;
 
   // --- Blocks ---
 
-  // A live block from what is free; null if nothing fits.
+  // Returns a live block from free memory, or null if nothing fits.
   BlockRecord* TryAllocate(uint64_t size_bytes);
 
-  // What a block is from.
+  // Returns the pool that a block belongs to.
   static const SegmentPool& Of(const BlockRecord* block);
 
-  // `id` is the one that the record had when it was handed out. Dies if that was released already.
-  // In a child of fork() they do nothing: the memory may not be there, and the lock be taken.
-  // Where the C++ heap has no memory to note tickets, whoever releases waits for them.
+  // `id` is the record's id when the block was allocated. Dies if the block was already released.
+  // Does nothing in a child of fork(), which may lack the memory and find the lock taken. If the
+  // C++ heap has no memory for the tickets, ReleaseAfter waits for them.
   static void Release(BlockRecord* block, uint64_t id);
   static void ReleaseAfter(BlockRecord* block, uint64_t id, absl::Span<const FenceTicket> tickets);
 
-  // Asks the devices how far the timelines that blocks wait for have come. False if no block waits
-  // for one any more; what came free before that is for TryAllocate to find, either way.
+  // Asks devices for the progress of the timelines that blocks wait for. Returns false if no block
+  // waits. Does not allocate: call TryAllocate afterwards.
   bool PollDeferred();
 
-  // A block that was released and whose tickets are done, or get done within `longest_wait`. Null
-  // if none fits.
+  // Returns a released block whose tickets are done, or become done within `longest_wait`. Null if
+  // none fits.
   BlockRecord* TakeDeferred(uint64_t size_bytes, absl::Duration longest_wait);
 
   // --- Segments ---
 
-  // Adds a segment of source(), and takes a block of `size_bytes` at once, before anyone else can;
-  // 0: none.
+  // Adds a segment of source() and takes a block of `size_bytes` from it, before other threads can.
+  // Takes none if `size_bytes` is 0.
   BlockRecord* AddSegment(const HostSegment& segment, uint64_t size_bytes) noexcept;
 
-  // Gives wholly free segments back to source().
+  // Returns free segments to source().
   LimitedSource::GivenBack GiveBack(const SegmentMap::Removal& wanted) noexcept;
 
-  // Whether an address lies in one of them.
+  // Returns whether an address lies in a segment.
   bool Owns(const void* address) const {
     MutexLock lock(mu_);
     return segments_.Contains(address);
   }
 
-  // Free bytes that can serve blocks that are not small.
+  // Returns the free bytes for blocks that are not small.
   uint64_t RoomForLargeBlocks();
   uint64_t locked_bytes() const;
 
   AllocatorStats GetStats();
 
-  // The allocator goes: gives back what is free, and lives on only as long as blocks do.
+  // Called by the allocator's destructor. Frees unused memory; the pool then lives as long as its
+  // blocks.
   static void Abandon(std::shared_ptr<SegmentPool> pool);
 
  private:
   using Seat = ArenaRound::Seat;
 
-  // What arenas leave, destroyed by whoever holds no lock.
+  // Objects to be destroyed when no lock is held.
   class Aftermath;
 
   // --- Arenas ---
 
-  // This thread's.
+  // Returns this thread's arena.
   Seat Mine();
   Arena* AddArena(int slot);
 
   // --- Blocks ---
 
   uint64_t BookedBytes(uint64_t size_bytes) const;
-  // What TryAllocate and Release do where this thread's arena has no block at once, and where the
-  // block's is not this thread's. `way` is for the statistics.
+  // The slow paths of TryAllocate and Release: the arena has no block ready, or belongs to another
+  // thread. `way` is for the statistics.
   BlockRecord* TryAllocateThoroughly(uint64_t size_bytes, PoolBooks::Way way);
   static void ReleaseThoroughly(Arena& arena, Arena::By by, BlockRecord* block, uint64_t id);
-  // A block where this thread's arena has none.
+  // Returns a block if this thread's arena has none.
   BlockRecord* TakeFromOthers(const Seat& mine, const Arena::Request& request,
                               Aftermath* aftermath);
-  // From a hole that lies in several arenas, or in pieces that move seldom.
+  // Returns a block from a hole that spans arenas, or from the free ends of their memory.
   BlockRecord* TakeFromEnds(const ArenaRound& round, const Seat& mine,
                             const Arena::Request& request, Aftermath* aftermath)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   BlockRecord* TakeOverLocked(const Seat& seat, absl::Span<const HostSegment> pieces,
                               const Arena::Request& request) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Waits until something fits, nothing is deferred any more, or `timeout` has passed. Null unless
-  // something fits.
+  // Waits until a block fits, no block is deferred, or `timeout` has passed. Returns null if
+  // nothing fits.
   BlockRecord* WaitForDeferred(uint64_t size_bytes, absl::Duration timeout);
-  // Why some are left, if any are.
+  // Returns why some blocks are still deferred, or OK.
   absl::Status WaitForAllDeferred(absl::Duration timeout);
-  // Reclaims, and returns what the rest waits for next: one ticket per timeline.
+  // Reclaims blocks. Returns the next ticket that the rest waits for, one per timeline.
   std::vector<FenceTicket> ReclaimAndListTickets();
-  // So many of the blocks that outlived the allocator are gone. The pool may be, afterwards.
+  // Records that `blocks` live blocks are released after Abandon. May destroy the pool.
   void CountDown(uint64_t blocks);
 
   const ForkOrigin origin_;
@@ -164,7 +168,7 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   const uint64_t segment_bytes_;
   LimitedSource source_;
 
-  // By the number of the thread that it is for; the last one is shared by those without a number.
+  // By thread number. Threads without a number share the last arena.
   std::array<std::atomic<Arena*>, kThreadSlots + 1> arenas_ = {};
 
   // Held while memory moves between arenas, the source, and the statistics.
@@ -173,7 +177,7 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   SegmentMap segments_ ABSL_GUARDED_BY(mu_);
   ByteGauge locked_bytes_ ABSL_GUARDED_BY(mu_);
   uint64_t trims_ ABSL_GUARDED_BY(mu_) = 0;
-  // The live blocks' reference to the pool, once the allocator has gone, and how many they are.
+  // After Abandon: the reference of all live blocks, and their number.
   std::shared_ptr<SegmentPool> kept_by_blocks_ ABSL_GUARDED_BY(mu_);
   std::atomic<uint64_t> outliving_blocks_ = 0;
 };

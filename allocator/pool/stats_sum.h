@@ -1,4 +1,4 @@
-// What several arenas did, as one.
+// Adds up the statistics of several arenas.
 
 #ifndef PINION_ALLOCATOR_POOL_STATS_SUM_H_
 #define PINION_ALLOCATOR_POOL_STATS_SUM_H_
@@ -7,12 +7,12 @@
 
 namespace pinion::internal {
 
-// Adds what PoolBooks counts; of `numa_nodes`, which `sum` must have, the bytes in use. Peaks need
-// not have been at one time: their sum is a bound.
+// Adds the counters of PoolBooks, and the used bytes of the `numa_nodes` that `sum` has. The sum of
+// peaks is an upper bound, because the peaks may be of different times.
 void AddStats(const AllocatorStats& stats, AllocatorStats* sum);
 
-// What moved from arena to arena was cached in both, at different times: no peak is above what
-// there ever was, and what was locked.
+// Caps each peak by the gauge's total and by the locked peak. Memory that moved between arenas is
+// in the cached peak of both.
 void BoundPeaks(AllocatorStats* sum);
 
 }  // namespace pinion::internal

@@ -1,16 +1,14 @@
-// A section that one thread at a time is in, for long work that many threads may want done at once:
-// whoever has the turn looks first whether another thread has done the work meanwhile.
+// A re-entrant serial section for long work that several threads may want done at once.
 //
 //   const TurnHolder mine(turn_);
-//   if (AlreadyDone()) return;
+//   if (AlreadyDone()) return;   // another thread was first
 //   ...
 //
-// A turn is re-entrant: the work calls the operating system and the user's callbacks, which may
-// come back to the allocator on the same thread. Therefore it is not a Mutex. They may come to
-// another allocator as well, whose callbacks come to this one. If both threads waited, neither
-// would go on; so a thread that has one turn does not wait for a second one. Where another thread
-// holds that, the two do their work at the same time: what a turn guards must therefore be safe, if
-// slower, without it.
+// The work may call the operating system and user callbacks, so this is not a Mutex. A callback may
+// come back to the same allocator on the same thread, so the section is re-entrant. A callback may
+// also call another allocator, whose callback calls this one. To avoid a deadlock, a thread that is
+// in one section does not wait for another one. The section must therefore be safe, if slower, when
+// two threads are in it.
 //
 // Thread safety: thread-safe.
 
@@ -30,10 +28,10 @@ class Turn {
 
   Mutex mu_;
   CondVar ended_;
-  std::thread::id holder_ ABSL_GUARDED_BY(mu_);  // none: nobody
+  std::thread::id holder_ ABSL_GUARDED_BY(mu_);  // none: the section is free
 };
 
-extern constinit thread_local int turns_of_this_thread;  // of any
+extern constinit thread_local int turns_of_this_thread;  // sections that it is in
 
 class TurnHolder {
  public:
@@ -60,7 +58,7 @@ class TurnHolder {
 
  private:
   Turn& turn_;
-  bool has_it_ = false;  // else it is an inner turn, or one of another thread's
+  bool has_it_ = false;  // false: the section is entered again, or another thread's
 };
 
 }  // namespace pinion::internal

@@ -17,8 +17,8 @@ constexpr absl::Duration kLookAgainAfter = absl::Milliseconds(1);
 
 uint64_t UsedBytes(const RamSample& sample) { return sample.total_bytes - sample.available_bytes; }
 
-// Returns the percentage in use after `taken_bytes` more. NaN, which is above no mark, if the
-// host's memory is unknown.
+// Returns the percentage in use after `taken_bytes` more. NaN, which is above no watermark,
+// if the host's memory is unknown.
 double PercentAfter(const RamSample& sample, uint64_t taken_bytes) {
   const uint64_t available = sample.available_bytes - std::min(sample.available_bytes, taken_bytes);
   return 100.0 * static_cast<double>(sample.total_bytes - available) /
@@ -35,7 +35,7 @@ uint64_t BytesAbove(double percent, const RamSample& sample, uint64_t used_bytes
 
 RamLevel NextLevel(const AllocatorOptions& options, RamLevel level, double percent) {
   const double hysteresis = options.high_percent - options.low_percent;
-  // A warn mark below the hysteresis must still be left.
+  // A warn_percent below the hysteresis must still be left.
   const double warn_end = std::max(options.warn_percent - hysteresis, options.warn_percent / 2);
   const auto above = [&](RamLevel which, double mark, double end) {
     return percent > (level >= which ? end : mark);

@@ -5,9 +5,9 @@
 //                          // kernel's numbers show it
 //
 // A growth is judged by the state *after* it, with all earlier reservations of this and other
-// processes (HostLedger). It is refused above the high mark, and if it does not fit the headroom:
-// that is MemAvailable, and the same percentage of cgroup limits and NUMA nodes (RamProbe). Above
-// the warn mark it is admitted with a warning.
+// processes (HostLedger). It is refused above high_percent, and if it does not fit the headroom.
+// The headroom comes from MemAvailable, and from high_percent of cgroup limits and NUMA nodes
+// (RamProbe). Above warn_percent it is admitted with a warning.
 //
 // If only reservations are in the way, some of them may already be in the kernel's numbers and
 // count twice. The growth then waits up to kLongestWait for them to end.
@@ -15,10 +15,10 @@
 //   percent  0 ------------- warn ------- low --- high ------ 100
 //   level      kNormal        | kWarn              | kHigh
 //                      <------|            <-------|          left only (high - low) points lower
-//                                                             (warn: at half its mark, if not yet)
+//                                                             (warn: at half of it at the latest)
 //
 // At level kHigh nothing grows. The host is sampled by growths and by Observe only. A host whose
-// /proc cannot be read has no marks.
+// /proc cannot be read has no watermarks.
 //
 // Thread safety: thread-safe. Files are read, and AllocatorOptions::on_ram_level is called, without
 // a lock. An exception of on_ram_level passes through the call, which then has reserved nothing.
@@ -51,7 +51,7 @@ class RamWatermark {
   static constexpr absl::Duration kLongestWait = absl::Milliseconds(100);
 
   struct Counts {
-    uint64_t warnings = 0;  // growths admitted above the warn mark
+    uint64_t warnings = 0;  // growths admitted above warn_percent
     uint64_t waits = 0;     // growths that waited for earlier reservations
   };
 
@@ -63,7 +63,7 @@ class RamWatermark {
   // Whether to wait up to kLongestWait if only reservations of others are in the way.
   enum class Wait { kForOthers, kNo };
 
-  // Returns ResourceExhausted with the mark or limit and the numbers.
+  // Returns ResourceExhausted with the watermark or limit and the numbers.
   absl::StatusOr<Growth> AdmitGrowth(uint64_t size_bytes, Wait wait = Wait::kForOthers);
 
   // Returns AdmitGrowth's error for a growth that does not fit even without reservations. Reserves
@@ -73,7 +73,7 @@ class RamWatermark {
   }
 
   // Returns the bytes to free before a refused growth fits. At level kHigh, also enough to reach
-  // the low mark.
+  // low_percent.
   uint64_t BytesToGiveBack(uint64_t growth_bytes);
 
   // Returns the level of the last sample.

@@ -10,7 +10,7 @@
 namespace pinion {
 namespace {
 
-// Addresses that are set aside count as used (ulimit -v).
+// Reserved addresses count against the limit (ulimit -v).
 bool AddressesAreLimited() {
   rlimit limit = {};
   getrlimit(RLIMIT_AS, &limit);

@@ -1,13 +1,13 @@
-// Addresses that are set aside, so that memory which is mapped piece by piece lies side by side.
+// A reserved range of addresses, so that memory that is mapped in pieces is contiguous.
 //
 //   AddressRange range(64 * kGiB);
-//   char* at = range.Take(kGiB);        // the lowest that are free; map memory there
+//   char* at = range.Take(kGiB);        // the lowest free addresses; map memory there
 //   ...
 //   range.Return(at, kGiB);             // nothing is mapped there any more
 //
-// Thread safety: thread-safe.
-// Ownership: gives the addresses back that were returned; what is mapped at the others stays (a
-// device may still be writing there). None in a child of fork(), which does not inherit them.
+// Thread safety: thread-safe. Ownership: the destructor unmaps returned addresses. Memory at other
+// addresses stays mapped, because a device may be writing to it. A child of fork() does not inherit
+// the range.
 
 #ifndef PINION_ALLOCATOR_SOURCES_ADDRESS_RANGE_H_
 #define PINION_ALLOCATOR_SOURCES_ADDRESS_RANGE_H_
@@ -23,14 +23,14 @@ namespace pinion {
 
 class AddressRange {
  public:
-  // Begins at a multiple of 1 GiB. Empty where the system does not give so many addresses away, and
-  // where it limits them (ulimit -v), because the rest of the program would lack what is set aside.
+  // Begins at a multiple of 1 GiB. Empty if the system refuses so many addresses. Also empty under
+  // a limit of address space (ulimit -v), which the rest of the program needs.
   explicit AddressRange(uint64_t size_bytes);
   ~AddressRange();
   AddressRange(const AddressRange&) = delete;
   AddressRange& operator=(const AddressRange&) = delete;
 
-  // Null if no stretch is long enough.
+  // Returns null if no free part is long enough.
   char* Take(uint64_t size_bytes);
   void Return(char* data, uint64_t size_bytes);
 
@@ -42,7 +42,7 @@ class AddressRange {
   char* end_ = nullptr;
 
   Mutex mu_;
-  std::map<char*, uint64_t> free_ ABSL_GUARDED_BY(mu_);  // no two touch
+  std::map<char*, uint64_t> free_ ABSL_GUARDED_BY(mu_);  // parts that do not touch
 };
 
 }  // namespace pinion

@@ -23,10 +23,10 @@
 namespace pinion {
 namespace {
 
-// What a thread touches at a time: the size of a huge page.
+// Bytes that a thread touches at a time: a huge page.
 constexpr uint64_t kTouchBytes = 2 * kMiB;
 
-// Of private memory. MAP_FAILED, as mmap.
+// Maps private memory. Returns MAP_FAILED like mmap.
 void* Map(void* at, uint64_t size_bytes, int protection, int flags) {
   return mmap(at, size_bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
 }
@@ -36,17 +36,17 @@ uint64_t PhysicalBytes() {
          static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 }
 
-// Makes the pages of the range present. 0, or an errno.
+// Commits the pages of the range. Returns 0 or an errno.
 int TouchPages(char* data, uint64_t size_bytes) {
   if (madvise(data, size_bytes, MADV_POPULATE_WRITE) == 0) return 0;
   if (errno != EINVAL) return errno;
-  // A kernel before 5.14.
+  // Kernels before 5.14 lack MADV_POPULATE_WRITE.
   const uint64_t page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   for (volatile char* page = data; page < data + size_bytes; page += page_bytes) *page = 0;
   return 0;
 }
 
-// The same by `thread_count` threads, this one among them.
+// Commits the pages by `thread_count` threads, including this one.
 int TouchTogether(char* data, uint64_t size_bytes, int thread_count, int numa_node) {
   std::atomic<uint64_t> next = 0;
   std::atomic<int> error = 0;
@@ -55,7 +55,7 @@ int TouchTogether(char* data, uint64_t size_bytes, int thread_count, int numa_no
     while (error.load(std::memory_order_relaxed) == 0) {
       const uint64_t at = next.fetch_add(kTouchBytes, std::memory_order_relaxed);
       if (at >= size_bytes) return;
-      int none = 0;  // the first error stays
+      int none = 0;  // keep the first error
       error.compare_exchange_strong(none,
                                     TouchPages(data + at, std::min(kTouchBytes, size_bytes - at)));
     }
@@ -65,7 +65,7 @@ int TouchTogether(char* data, uint64_t size_bytes, int thread_count, int numa_no
   try {
     while (others.size() + 1 < useful) others.emplace_back(touch);
   } catch (const std::system_error&) {
-    // The host has no threads left: those that there are do the work.
+    // The host has no more threads. The existing ones do the work.
   }
   touch();
   for (std::thread& other : others) other.join();
@@ -100,7 +100,7 @@ MmapSource::MmapSource(const MmapOptions& options)
 
 char* MmapSource::TakeAddresses(uint64_t size_bytes) {
   if (char* const data = range_.Take(size_bytes); data != nullptr) return data;
-  // mmap aligns to pages only: what is before and after the aligned part goes back.
+  // mmap aligns to pages only. The parts before and after the aligned range are unmapped.
   const uint64_t page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
   const uint64_t mapped_bytes = size_bytes + granularity_bytes() - page_bytes;
   void* const mapped = Map(nullptr, mapped_bytes, PROT_NONE, MAP_NORESERVE);
@@ -140,12 +140,12 @@ absl::StatusOr<HostSegment> MmapSource::Allocate(uint64_t size_bytes) {
   if (madvise(data, size_bytes, MADV_DONTFORK) != 0) {
     return absl::InternalError(absl::StrCat("madvise(MADV_DONTFORK): ", std::strerror(errno)));
   }
-  // A kernel without huge pages refuses; then there are none.
+  // A kernel without huge pages refuses, which does no harm.
   if (options_.huge_pages) madvise(data, size_bytes, MADV_HUGEPAGE);
   if (options_.numa_node >= 0) {
     PINION_RETURN_IF_ERROR(PreferNumaNode(data, size_bytes, options_.numa_node));
   }
-  // A limit refuses before a second goes into touching the pages.
+  // A limit should refuse before touching the pages takes a second.
   if (options_.lock) PINION_RETURN_IF_ERROR(LockPages(data, size_bytes, MLOCK_ONFAULT));
   if (options_.touch_threads > 0) {
     const int error = TouchTogether(data, size_bytes, options_.touch_threads, options_.numa_node);

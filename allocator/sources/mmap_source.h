@@ -1,4 +1,4 @@
-// Host memory from mmap: pageable unless it is locked, and what device/cuda registers as pinned
+// Host memory from mmap. It is pageable unless it is locked. device/cuda can register it as pinned
 // memory.
 //
 //   MmapOptions options;
@@ -7,22 +7,21 @@
 //   PINION_ASSIGN_OR_RETURN(auto source, MmapSource::Create(options));
 //   PINION_ASSIGN_OR_RETURN(auto allocator, PinnedAllocator::Create({}, std::move(source)));
 //
-// Pinned memory without a GPU, as RDMA and io_uring want it:
+// Pinned memory without a GPU, for RDMA or io_uring:
 //
 //   MmapOptions options;
 //   options.lock = true;
 //   PINION_ASSIGN_OR_RETURN(auto source, MmapSource::Create(options));
 //
-// Segments lie side by side where that can be had, so that a block may cross from one into the next
-// and a run whose shapes vary pins no more than its peak. For that, addresses for twice the host's
-// memory are set aside; they cost nothing but a large number in the column VIRT of `top`. Under a
-// limit of address space (ulimit -v) none are: segments lie where they happen to.
+// Segments are adjacent if possible. A block may then cross segments, and varying shapes pin no
+// more than their peak. For that the source reserves addresses for twice the host's memory, which
+// cost nothing but show in the column VIRT of `top`. Exception: under a limit of address space
+// (ulimit -v) it reserves none.
 //
-// A segment is not inherited by children of fork(): copy-on-write would move the parent's pages
-// away from under a device that copies to them. A child may have mapped something else at its
-// address, so an inherited source unmaps nothing, and maps nothing that it could not unmap.
+// Children of fork() do not inherit segments: copy-on-write would move the parent's pages while a
+// device copies to them. In a child, an inherited source neither maps nor unmaps memory.
 //
-// Thread safety: thread-safe. Touching 1 GiB takes a second or so.
+// Thread safety: thread-safe. Touching 1 GiB takes about a second.
 
 #ifndef PINION_ALLOCATOR_SOURCES_MMAP_SOURCE_H_
 #define PINION_ALLOCATOR_SOURCES_MMAP_SOURCE_H_
@@ -40,30 +39,28 @@
 namespace pinion {
 
 struct MmapOptions {
-  // The NUMA node that gives the memory while it has any (then the nearest others do); where it
-  // really came from is HostSegment::numa_node. A node with memory that the cpuset of this process
-  // allows. Containers may forbid the choice (Docker without CAP_SYS_NICE): then the log says once
-  // that memory comes from any node. -1: the node of the thread that touches it.
+  // The NUMA node to take memory from while it has any, then from the nearest nodes. The cpuset
+  // must allow it. -1: the node of the touching thread. HostSegment::numa_node tells where the
+  // memory is. In a container that forbids the choice (Docker without CAP_SYS_NICE), memory comes
+  // from any node, and the log says so once.
   int numa_node = -1;
 
-  // Threads that touch every page when a segment is made, so that the memory is there at once and
-  // the host's figures show it; with numa_node they run on the CPUs of that node. Whether more of
-  // them are faster depends on the host: measure. 0: pages come with their first use; a host that
-  // has none left then kills the process.
+  // Threads that touch every page of a new segment, so that its memory is committed and the host's
+  // figures show it. With numa_node they run on that node's CPUs. Measure whether more threads are
+  // faster. 0: pages are committed by their first use, and a host without memory then kills the
+  // process.
   int touch_threads = 1;
 
-  // Asks for 2 MiB pages (MADV_HUGEPAGE): about twice as fast to touch and to pin on a host whose
-  // memory is not fragmented, several times slower on one where it is. Off: what the system does
-  // unasked.
+  // Requests 2 MiB pages (MADV_HUGEPAGE). They are about twice as fast to touch and to pin if the
+  // host's memory is not fragmented, and several times slower if it is. Off: the system's default.
   bool huge_pages = false;
 
-  // Locks the pages in RAM (mlock2): all are there when the segment is, and none is swapped out.
-  // They count against RLIMIT_MEMLOCK (ulimit -l) unless the process has CAP_IPC_LOCK. Off: the
-  // memory is not pinned, and PinnedBlock::pinned() says so. Not for a source that is registered
-  // with CUDA, which locks by itself.
+  // Locks the pages in RAM (mlock2): they are committed and never swapped out. They count against
+  // RLIMIT_MEMLOCK (ulimit -l) unless the process has CAP_IPC_LOCK. Off: PinnedBlock::pinned() is
+  // false. Leave it off for a source that is registered with CUDA, which locks by itself.
   bool lock = false;
 
-  // InvalidArgument that names the field, its value and what it must be.
+  // Returns InvalidArgument with the field, its value and its bounds.
   absl::Status Validate() const;
 };
 
@@ -75,16 +72,16 @@ class MmapSource final : public HostMemorySource {
   bool pinned() const override { return options_.lock; }
   uint64_t granularity_bytes() const override { return uint64_t{2} << 20; }
   bool JoinsAt(const void* /*border*/) const override { return true; }
-  // ResourceExhausted where the system has no memory or no addresses, or locks no more: the message
-  // names the size and the limit to look at. FailedPrecondition where the cpuset of this process
-  // has lost the NUMA node, and in a child of fork() that inherited the source.
+  // Errors: ResourceExhausted, with the size and the limit to check, if the system has no memory or
+  // no addresses, or locks no more. FailedPrecondition if the cpuset has lost the NUMA node, and in
+  // a child of fork() that inherited the source.
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override;
   absl::Status Free(const HostSegment& segment) override;
 
  private:
   explicit MmapSource(const MmapOptions& options);
 
-  // Addresses, with nothing mapped there that would be missed. Null if there are none.
+  // Returns addresses to map memory at, or null if there are none.
   char* TakeAddresses(uint64_t size_bytes);
   absl::Status ReturnAddresses(char* data, uint64_t size_bytes);
 

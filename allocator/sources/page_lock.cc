@@ -17,11 +17,10 @@
 namespace pinion {
 namespace {
 
-// The one that the system started with has this number on every kernel (USER_NS_INIT_INO of
-// linux/nsfs.h).
+// The initial user namespace has this number on every kernel (USER_NS_INIT_INO of linux/nsfs.h).
 constexpr char kFirstUserNamespace[] = "user:[4026531837]";
 
-// The value of a line of /proc/self/status; empty if there is none.
+// Returns the value of a line of /proc/self/status, or "".
 std::string StatusOfProcess(const std::string& name) {
   std::ifstream status("/proc/self/status");
   for (std::string word; status >> word;) {
@@ -30,14 +29,14 @@ std::string StatusOfProcess(const std::string& name) {
   return "";
 }
 
-// Of this process, as the kernel counts them against RLIMIT_MEMLOCK.
+// Returns the bytes of this process that count against RLIMIT_MEMLOCK.
 uint64_t LockedBytes() {
   uint64_t locked_kib = 0;
   return absl::SimpleAtoi(StatusOfProcess("VmLck:"), &locked_kib) ? locked_kib * kKiB : 0;
 }
 
-// Whether RLIMIT_MEMLOCK does not hold for this process. The capability that a container's own user
-// namespace gives lifts no limit.
+// Returns whether RLIMIT_MEMLOCK does not apply. A capability in a container's own user namespace
+// lifts no limit.
 bool IsAboveLimits() {
   uint64_t capabilities = 0;
   if (!absl::SimpleHexAtoi(StatusOfProcess("CapEff:"), &capabilities)) return false;
@@ -47,8 +46,8 @@ bool IsAboveLimits() {
          std::strcmp(user_namespace, kFirstUserNamespace) == 0;
 }
 
-// `error` is mlock2's, of a range that is not locked now. The kernel says ENOMEM of a limit as well
-// as of too many mappings.
+// `error` is mlock2's, for a range that is not locked. The kernel returns ENOMEM both for a limit
+// and for too many mappings.
 std::string Remedy(uint64_t size_bytes, int error) {
   constexpr char kRaiseTheLimit[] =
       "; raise it (ulimit -l, LimitMEMLOCK= of a systemd unit, --ulimit memlock= of a container) "
@@ -62,7 +61,7 @@ std::string Remedy(uint64_t size_bytes, int error) {
                    " and ", HumanBytes(locked_bytes), " are locked already");
   switch (error) {
     case EPERM:
-      // The kernel says so of a limit of 0 alone.
+      // The kernel returns EPERM only for a limit of 0.
       if (!limited || limit.rlim_cur != 0) {
         return absl::StrCat("a seccomp filter or a security module forbids it: ", limit_text);
       }
@@ -76,7 +75,8 @@ std::string Remedy(uint64_t size_bytes, int error) {
           limit_text);
     case EAGAIN:
       return absl::StrCat(
-          "not all pages could be had: look at the free memory of the host and of the process's "
+          "not all pages could be committed: check the free memory of the host and of the "
+          "process's "
           "cgroup; ",
           limit_text);
     default:
@@ -94,8 +94,8 @@ absl::Status LockPages(void* data, uint64_t size_bytes, unsigned flags) {
   }
   if (mlock2(data, size_bytes, flags) == 0) return absl::OkStatus();
   const int error = errno;
-  // The range may be locked already, by the first of MmapSource's two calls. It is unlocked, so
-  // that VmLck counts only the rest of the process.
+  // The first of MmapSource's two calls may have locked the range. Unlocking it makes VmLck count
+  // only the rest of the process.
   UnlockPages(data, size_bytes);
   return absl::ResourceExhaustedError(absl::StrCat("mlock2 of ", HumanBytes(size_bytes), ": ",
                                                    std::strerror(error), ": ",

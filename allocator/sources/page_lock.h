@@ -1,8 +1,8 @@
-// Keeps pages in RAM (mlock2), with a refusal that names the limit.
+// Locks pages in RAM (mlock2), with an error that names the limit and the remedy.
 //
-//   PINION_RETURN_IF_ERROR(LockPages(data, 64 * kMiB, MLOCK_ONFAULT));   // is that much allowed?
+//   PINION_RETURN_IF_ERROR(LockPages(data, 64 * kMiB, MLOCK_ONFAULT));   // checks the limit
 //   ... touch them with several threads ...
-//   PINION_RETURN_IF_ERROR(LockPages(data, 64 * kMiB, 0));               // all of them are there
+//   PINION_RETURN_IF_ERROR(LockPages(data, 64 * kMiB, 0));               // commits all of them
 //
 // Unmapping unlocks, and so does UnlockPages. Thread safety: thread-safe.
 
@@ -15,14 +15,13 @@
 
 namespace pinion {
 
-// `flags` as those of mlock2: 0 makes pages present, MLOCK_ONFAULT locks those that are and the
-// others once they are touched. ResourceExhausted, with RLIMIT_MEMLOCK, what is locked of it, and
-// the remedy for whatever refused: the limit, a filter, the number of mappings, or the host's free
-// memory.
-// Then the range is unlocked, what the caller had locked of it before included.
+// `flags` are those of mlock2: 0 commits the pages, MLOCK_ONFAULT locks a page when it is touched.
+// Returns ResourceExhausted with RLIMIT_MEMLOCK, the locked bytes, and a remedy for what refused.
+// That may be the limit, a filter, the number of mappings, or the host's free memory. After an
+// error the whole range is unlocked, even parts that the caller had locked.
 absl::Status LockPages(void* data, uint64_t size_bytes, unsigned flags);
 
-// For memory that somebody else may not unmap.
+// For memory that the caller may not unmap.
 void UnlockPages(void* data, uint64_t size_bytes);
 
 }  // namespace pinion

@@ -112,7 +112,7 @@ TEST_F(HardeningDeathTest, AWriteBeyondTheEndIsFoundAtTheRelease) {
     EXPECT_DEATH(overflow(),
                  absl::StrCat("block [0-9]+ \\(", size_bytes,
                               " bytes at 0x[0-9a-f]+\\) was written to beyond its end, at byte ",
-                              size_bytes + 5, ".*ask Allocate for all that is written"));
+                              size_bytes + 5, ".*allocate all bytes that are written"));
   }
 }
 

@@ -275,7 +275,7 @@ TEST_F(PageLockTest, EachRefusalIsToldApart) {
   };
   for (const Case& c :
        {Case{EPERM, "a seccomp filter or a security module forbids it: RLIMIT_MEMLOCK is 8 MiB"},
-        Case{EAGAIN, "look at the free memory of the host"},
+        Case{EAGAIN, "check the free memory of the host"},
         Case{ENOMEM, "too many mappings (vm.max_map_count); RLIMIT_MEMLOCK is 8 MiB and"},
         Case{EINVAL, "Invalid argument: RLIMIT_MEMLOCK is 8 MiB"}}) {
     for (const unsigned flags : {0u, unsigned{MLOCK_ONFAULT}}) {
