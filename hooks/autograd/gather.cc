@@ -17,8 +17,8 @@
 namespace pinion {
 namespace {
 
-// In a storage of its own: an operator that asks a lazily cloned storage for its data, even to read
-// it, makes it copy itself.
+// The buffer gets a storage of its own: an operator that asks a lazily cloned storage for its data
+// makes it copy itself.
 at::Tensor Borrow(const void* data, uint64_t size_bytes, c10::ScalarType type, c10::Device device) {
   return ViewOfStorage(
       c10::Storage(c10::Storage::use_byte_size_t(), size_bytes,
@@ -27,8 +27,8 @@ at::Tensor Borrow(const void* data, uint64_t size_bytes, c10::ScalarType type, c
       type, 0, size_bytes);
 }
 
-// A kernel reads and writes an element at a time, and bytes are a small part of what memory moves
-// at once. LibTorch's largest element has 16.
+// A kernel moves an element at a time, so larger elements are faster. LibTorch's largest has 16
+// bytes.
 constexpr c10::ScalarType kWide = at::kComplexDouble;
 constexpr uint64_t kWideBytes = 16;
 

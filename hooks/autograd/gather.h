@@ -1,4 +1,4 @@
-// Copies many pieces of device memory into one block, with a few kernels.
+// Copies many buffers of device memory into one block on the same device, with a few kernels.
 
 #ifndef PINION_HOOKS_AUTOGRAD_GATHER_H_
 #define PINION_HOOKS_AUTOGRAD_GATHER_H_
@@ -13,14 +13,14 @@
 namespace pinion {
 
 struct GatherPiece {
-  const void* data = nullptr;  // on the stream's device; the caller keeps it alive
+  const void* data = nullptr;  // on the stream's device; the caller keeps the memory alive
   uint64_t size_bytes = 0;
   uint64_t offset_bytes = 0;  // in the block
 };
 
-// A new block on `stream` with each piece in its place, filled after the present work of `stream`.
-// Bytes between the pieces are undefined. Throws what LibTorch throws, c10::OutOfMemoryError among
-// it. Not for a stream that captures a graph.
+// Returns a new block on `stream` that holds each piece at its offset, filled after the stream's
+// present work. Bytes between the pieces are undefined. Throws LibTorch's errors, among them
+// c10::OutOfMemoryError. Must not be called while `stream` captures a graph.
 c10::Storage GatherOnDevice(const BoundStream& stream, const std::vector<GatherPiece>& pieces,
                             uint64_t block_bytes);
 

@@ -15,15 +15,15 @@
 namespace pinion {
 namespace {
 
-// "Float [16, 32]". A nested tensor has no sizes to tell.
+// Returns "Float [16, 32]". A nested tensor has no sizes.
 std::string Describe(const at::Tensor& tensor) {
   if (tensor.is_nested()) return c10::str(tensor.scalar_type(), " nested tensor");
   return c10::str(tensor.scalar_type(), " ", tensor.sizes());
 }
 
-// A leaf keeps no graph, so the saved tensor itself is kept, as without hooks: with what set_data()
-// gives it later, and in Python with its class, its attributes and its identity. What vmap wraps
-// refuses to be detached without its interpreter: it is kept as it is.
+// A leaf keeps no graph, so the tensor itself is kept: later set_data() calls and Python's class,
+// attributes and identity apply as without hooks. A tensor that vmap wraps cannot be detached
+// without its interpreter and is kept as well.
 at::Tensor WithoutGraph(const at::Tensor& tensor) {
   const bool batched = tensor.key_set().has(c10::DispatchKey::FuncTorchBatched);
   return tensor.is_leaf() || batched ? tensor : DetachedAlias(tensor);
@@ -40,9 +40,9 @@ class KeptTensor : public SavedTensor {
   }
 
  private:
-  // Whether somebody else has its memory, or may come to have it again by a weak reference.
+  // Whether the memory has other owners, or a weak reference could become one.
   bool IsShared() const {
-    // Of the program's own tensor the node gets a copy, if only since it was saved.
+    // The node gets a copy if the tensor requires a gradient, even if only since it was saved.
     if (!IsPlainTensor(tensor_) || NodeGetsCopyOf(tensor_)) return true;
     const c10::weak_intrusive_ptr<c10::StorageImpl> weak = tensor_.storage().getWeakStorageImpl();
     // All owners together count as one weak reference, and this one is the second.

@@ -1,13 +1,13 @@
-// A saved tensor that stays where it is: what autograd does without hooks, done by hooks.
+// Keeps a saved tensor on the device, as autograd does without hooks.
 //
 //   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
 //     return KeepTensor(tensor);
 //   }
 //
-// Backward gets the tensor that was saved, without its history, and autograd's own error if it was
-// changed in place since. Where others need its memory, backward gets a loan (lent_tensors.h).
+// Unpack returns the tensor without its history. It throws autograd's own error if the tensor was
+// changed in place after it was saved. Memory that has other users is aliased (lent_tensors.h).
 //
-// Thread safety: as SavedTensor's.
+// Thread safety: that of SavedTensor.
 
 #ifndef PINION_HOOKS_AUTOGRAD_KEPT_TENSOR_H_
 #define PINION_HOOKS_AUTOGRAD_KEPT_TENSOR_H_

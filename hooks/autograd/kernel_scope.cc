@@ -12,8 +12,7 @@
 namespace pinion {
 namespace {
 
-// Below autograd, so that an operator gets here when it has saved its arguments, and above all
-// kernels.
+// The key is below autograd, which has then saved the arguments, and above all kernels.
 constexpr c10::DispatchKey kBeforeKernel = c10::DispatchKey::Fake;
 
 void RunKernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
@@ -32,7 +31,7 @@ void RegisterKernelFallback() {
   static_cast<void>(library);
 }
 
-// Also within a kernel, which excludes the key: it may run a backward.
+// Removes the exclusion as well, since a kernel may run a backward.
 c10::impl::LocalDispatchKeySet WithKey() {
   RegisterKernelFallback();
   c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();

@@ -1,4 +1,4 @@
-// Tells the packer of each operator after autograd has saved its arguments and before its kernel.
+// Calls the packer before each operator's kernel, after autograd has saved the operator's inputs.
 //
 //   class Stops : public SavedTensorPacker {
 //     void BeforeKernel(const c10::FunctionSchema&) override { if (is_done_) throw Done(); }
@@ -8,14 +8,14 @@
 //   const KernelScope scope;
 //   function();  // throws Done before the next kernel, as if that kernel had failed
 //
-// A packer that throws in Pack leaves LibTorch's code half done: a custom function then keeps what
-// it was about to save, and with it itself. A kernel may always fail.
+// Stop a function here rather than in Pack: a custom function whose Pack throws keeps a reference
+// to itself and leaks. LibTorch expects that any kernel may throw.
 //
-// The scope uses DispatchKey::Fake, which LibTorch reserves for torchdistx: a process cannot have
+// The scope uses DispatchKey::Fake, which LibTorch reserves for torchdistx: a process cannot use
 // both.
 //
-// Thread safety: a scope belongs to a thread. LibTorch carries it to the threads of a backward that
-// the thread runs.
+// Thread safety: a scope belongs to one thread. LibTorch carries it to the threads of a backward
+// that this thread runs.
 
 #ifndef PINION_HOOKS_AUTOGRAD_KERNEL_SCOPE_H_
 #define PINION_HOOKS_AUTOGRAD_KERNEL_SCOPE_H_
@@ -24,8 +24,8 @@
 
 namespace pinion {
 
-// While it lives, SavedTensorPacker::BeforeKernel of the innermost SavedTensorScope is called for
-// each operator on this thread. Exception: operators that kernels call.
+// Calls SavedTensorPacker::BeforeKernel of the innermost SavedTensorScope for each operator on this
+// thread. Exception: operators that a kernel calls.
 class [[nodiscard]] KernelScope {
  public:
   [[nodiscard]] KernelScope();

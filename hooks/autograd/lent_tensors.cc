@@ -35,8 +35,8 @@ class Loans {
   }
 
   void Settle() {
-    // There are none, most of the time. A loan that another thread adds at this very moment may be
-    // missed: the next call takes it, or the end of its backward.
+    // Usually there are none. An alias that another thread adds concurrently is released by the
+    // next call or at the end of its backward.
     if (!any_) return;
     TakeIf([](const Loan& loan) { return loan.tensor.use_count() == 1; });
   }
@@ -57,7 +57,7 @@ class Loans {
 
   template <typename Condition>
   void TakeIf(Condition condition) {
-    absl::InlinedVector<Loan, 1> taken;  // let go of after mu_
+    absl::InlinedVector<Loan, 1> taken;  // destroyed after mu_ is unlocked
     MutexLock lock(mu_);
     const auto first = std::partition(loans_.begin(), loans_.end(),
                                       [&](const Loan& loan) { return !condition(loan); });
@@ -69,17 +69,17 @@ class Loans {
   Mutex mu_;
   std::vector<Loan> loans_ ABSL_GUARDED_BY(mu_);
   std::atomic<bool> any_ = false;                                // written under mu_
-  absl::flat_hash_set<int64_t> backwards_ ABSL_GUARDED_BY(mu_);  // that will End
+  absl::flat_hash_set<int64_t> backwards_ ABSL_GUARDED_BY(mu_);  // with an End() to come
 };
 
 Loans& TheLoans() {
-  // Leaked: graphs may be destroyed by static destructors.
+  // Leaked: static destructors may destroy graphs.
   static Loans* const loans = new Loans;
   return *loans;
 }
 
-// Autograd gives a node a shallow copy of what the hook has returned wherever the saved tensor has
-// a history or requires a gradient: the copy is what can become a gradient, so it is lent as well.
+// Aliases the shallow copy that autograd gives to the node, because that copy can become a
+// gradient.
 class LentImpl : public PlainTensorImpl {
  public:
   explicit LentImpl(const c10::TensorImpl& impl)

@@ -1,15 +1,13 @@
-// Saved tensors that a node of backward has been given, while somebody else has a use for their
-// bytes.
+// Protects saved tensors from autograd's in-place accumulation of gradients.
 //
-// Autograd's engine takes a gradient that nobody else refers to for its own: it adds to it in place
-// and makes it a leaf's .grad. It counts the references to the tensor, not those to the storage.
-// Without hooks a saved input is the user's own tensor, so a node that returns what it has saved as
-// its gradient is safe: the engine copies it. What an unpack hook returns is another tensor over
-// the same storage, and would become a .grad that overwrites the user's tensor, a parameter, or
-// what other nodes have saved. A reference of ours stands in for the user's.
+// Autograd adds in place to a gradient tensor that has one reference, or makes it a leaf's .grad.
+// It counts references to the tensor, not to the storage. Without hooks a node that returns a saved
+// input as its gradient is safe, since the user's own tensor is a second reference. An unpack hook
+// returns another tensor over the same storage, which autograd would overwrite. An alias from
+// Lend() keeps a second reference, so autograd copies instead.
 //
-// A tensor that was lent comes back when nobody else refers to it, which is looked at with each new
-// loan, or when its backward ends.
+// Pinion releases that reference when no other one is left, which each Lend() checks, or when the
+// backward ends.
 //
 // Thread safety: thread-safe.
 
@@ -20,16 +18,16 @@
 
 namespace pinion {
 
-// Whether autograd gives a node a copy of what an unpack hook returns for `saved`: the node gets
-// the very tensor only where the saved one has no history and needs no gradient.
+// Returns whether autograd gives a node a shallow copy of the tensor that an unpack hook returns
+// for `saved`. It does if `saved` requires a gradient or has a forward-mode gradient.
 bool NodeGetsCopyOf(const at::Tensor& saved);
 
-// What an unpack hook returns in the place of `tensor`: the engine copies whatever the node makes
-// of it before it writes. That is the tensor itself, unless the `node_gets_copy`, which then is
-// lent as well. Outside of a backward, the tensor itself.
+// Returns an alias of `tensor` for an unpack hook to return; autograd copies the alias before it
+// writes. With `node_gets_copy` the node's shallow copy is aliased as well. Returns `tensor` itself
+// outside of a backward.
 at::Tensor Lend(const at::Tensor& tensor, bool node_gets_copy);
 
-// Lets go of the tensors that have come back.
+// Releases the references to aliases that have no other reference.
 void SettleLoans();
 
 }  // namespace pinion

@@ -28,7 +28,7 @@ constexpr c10::DebugInfoKind kSlot = c10::DebugInfoKind::PROFILER_STATE;
 
 }  // namespace
 
-// A profiler that is switched off, to everybody who asks.
+// Reports itself to LibTorch as a profiler that is switched off.
 class MemoryReporter final : public profiler::ProfilerStateBase,
                              public std::enable_shared_from_this<MemoryReporter> {
  public:
@@ -37,7 +37,7 @@ class MemoryReporter final : public profiler::ProfilerStateBase,
         observer_(std::move(observer)),
         outer_(std::move(outer)) {}
 
-  // Of the calling thread, without those whose scopes have ended.
+  // Removes reporters of ended scopes from the calling thread.
   static void DropEnded() {
     const auto has_ended = [](const c10::DebugInfoBase* info) {
       const auto* const reporter = dynamic_cast<const MemoryReporter*>(info);
@@ -48,11 +48,11 @@ class MemoryReporter final : public profiler::ProfilerStateBase,
         c10::ThreadLocalDebugInfo::_pop(kSlot);
       }
     } catch (const c10::Error&) {
-      // Somebody has left something inside the scope; ours goes with the thread, or a later scope.
+      // Other debug info lies above the reporter; a later scope or the thread's end removes it.
     }
   }
 
-  // Reports to `observer` as well from now on. Null: a profiler runs, or it was reported to before.
+  // Adds a reporter. Returns null if a profiler runs or the observer already has a reporter.
   static std::shared_ptr<MemoryReporter> Push(std::shared_ptr<MemoryObserver> observer) {
     DropEnded();
     std::shared_ptr<MemoryReporter> outer;
@@ -96,8 +96,8 @@ namespace {
 
 using Observers = std::vector<std::shared_ptr<MemoryObserver>>;
 
-// A callback at the begin of each node, which is only there while somebody observes: engines that
-// Python or a program calls directly pass no code of ours before their worker threads run.
+// Registers a callback for the begin of each node while there are observers. A callback also covers
+// backwards that Python's engine or a program starts without calling our engine proxy.
 class Backwards {
  public:
   void Observe(const std::shared_ptr<MemoryObserver>& observer) {
@@ -129,11 +129,11 @@ class Backwards {
 
  private:
   static std::unique_ptr<at::ObserverContext> OnNode(const at::RecordFunction&);
-  // What the node was lent goes before the engine lets go of what it has saved: a saved output
-  // holds the node, which would stay, and all that it has saved.
+  // Aliases must be released before the engine releases the node's saved tensors: an aliased output
+  // owns the node, which would then own itself.
   static void OnNodeEnd(const at::RecordFunction&, at::ObserverContext*) { SettleLoans(); }
 
-  // And those that live no more. By address: the last owner of one must not go under the lock.
+  // Also removes destroyed observers. By address: the lock must not be held while one is destroyed.
   void Forget(const MemoryObserver* observer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     std::erase_if(observers_, [observer](const auto& one) {
       return one.first == observer || one.second.expired();
@@ -152,8 +152,8 @@ Backwards& OfBackwards() {
 }
 
 std::unique_ptr<at::ObserverContext> Backwards::OnNode(const at::RecordFunction&) {
-  // The engine puts the thread's state back behind each node, and with it takes this off. A node
-  // that a program calls by itself has nobody who would.
+  // The engine restores the thread's state after each node, which removes the reporter. Nothing
+  // removes it after a node that a program calls itself.
   if (CurrentBackward() == -1) return nullptr;
   const auto node = torch::autograd::get_current_node();
   const auto* const accumulate = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());

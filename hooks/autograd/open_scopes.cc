@@ -16,11 +16,11 @@ ScopeInfo* ScopeInSlot() {
   return static_cast<ScopeInfo*>(c10::ThreadLocalDebugInfo::get(kScopeSlot));
 }
 
-// Takes the newest entry off the thread's debug info, which is not empty.
+// Pops the newest entry of the thread's debug info, which must not be empty.
 std::pair<c10::DebugInfoKind, std::shared_ptr<c10::DebugInfoBase>> PopDebugInfo() {
   for (auto number = static_cast<int>(c10::DebugInfoKind::TEST_INFO_2); number >= 0; --number) {
     const auto kind = static_cast<c10::DebugInfoKind>(number);
-    // There is no way to ask for the newest one's kind.
+    // LibTorch cannot tell the kind of the newest entry.
     if (kind == kScopeSlot || c10::ThreadLocalDebugInfo::get(kind) == nullptr) continue;
     try {
       return {kind, c10::ThreadLocalDebugInfo::_pop(kind)};
@@ -30,8 +30,8 @@ std::pair<c10::DebugInfoKind, std::shared_ptr<c10::DebugInfoBase>> PopDebugInfo(
   return {kScopeSlot, c10::ThreadLocalDebugInfo::_pop(kScopeSlot)};
 }
 
-// Puts `scope` (null: nothing) into the slot of scopes. It goes to the bottom: who pushes something
-// inside a scope may leave it there, and who has pushed something before may pop it.
+// Replaces the scope in the slot; null empties it. The scope becomes the bottom entry, because
+// programs push and pop other entries in any order relative to the scope.
 void SetScope(std::shared_ptr<ScopeInfo> scope) {
   std::vector<std::pair<c10::DebugInfoKind, std::shared_ptr<c10::DebugInfoBase>>> others;
   while (c10::ThreadLocalDebugInfo::current() != nullptr) {
@@ -44,7 +44,7 @@ void SetScope(std::shared_ptr<ScopeInfo> scope) {
   }
 }
 
-// `scope` and those around it, without those that have ended.
+// Returns `scope` without the ended scopes in its chain.
 std::shared_ptr<ScopeInfo> OpenScopes(std::shared_ptr<ScopeInfo> scope) {
   if (scope == nullptr) return nullptr;
   std::shared_ptr<ScopeInfo> outer = OpenScopes(scope->outer);
@@ -100,7 +100,7 @@ std::shared_ptr<OpenedScope> OpenScope(const char* name, bool watches,
 void EndScope(OpenedScope& scope) {
   const ScopeInfo* const innermost = CurrentScope();
   scope.mark.End(innermost == nullptr ? nullptr : &innermost->opened->mark);
-  CurrentScope();  // which drops it
+  CurrentScope();  // removes the ended scope
 }
 
 }  // namespace pinion

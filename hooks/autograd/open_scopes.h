@@ -1,9 +1,8 @@
-// The scopes that are open on a thread: who packs what autograd saves there, and who watches it.
-// For saved_tensor_hooks.cc alone.
+// The stack of open SavedTensorScopes and WatchScopes of a thread. For saved_tensor_hooks.cc alone.
 //
-// They are in the thread's c10::ThreadLocalDebugInfo, which LibTorch carries to its worker threads.
+// The stack lies in c10::ThreadLocalDebugInfo, which LibTorch carries to its worker threads.
 //
-// Thread safety: functions of the calling thread; what they return is immutable.
+// Thread safety: functions act on the calling thread; returned objects are immutable.
 
 #ifndef PINION_HOOKS_AUTOGRAD_OPEN_SCOPES_H_
 #define PINION_HOOKS_AUTOGRAD_OPEN_SCOPES_H_
@@ -18,38 +17,38 @@
 
 namespace pinion {
 
-// LibTorch's own hooks on this thread. Those that were added since a scope was opened lie inside
-// it.
+// Returns the number of LibTorch's own (Python's) hooks on this thread. Hooks that were added after
+// a scope was opened lie inside it.
 size_t OwnHooks();
 
-// What one scope has brought.
+// One open scope.
 struct OpenedScope {
   OpenedScope(const char* name, bool is_watch, std::shared_ptr<SavedTensorPacker> p,
               std::shared_ptr<SavedTensorWatcher> w);
 
   ScopeMark mark;
-  const bool watches;  // or else it packs
+  const bool watches;  // true for a WatchScope, false for a SavedTensorScope
   const std::shared_ptr<SavedTensorPacker> packer;
   const std::shared_ptr<SavedTensorWatcher> watcher;
-  const size_t outer_hooks;  // OwnHooks() around it
+  const size_t outer_hooks;  // OwnHooks() when the scope was opened
 };
 
-// A scope among those around it.
+// A scope and those around it.
 struct ScopeInfo final : public c10::DebugInfoBase, public std::enable_shared_from_this<ScopeInfo> {
   ScopeInfo(std::shared_ptr<OpenedScope> scope, std::shared_ptr<ScopeInfo> around);
 
   const std::shared_ptr<OpenedScope> opened;
-  const std::shared_ptr<ScopeInfo> outer;  // null without one
-  // Of the innermost scope that packs, and of the one that watches.
+  const std::shared_ptr<ScopeInfo> outer;  // null for the outermost scope
+  // The innermost packer with its outer_hooks, and the innermost watcher.
   const std::shared_ptr<SavedTensorPacker> packer;
   const std::shared_ptr<SavedTensorWatcher> watcher;
   const size_t outer_hooks;
 };
 
-// The innermost one; null without one.
+// Returns the innermost scope that has not ended, or null.
 ScopeInfo* CurrentScope();
 
-// `watches`: with `watcher`, or else with `packer`; either may be null.
+// Opens a scope with `watcher` if `watches`, else with `packer`. Either may be null.
 std::shared_ptr<OpenedScope> OpenScope(const char* name, bool watches,
                                        std::shared_ptr<SavedTensorPacker> packer,
                                        std::shared_ptr<SavedTensorWatcher> watcher);

@@ -1,6 +1,5 @@
-// A saved tensor that holds no memory and that the program itself makes again when it is read: a
-// checkpoint's. There is nothing to keep, move or drop, so a recording of a step leaves it out, and
-// what the program does while it is read is the step's own work.
+// A saved tensor without memory, which the program recomputes when it is read (a checkpoint's).
+// Step recordings leave it out, and count work during its Unpack as work of the step.
 
 #ifndef PINION_HOOKS_AUTOGRAD_PLACEHOLDER_TENSOR_H_
 #define PINION_HOOKS_AUTOGRAD_PLACEHOLDER_TENSOR_H_

@@ -34,24 +34,24 @@ using torch::autograd::Engine;
 
 thread_local bool is_user_read = false;
 
-// Nobody has disabled hooks, and torch.compile does not trace: what it saves meanwhile is not the
-// program's, and Python's hooks are not asked for it either.
+// False if hooks are disabled or torch.compile traces. Saves of a tracer do not belong to the
+// program, and Python's hooks skip them as well.
 bool HooksAreOn() {
   return at::SavedTensorDefaultHooks::is_enabled() &&
          !at::SavedTensorDefaultHooks::get_tls_state().is_tracing;
 }
 
-// And not LibTorch's own hooks, which lie inside.
+// Whether the scope's packer is active: no LibTorch hooks lie inside the scope.
 bool Packs(const ScopeInfo& scope) {
   return scope.packer != nullptr && OwnHooks() <= scope.outer_hooks;
 }
 
-// At the moment at which `tensor` is saved on this thread.
+// Must be called while `tensor` is being saved on this thread.
 GraphPlace PlaceOf(const at::Tensor& tensor) {
   GraphPlace place;
   place.node = CurrentNode();
   const std::shared_ptr<torch::autograd::Node>& made_by = tensor.grad_fn();
-  // Another thread has nodes with the same numbers.
+  // The thread is compared too: sequence numbers repeat between threads.
   place.is_output = made_by != nullptr && made_by->sequence_nr() + 1 == place.node.sequence &&
                     made_by->thread_id() == at::RecordFunction::currentThreadId();
   return place;
@@ -73,13 +73,13 @@ class Hooks final : public torch::autograd::SavedVariableHooks, public SlabObjec
   at::Tensor call_unpack_hook() override { return saved_->Unpack(); }
 
  private:
-  std::shared_ptr<SavedTensorPacker> packer_;    // null: the watcher keeps the tensor
-  std::shared_ptr<SavedTensorWatcher> watcher_;  // null: nobody watches
+  std::shared_ptr<SavedTensorPacker> packer_;    // null if the watcher keeps the tensor
+  std::shared_ptr<SavedTensorWatcher> watcher_;  // null without a WatchScope
   std::unique_ptr<SavedTensor> saved_;
 };
 
-// Delegates everything to the engine that was the default before (LibTorch's own, or Python's), so
-// there is still one set of worker threads.
+// Delegates to the previous default engine (LibTorch's or Python's), so that there remains one set
+// of worker threads.
 class ProxyEngine : public Engine {
  public:
   explicit ProxyEngine(Engine& previous) : previous_(previous) {}
@@ -119,7 +119,7 @@ class ProxyEngine : public Engine {
   Engine& previous_;
 };
 
-// Reaches what Engine keeps for classes that derive from it.
+// Reaches protected members of Engine.
 class Workers : public Engine {
  public:
   static void Start(Engine& engine, size_t device_count) {
@@ -129,8 +129,8 @@ class Workers : public Engine {
       const int device = static_cast<int>(queues.size());
       const auto queue = std::make_shared<torch::autograd::ReadyQueue>();
       queues.push_back(queue);
-      // The engine's destructor waits for the threads that are counted: this one is before it runs,
-      // even in a process that exits at this very moment.
+      // Count the thread before it starts: the engine's destructor waits for counted threads, and
+      // the process may exit at any time.
       (engine.*(&Workers::increment_non_reentrant_thread_count))();
       std::thread([&engine, device, queue] {
         engine.thread_init(device, queue, /*should_increment=*/false);
@@ -142,10 +142,10 @@ class Workers : public Engine {
 
 std::atomic<ProxyEngine*> the_proxy{nullptr};
 
-// Python sets an engine of its own when it loads torch, be it before a program's first scope or
-// after: so each scope looks. Proxies are leaked: graphs may be destroyed by static destructors.
+// Called by each scope, since Python may replace the engine at any time, by loading torch. Proxies
+// are leaked: static destructors may destroy graphs.
 void InstallProxy() {
-  const Engine* const proxy = the_proxy.load();  // before the engine: at worst there are two
+  const Engine* const proxy = the_proxy.load();  // before the engine: a race costs a second proxy
   Engine& engine = Engine::get_default_engine();
   if (&engine == proxy) return;
   the_proxy.store(new ProxyEngine(engine));
@@ -177,7 +177,7 @@ WatchScope::~WatchScope() { EndScope(*opened_); }
 std::optional<uint32_t> KeepSegment(const SegmentBegin& segment) {
   if (ActivePacker() == nullptr) return std::nullopt;
   const ScopeInfo* scope = CurrentScope();
-  // The packer may open scopes.
+  // Copies of the pointers: the packer may open scopes.
   const std::shared_ptr<SavedTensorPacker> packer = scope->packer;
   const std::shared_ptr<SavedTensorWatcher> watcher = scope->watcher;
   const std::optional<uint32_t> kept = packer->KeepSegment(segment);
@@ -209,7 +209,7 @@ void BeforeKernel(const c10::FunctionSchema& op) {
 
 void RunAside(absl::FunctionRef<void()> work) {
   const ScopeInfo* scope = CurrentScope();
-  // The work may open scopes.
+  // A copy of the pointer: the work may open scopes.
   const std::shared_ptr<SavedTensorWatcher> watcher = scope == nullptr ? nullptr : scope->watcher;
   watcher == nullptr ? work() : watcher->RunAside(work);
 }
@@ -256,7 +256,7 @@ void StartBackwardWorkers(int device_count) {
 
 void AtEndOfBackward(std::function<void()> callback) {
   TORCH_CHECK(CurrentBackward() != -1, "AtEndOfBackward was called outside of a backward");
-  // A backward that throws does not run its callbacks, but lets go of them.
+  // A backward that throws destroys its callbacks without running them.
   std::shared_ptr<void> end(nullptr, [callback = std::move(callback)](void*) { callback(); });
   Engine::get_default_engine().queue_callback([end = std::move(end)]() mutable { end.reset(); });
 }

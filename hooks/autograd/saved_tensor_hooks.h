@@ -1,25 +1,19 @@
-// Saved-tensor hooks from C++: the one place that touches LibTorch's unstable internals.
-//
-// LibTorch keeps default saved-tensor hooks for Python only. A proxy over its autograd Engine
-// offers them to C++: while a SavedTensorScope is active on a thread, everything that autograd
-// saves there is handed to the scope's packer. The scope travels in c10::ThreadLocalDebugInfo,
-// which autograd carries to its worker threads (a plain thread_local would not get there).
-//
-// Among scopes and the hooks of Python (torch.autograd.graph.saved_tensors_hooks, which activation
-// checkpointing uses) the innermost wins. A profiler, which lives in the same ThreadLocalDebugInfo,
-// may be started and stopped inside a scope or around it.
+// Runs C++ code on each tensor that autograd saves for backward, and again when backward reads it:
+// torch.autograd.graph.saved_tensors_hooks for C++.
 //
 //   class KeepOnDevice : public SavedTensorPacker { ... };
 //   SavedTensorScope scope(std::make_shared<KeepOnDevice>());
 //
-// A watcher stands between autograd and whatever packer there is, so that what a step saves and
-// reads can be recorded without taking the packer's place: scopes inside and outside of a
-// WatchScope stay what they are.
+// LibTorch offers default hooks to Python alone. A proxy over its autograd Engine offers them to
+// C++. No other file touches LibTorch's unstable internals. Checked against LibTorch 2.11, the only
+// version that hooks/BUILD.bazel accepts.
 //
-// Thread safety: scopes belong to a thread and nest; packers, watchers and saved tensors are called
-// from any thread. A scope that ends out of order, or on another thread, is an error in the log
-// (scope_mark.h); it packs and watches nothing from then on.
-// Checked against LibTorch 2.11 (hooks/BUILD.bazel gets no other).
+// The innermost of all scopes and Python hooks packs. A profiler may start and stop inside a scope
+// or around it. A WatchScope records what a step saves and reads without replacing the packer.
+//
+// Thread safety: scopes belong to one thread and nest; LibTorch carries them to its worker threads.
+// Packers, watchers and saved tensors are called from any thread. A scope that ends out of order,
+// or on another thread, logs an error (scope_mark.h) and has no effect from then on.
 
 #ifndef PINION_HOOKS_AUTOGRAD_SAVED_TENSOR_HOOKS_H_
 #define PINION_HOOKS_AUTOGRAD_SAVED_TENSOR_HOOKS_H_
@@ -40,62 +34,63 @@
 
 namespace pinion {
 
-// A node of the graph, by the thread that created it and how many nodes that thread had created by
-// then, this one included: autograd's sequence number of the node, plus one. Nodes that accumulate
-// gradients have no number.
+// Identifies a node of the graph: its thread, and autograd's sequence number plus one. That is how
+// many nodes the thread has created, this node included. Nodes that accumulate gradients have no
+// number.
 struct NodeId {
   std::thread::id thread;
   uint64_t sequence = 0;
 };
 
-// The youngest node of the calling thread.
+// Returns the newest node of the calling thread.
 NodeId CurrentNode();
 
-// How many nodes the thread of `begin` had created from `begin` on to `node`, `node` included. A
-// program that does the same in each of its steps gets the same numbers in each, where `begin` is
-// CurrentNode() at the step's beginning. Nothing for a node of another thread: threads number
-// theirs independently.
+// Returns how many nodes were created after `begin`, up to and including `node`. With `begin` as
+// CurrentNode() at a step's start, a program that repeats its steps gets the same numbers in each.
+// Returns nothing if the nodes have different threads, since each thread counts its own.
 std::optional<uint64_t> NodesSince(const NodeId& begin, const NodeId& node);
 
-// Where in the graph a tensor is saved, as far as hooks can know. LibTorch does not tell them: it
-// is seen from the nodes that there are at that moment.
+// Where in the graph a tensor is saved. LibTorch does not tell hooks, so this is deduced from the
+// newest node.
 //
-// An operator creates its node, saves its inputs, computes, and saves its outputs, so both fields
-// are exact unless another node is created in between. Three cases are known: the forward of a
-// custom Function builds a graph of its own; an operator writes in place to a view; an operator
-// reads a view whose base was written in place since the view was made (LibTorch then gives the
-// view a new node). The numbers are the same in each step there, too.
+// An operator creates its node, saves its inputs, computes, and saves its outputs. Both fields are
+// therefore exact unless another node is created in between, which happens in three known cases:
+//   (1) a custom Function builds a graph in its forward;
+//   (2) an operator writes in place to a view;
+//   (3) an operator reads a view whose base was written in place after the view was made, so that
+//       LibTorch gives the view a new node.
+// Repeated steps give the same numbers in these cases too.
 struct GraphPlace {
-  // The youngest node of the thread, which is the node that saves the tensor. In each of the cases
-  // above it may be the node that was created in between.
+  // The thread's newest node: the node that saves the tensor, or in cases 1 to 3 possibly the node
+  // that was created in between.
   NodeId node;
-  // Whether `node` has computed the tensor. Otherwise the tensor is an input of `node`, or
-  // something without history that the operator has computed on its way. In the first of the cases
-  // above an output counts as an input, in the last one an input as an output.
+  // Whether `node` computed the tensor. Otherwise the tensor is an input of `node`, or an
+  // intermediate result without history. In case 1 an output counts as an input, in case 3 an
+  // input as an output.
   bool is_output = false;
 };
 
-// What a packer made of one saved tensor. Lives as long as its place in the graph.
+// One saved tensor in a packer's own form. Lives as long as its place in the graph.
 class SavedTensor {
  public:
   virtual ~SavedTensor() = default;
-  // The tensor: same sizes, strides, dtype, device and bytes. Called once per backward that needs
-  // it, on whatever thread runs the node, with the node's stream current. May throw c10::Error.
+  // Returns a tensor with the same sizes, strides, dtype, device and bytes. Called once per
+  // backward that needs the tensor, on any thread, with the node's stream current. May throw
+  // c10::Error.
   virtual at::Tensor Unpack() = 0;
-  // Whether it leaves the device without a copy: a read computes it again where nobody has it any
-  // more.
+  // Returns whether the tensor can be evicted without a copy, since Unpack recomputes it if needed.
   virtual bool IsComputedAgain() const { return false; }
-  // Whether the last Unpack did.
+  // Returns whether the last Unpack recomputed the tensor.
   virtual bool WasComputedAgain() const { return false; }
-  // Who of the packer's holds the device memory that the tensor had when it was saved, by one
-  // strong reference; the same for all who share that reference. Null: nobody, and nobody ever will
-  // again. Any thread may ask, while another one unpacks, and holds locks of its own meanwhile: no
-  // call of LibTorch or of a device, and nothing is let go of.
+  // Returns which object of the packer owns the device memory that the tensor had when it was
+  // saved: the same one for all saved tensors that share a strong reference. Null means that no
+  // object owns the memory or ever will. Any thread may call this, also during Unpack and under
+  // locks of its own: must not call LibTorch or a device, and must not release anything.
   virtual const void* MemoryOwner() const { return this; }
 };
 
-// A segment of forward that can be computed again from its inputs, some of which may be undefined.
-// All that are not on the CPU are on `device`.
+// A segment of forward that can be recomputed from its inputs. Inputs may be undefined; all others
+// are on `device` or on the CPU.
 struct SegmentBegin {
   c10::Device device;
   absl::Span<const at::Tensor> inputs;
@@ -104,39 +99,39 @@ struct SegmentBegin {
 class SavedTensorPacker {
  public:
   virtual ~SavedTensorPacker() = default;
-  // `tensor` is the very tensor that is saved, with its history: keep DetachedAlias of it at most,
-  // since the node's own output would keep the graph alive.
+  // Packs `tensor`, which has its history. Store at most DetachedAlias(tensor): storing a node's
+  // own output would keep the graph alive.
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place) = 0;
-  // A segment of forward that can be computed again begins on the calling thread. If the packer
-  // wants what it saves, the segment's ordinal (SegmentPart::ordinal in segment_part.h). Nothing,
-  // if the segment is to be computed again: then its inputs are saved next.
+  // Called when a recomputable segment of forward begins on this thread. Returns the segment's
+  // ordinal (SegmentPart::ordinal) if the packer packs what the segment saves. Returns nothing if
+  // the segment is to be recomputed; its inputs are saved next.
   virtual std::optional<uint32_t> KeepSegment(const SegmentBegin&) { return std::nullopt; }
-  // In a KernelScope (kernel_scope.h): an operator has saved its arguments, and its kernel is next.
-  // May throw.
+  // Called in a KernelScope (kernel_scope.h) before an operator's kernel, after the operator has
+  // saved its inputs. May throw.
   virtual void BeforeKernel(const c10::FunctionSchema&) {}
 };
 
 class SavedTensorWatcher {
  public:
   virtual ~SavedTensorWatcher() = default;
-  // Packs `tensor` in the packer's place. `packer` is the innermost scope's; null where there is
-  // none, or where it is switched off, and autograd would keep the tensor as it is.
+  // Packs `tensor` instead of the packer. `packer` is the innermost scope's; null if there is none
+  // or it is switched off, so that autograd would keep the tensor itself.
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
                                             SavedTensorPacker* packer) = 0;
-  // The packer keeps the segment that begins, under that ordinal. It is inside of CurrentPart().
+  // Reports that the packer keeps the segment that begins. CurrentPart() is the enclosing segment.
   virtual void OnSegmentKept(const SegmentBegin& segment, uint32_t ordinal) = 0;
-  // Runs `work`, which is no part of what is watched, as what RunAside is given.
+  // Runs `work` and excludes it from the recording, as the function RunAside below describes.
   virtual void RunAside(absl::FunctionRef<void()> work) = 0;
 };
 
-// What a scope has brought to its thread (open_scopes.h).
+// The state of an open scope (open_scopes.h).
 struct OpenedScope;
 
 class [[nodiscard]] SavedTensorScope {
  public:
-  // A null packer switches hooks off inside outer scopes. Where somebody has disabled hooks (as
-  // torch.autograd.graph.disable_saved_tensors_hooks does), any other packer is refused with a
-  // c10::Error that has that one's message. `name` is for messages.
+  // Makes `packer` pack what autograd saves on this thread; null switches outer scopes off. If
+  // hooks are disabled (torch.autograd.graph.disable_saved_tensors_hooks) and `packer` is not null,
+  // throws c10::Error with the message given there. `name` is for messages.
   [[nodiscard]] explicit SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer,
                                           const char* name = "SavedTensorScope");
   ~SavedTensorScope();
@@ -147,8 +142,8 @@ class [[nodiscard]] SavedTensorScope {
   const std::shared_ptr<OpenedScope> opened_;
 };
 
-// While it lives, `watcher` packs what autograd saves on this thread. The innermost one watches.
-// What the hooks of Python pack is not watched.
+// Makes `watcher` pack what autograd saves on this thread, except what Python's hooks pack. The
+// innermost scope watches.
 class [[nodiscard]] WatchScope {
  public:
   [[nodiscard]] explicit WatchScope(std::shared_ptr<SavedTensorWatcher> watcher,
@@ -161,42 +156,41 @@ class [[nodiscard]] WatchScope {
   const std::shared_ptr<OpenedScope> opened_;
 };
 
-// Of the innermost scope that the calling thread is in; null without one, or where it is switched
+// Returns the packer of the innermost scope; null without a scope, or if the scope switches hooks
 // off.
 const SavedTensorPacker* CurrentPacker();
 
-// The same, but null where LibTorch's own hooks lie inside of that scope, or hooks are disabled:
-// then it packs nothing that is saved now.
+// Returns CurrentPacker() if it packs what is saved now. Returns null if LibTorch's own hooks lie
+// inside the packer's scope, or hooks are disabled.
 const SavedTensorPacker* ActivePacker();
 
-// The kept segment of `device` to which belongs what the calling thread saves: one to which the
-// active packer has given its ordinal. What scopes within a segment pack is not the segment's.
+// Returns the kept segment of `device` to which tensors saved now on this thread belong. The active
+// packer must have numbered it: tensors that an inner scope packs do not belong to the segment.
 std::optional<SegmentPart> CurrentPart(c10::Device device);
 
-// SavedTensorPacker::KeepSegment of whoever packs on the calling thread; nothing where nobody does,
-// LibTorch's own hooks do, or hooks are disabled.
+// Asks the active packer whether to keep a segment (SavedTensorPacker::KeepSegment) and informs the
+// watcher. Returns nothing without an active packer.
 std::optional<uint32_t> KeepSegment(const SegmentBegin& segment);
 
-// SavedTensorPacker::BeforeKernel of the innermost scope's.
+// Calls BeforeKernel of the innermost scope's packer.
 void BeforeKernel(const c10::FunctionSchema& op);
 
-// Runs `work`, which packers do for tensors that they have packed before, and tells the innermost
-// watcher that it is theirs: the end of a scope, for example. Watchers see what happens in Pack and
-// in a saved tensor's functions by themselves.
+// Runs a packer's own work, such as the end of a scope, and excludes it from recordings of the
+// innermost watcher. Not needed in Pack and in a saved tensor's functions, which watchers see.
 void RunAside(absl::FunctionRef<void()> work);
 
-// The backward that the calling thread runs right now, by a number that never repeats; -1 outside.
+// Returns the id of the backward that the calling thread runs, unique in the process; -1 outside.
 int64_t CurrentBackward();
 
-// The node that the calling thread evaluates in it, by autograd's sequence number; 0 outside.
+// Returns autograd's sequence number of the node that the calling thread evaluates; 0 outside.
 uint64_t CurrentBackwardNode();
 
-// Whether code that LibTorch has not generated gets what the calling thread unpacks: a custom
-// function's backward, a node of a program's own, or a segment that is recomputed. Such code may
-// use a tensor's place in its storage, which LibTorch's own formulas do not.
+// Returns whether code that LibTorch did not generate reads what this thread unpacks: a custom
+// function's backward, a program's own node, or a recomputed segment. Such code may use a tensor's
+// storage offset; LibTorch's own formulas do not.
 bool IsReadByUserCode();
 
-// While it lives, what the calling thread unpacks is for user code.
+// Declares that user code reads what this thread unpacks.
 class [[nodiscard]] UserReadScope {
  public:
   [[nodiscard]] UserReadScope();
@@ -208,25 +202,24 @@ class [[nodiscard]] UserReadScope {
   const bool outer_;
 };
 
-// Whether that backward was told to keep the graph (retain_graph, create_graph).
+// Returns whether the current backward retains its graph (retain_graph, create_graph).
 bool BackwardKeepsGraph();
-// Whether the calling thread runs a backward that keeps the graph and makes another one, of its own
-// operators (create_graph).
+// Returns whether the calling thread's backward keeps its graph and builds another one
+// (create_graph).
 bool BackwardMakesGraph();
 
-// Whether the operator that saved tensors for `node` has returned, as far as the thread of
-// `current` can tell: it has once its thread creates another node. Until then the operator may
-// still write what it has saved: LibTorch saves arguments before it calls the kernel, among them
-// some that the kernel fills without raising a version (the noise of rrelu, running statistics).
+// Returns whether the operator that saved tensors for `node` has returned, as far as the thread of
+// `current` can tell: it has when its thread creates the next node. Until then the kernel may write
+// saved arguments without raising a version (the noise of rrelu, running statistics).
 bool HasReturned(const NodeId& node, const NodeId& current);
 
-// Autograd starts one worker thread per device when the first backward of the process runs, one on
-// the CPU included, and none later. Starts those of devices that have come since, up to
-// `device_count`; does nothing before that first backward. Not while a backward runs.
+// Starts autograd's worker threads for devices below `device_count` that have none. Autograd itself
+// starts workers only when the first backward of the process runs, on any device; before that this
+// does nothing. Must not be called while a backward runs.
 void StartBackwardWorkers(int device_count);
 
-// Runs `callback`, which must not throw, once when the current backward has ended, whether it has
-// succeeded or thrown, on whatever thread that is. Only inside a backward.
+// Runs `callback` once when the current backward has succeeded or thrown, on any thread. `callback`
+// must not throw. Throws c10::Error outside of a backward.
 void AtEndOfBackward(std::function<void()> callback);
 
 }  // namespace pinion

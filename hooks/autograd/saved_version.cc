@@ -12,7 +12,7 @@
 namespace pinion {
 namespace {
 
-// Which counter it is. LibTorch has no accessor for it; a VariableVersion is one pointer.
+// LibTorch has no accessor for a counter's identity; a VariableVersion is one pointer.
 const void* IdentityOf(const c10::VariableVersion& counter) {
   static_assert(sizeof(counter) == sizeof(void*));
   const void* identity = nullptr;

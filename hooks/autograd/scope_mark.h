@@ -1,16 +1,15 @@
-// Scopes of a thread end in the reverse of the order in which they began, and on that thread. A
-// program that keeps them on the heap can break that rule. A ScopeMark finds out, says so in the
-// log by the scope's name, and lets the thread drop a scope that has ended elsewhere.
+// Detects a scope object that ends out of order or on another thread, logs the error by the scope's
+// name, and lets the thread remove the scope later.
 //
 //   struct Listening {
 //     ScopeMark mark{"TapScope"};
 //     TapListener* listener;
-//     std::shared_ptr<Listening> outer;               // the scope around this one
+//     std::shared_ptr<Listening> outer;               // the enclosing scope
 //   };
 //   thread_local std::shared_ptr<Listening> innermost;
 //
-// A scope shares its mark with the thread's state. Its destructor calls End(), and whoever asks for
-// the innermost scope passes by those with HasEnded().
+// A scope shares its mark with the thread's state. The scope's destructor calls End(); code that
+// looks for the innermost scope skips those with HasEnded().
 //
 // Thread safety: thread-safe.
 
@@ -24,15 +23,15 @@ namespace pinion {
 
 class ScopeMark {
  public:
-  // Of a scope of the calling thread. `name` is for the log, and outlives the mark.
+  // Marks a scope of the calling thread. `name` is for the log and must outlive the mark.
   explicit ScopeMark(const char* name) : name_(name) {}
 
-  // The scope ends. `innermost` is the mark of the calling thread's innermost scope, null without
-  // one. Logs an error if that is not this mark.
+  // Ends the scope. `innermost` is the mark of the calling thread's innermost scope, or null. Logs
+  // an error if that is another mark.
   void End(const ScopeMark* innermost);
 
-  // Whether the scope has ended, on any thread. False on a thread that LibTorch has carried the
-  // scope to: what that thread still does belongs to the scope.
+  // Returns whether the scope has ended, on any thread. Always false on threads that LibTorch has
+  // carried the scope to: their work still belongs to the scope.
   bool HasEnded() const {
     return has_ended_.load(std::memory_order_acquire) && thread_ == std::this_thread::get_id();
   }

@@ -1,13 +1,12 @@
-// Which segment the calling thread's forward runs, of those that could be computed again and that
-// are kept (SavedTensorPacker::KeepSegment).
+// Tells which kept checkpoint segment the calling thread runs (SavedTensorPacker::KeepSegment).
 //
 //   const SegmentPartScope part({.device = device, .ordinal = ordinal});
 //   ... the segment runs ...
 //
-// Whoever records a step asks CurrentPart() (saved_tensor_hooks.h) when a tensor is saved.
+// Step recorders ask CurrentPart() (saved_tensor_hooks.h) when a tensor is saved.
 //
-// Thread safety: a scope belongs to the thread that made it; other threads see nothing of it, those
-// that LibTorch carries scopes to included.
+// Thread safety: a scope affects only the thread that made it. LibTorch does not carry it to other
+// threads.
 
 #ifndef PINION_HOOKS_AUTOGRAD_SEGMENT_PART_H_
 #define PINION_HOOKS_AUTOGRAD_SEGMENT_PART_H_
@@ -21,9 +20,9 @@
 namespace pinion {
 
 struct SegmentPart {
-  c10::Device device;    // of the segment; what it saves on others belongs to nobody
-  uint32_t ordinal = 0;  // among the segments of the step on that device
-  // Who gave it that number; by its address alone.
+  c10::Device device;    // tensors on other devices belong to no segment
+  uint32_t ordinal = 0;  // among the step's segments on that device
+  // The packer that numbered the segment; only its address is used.
   const void* packer = nullptr;
 };
 
@@ -33,7 +32,7 @@ inline thread_local std::optional<SegmentPart> current;
 
 }  // namespace segment_part_internal
 
-// Of the innermost scope; nothing outside.
+// Returns the innermost scope's segment, or nothing.
 inline std::optional<SegmentPart> CurrentSegmentPart() { return segment_part_internal::current; }
 
 class [[nodiscard]] SegmentPartScope {

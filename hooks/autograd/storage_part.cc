@@ -14,7 +14,7 @@ namespace {
 
 constexpr c10::DispatchKey kStoragePart = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
-// Kernels of views call it as well, with offsets that they compute from the tensor's own.
+// Kernels of views compute offsets from the tensor's own, so their calls are not checked.
 bool IsCalledByKernel() {
   return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
 }

@@ -1,11 +1,11 @@
-// Tensors over a part of a storage that stand for tensors over all of it.
+// Marks a tensor over a part of a storage that stands for a tensor over the whole storage.
 //
-// Their storage_offset() counts from the part's first byte. An offset that a program has computed
-// for the whole storage would select other bytes, so as_strided() of such a tensor refuses an
-// explicit offset that differs from the tensor's own. Views of the tensor inherit that.
+// The tensor's storage_offset() counts from the part's first byte, so an offset that a program
+// computed for the whole storage would select other bytes. as_strided() of the tensor or its views
+// therefore throws if an explicit offset differs from the tensor's own.
 //
-// The tensors carry DispatchKey::TESTING_ONLY_GenericWrapper, which LibTorch uses in one test of
-// its own. All operators other than as_strided's skip the key, at no cost.
+// The mark is DispatchKey::TESTING_ONLY_GenericWrapper, which LibTorch uses in one of its tests.
+// Other operators skip the key at no cost.
 //
 // Thread safety: thread-safe.
 
@@ -16,7 +16,7 @@
 
 namespace pinion {
 
-// The keys that such a tensor has beside its device's.
+// Returns the dispatch keys to add to the tensor's own.
 c10::DispatchKeySet StoragePartKeys();
 
 }  // namespace pinion

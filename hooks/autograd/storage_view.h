@@ -1,4 +1,4 @@
-// A tensor over part of a storage, made without the dispatcher.
+// Views bytes of a storage as a tensor, without a call of the dispatcher.
 
 #ifndef PINION_HOOKS_AUTOGRAD_STORAGE_VIEW_H_
 #define PINION_HOOKS_AUTOGRAD_STORAGE_VIEW_H_
@@ -11,8 +11,8 @@
 
 namespace pinion {
 
-// The bytes [begin, begin + size) of `storage` as a vector of `type`, of whose size both are
-// multiples. Shares the storage; has no history.
+// Returns the `size_bytes` bytes from `begin_bytes` as a vector of `type`. Both must be multiples
+// of the type's size. The tensor shares the storage and has no history.
 at::Tensor ViewOfStorage(c10::Storage storage, c10::ScalarType type, uint64_t begin_bytes,
                          uint64_t size_bytes);
 

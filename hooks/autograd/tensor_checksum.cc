@@ -21,7 +21,7 @@ namespace {
 constexpr uint64_t kWordBytes = 8;
 constexpr uint64_t kChunkBytes = uint64_t{4} << 20;
 
-// Odd, without structure: those of the splitmix64 generator.
+// The odd constants of the splitmix64 generator.
 constexpr uint64_t kStep = 0x9E3779B97F4A7C15;
 constexpr uint64_t kMix1 = 0xBF58476D1CE4E5B9;
 constexpr uint64_t kMix2 = 0x94D049BB133111EB;
@@ -42,13 +42,13 @@ at::Tensor Words(const c10::Storage& storage, uint64_t begin_bytes, uint64_t siz
   return padded.view(at::kLong);
 }
 
-// x ^ (x >> bits), of unsigned words: the operators are those of signed ones.
+// x ^ (x >> bits) of unsigned words. The tensor's shift is signed, hence the mask.
 void XorShift(at::Tensor& words, int bits) {
   const uint64_t kept = ~uint64_t{0} >> bits;
   words.bitwise_xor_(words.bitwise_right_shift(bits).bitwise_and_(Signed(kept)));
 }
 
-// The sum of the words, each one mixed with its index. For one index that is a bijection.
+// Sums the words, each mixed with its index. For a fixed index the mixing is a bijection.
 at::Tensor MixedSum(const at::Tensor& words, int64_t first_index) {
   at::Tensor mixed = at::arange(first_index, first_index + words.numel(), words.options());
   mixed.mul_(Signed(kStep)).add_(words);
@@ -78,7 +78,7 @@ TensorChecksum TensorChecksum::Of(const c10::Storage& storage, const StorageExte
 }
 
 uint64_t TensorChecksum::MostBytes(size_t extents, uint64_t largest_bytes) {
-  // The mixed words, a shifted and a masked copy of them, and the padded bytes or a sum.
+  // The mixed words, a shifted and a masked copy, and the padded bytes or a sum.
   constexpr uint64_t kCopies = 4;
   const uint64_t chunk_bytes = AllocationBytes(std::min(kChunkBytes, largest_bytes));
   return extents * AllocationBytes(kWordBytes) + kCopies * chunk_bytes;

@@ -1,14 +1,14 @@
-// A checksum of bytes in device memory, computed on the device that has them.
+// Computes a checksum of device memory on the device.
 //
 //   const TensorChecksum saved = TensorChecksum::Of(storage, extent);
 //   ... the bytes leave the device and come back ...
 //   if (TensorChecksum::Of(fetched, place) != saved) ...
 //
-// Every 8 bytes are mixed with their position, and the results added up modulo 2^64. A change of
-// one byte is always found; swapped, shifted, missing or repeated ones are missed once in 2^64
-// times. Against accidents, not against attackers.
+// Each 8-byte word is mixed with its index, and the results are summed modulo 2^64. A change within
+// one word is always found. Swapped, shifted, missing or repeated words go unnoticed with a
+// probability of 2^-64. The checksum detects accidents, not attacks.
 //
-// Takes some twelve integer operators per 4 MiB, and up to 12 MiB of device memory while they run.
+// Runs some twelve integer operators per 4 MiB, which need up to 12 MiB of device memory.
 //
 // Thread safety: a value.
 
@@ -29,23 +29,23 @@ namespace pinion {
 
 class TensorChecksum {
  public:
-  TensorChecksum() = default;  // of nothing
+  TensorChecksum() = default;  // no bytes, no value
 
-  // Of the bytes [extent) of `storage`, after the current stream's present work. Does not wait for
-  // it.
+  // Computes the checksum of bytes [extent) of `storage` after the current stream's present work.
+  // Does not block the host.
   static TensorChecksum Of(const c10::Storage& storage, const StorageExtent& extent);
 
-  // Device memory that checksums of so many extents take, at most, with what computing that of the
-  // largest one takes meanwhile.
+  // Returns an upper bound of the device memory for checksums of `extents` extents, including the
+  // temporary memory for the largest one.
   static uint64_t MostBytes(size_t extents, uint64_t largest_bytes);
 
   explicit operator bool() const { return sum_.defined(); }
 
-  // Blocks the host until it is there. Must not be of nothing.
+  // Blocks the host until the checksum is computed. Throws c10::Error if there is none.
   uint64_t value() const;
 
  private:
-  at::Tensor sum_;  // of 8 bytes, on the device
+  at::Tensor sum_;  // 8 bytes, on the device
   std::optional<c10::Stream> stream_;
 };
 

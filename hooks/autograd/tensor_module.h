@@ -1,5 +1,4 @@
-// Any module that takes one tensor and returns one, as the modules of a Sequential do, whatever its
-// type; for modules that wrap one.
+// Holds any module that takes one tensor and returns one, as the modules of a Sequential do.
 //
 //   TensorModule module = torch::nn::GELU();
 //   at::Tensor y = module.forward(x);
@@ -22,8 +21,8 @@ namespace pinion {
 
 class TensorModule {
  public:
-  // Of a module holder: torch::nn::Linear, torch::nn::Sequential, what TORCH_MODULE has made. Not
-  // explicit, so that wrappers take holders.
+  // Takes a module holder: torch::nn::Linear, torch::nn::Sequential, or a TORCH_MODULE. Implicit,
+  // so that wrapping modules accept holders.
   template <typename Contained>
   TensorModule(const torch::nn::ModuleHolder<Contained>& holder)  // NOLINT(*-explicit-*)
       : module_(holder.ptr()),
@@ -34,7 +33,8 @@ class TensorModule {
   const std::shared_ptr<torch::nn::Module>& ptr() const { return module_; }
   at::Tensor forward(const at::Tensor& x) const { return forward_(*module_, x); }
 
-  // With a copy of the module; throws c10::Error if that is no torch::nn::Cloneable.
+  // Returns a TensorModule over a copy of the module. Throws c10::Error if the module is no
+  // torch::nn::Cloneable.
   TensorModule clone(const std::optional<c10::Device>& device) const {
     TensorModule copy = *this;
     copy.module_ = module_->clone(device);

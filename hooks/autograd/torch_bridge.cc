@@ -21,8 +21,8 @@
 namespace pinion {
 namespace {
 
-// LibTorch finds out anew at each call that its allocator is one of devices, which takes as long as
-// to ask that one.
+// LibTorch determines in each call whether its allocator is a device's, which takes as long as
+// reading the statistics.
 c10::DeviceAllocator& DeviceAllocatorOf(c10::DeviceType type) {
   static std::atomic<c10::DeviceAllocator*> last = nullptr;
   c10::DeviceAllocator* allocator = last.load(std::memory_order_relaxed);
@@ -88,7 +88,7 @@ AllocatorBytes AllocatorBytesOf(c10::Device device) {
                         .peak = bytes.peak,
                         .allocated = bytes.allocated,
                         .refusals = stats.num_ooms};
-  // Some count only what there is now.
+  // Some allocators count only current bytes.
   if (blocks.allocated > 0) all.frees = blocks.freed;
   return all;
 }

@@ -1,9 +1,9 @@
-// The border between LibTorch's types and errors and Pinion's.
+// Converts between LibTorch's and Pinion's types and errors.
 //
-// Device-generic: streams, allocation and cross-stream use go through c10's guard interface, so the
-// same code runs on "cuda" and on "emu".
+// Streams and allocation go through c10's device-generic interfaces, so the same code runs on
+// "cuda" and "emu".
 //
-// Thread safety: functions of their arguments and of the calling thread's current stream.
+// Thread safety: thread-safe; some functions use the calling thread's current stream.
 
 #ifndef PINION_HOOKS_AUTOGRAD_TORCH_BRIDGE_H_
 #define PINION_HOOKS_AUTOGRAD_TORCH_BRIDGE_H_
@@ -25,22 +25,22 @@
 
 namespace pinion {
 
-// Throws c10::Error with the status's text, prefixed by `doing` ("fetching a saved tensor").
-// ResourceExhausted becomes c10::OutOfMemoryError, which is what LibTorch programs catch.
+// Throws c10::Error if `status` is an error; `doing` ("fetching a saved tensor") begins the text.
+// ResourceExhausted becomes c10::OutOfMemoryError, which LibTorch programs catch.
 void ThrowIfError(const absl::Status& status, const char* doing);
 
-// "cuda" and "emu" by name, so that hooks depends on neither. InvalidArgument where LibTorch knows
-// no such type of accelerator.
+// Returns the type that has a name such as "cuda" or "emu". InvalidArgument if LibTorch knows no
+// accelerator of that name.
 absl::StatusOr<c10::DeviceType> DeviceTypeOf(const std::string& type_name);
 
-// NotFound for a number that LibTorch has no index for.
+// Returns the device. NotFound if LibTorch cannot represent the number.
 absl::StatusOr<c10::Device> NumberedDevice(c10::DeviceType type, int number);
 
 c10::Stream CurrentStream(c10::Device device);
 StreamHandle NativeStream(const c10::Stream& stream);
 
-// A stream with its native handle, which LibTorch may throw when it is asked for: destructors and
-// holders of a mutex have no need to.
+// A stream with its native handle. LibTorch may throw when the handle is requested, which
+// destructors and code under a mutex must avoid.
 struct BoundStream {
   explicit BoundStream(const c10::Stream& stream) : torch(stream), native(NativeStream(stream)) {}
 
@@ -48,31 +48,30 @@ struct BoundStream {
   StreamHandle native;
 };
 
-// Uninitialised device memory on `stream`. Throws c10::OutOfMemoryError, as LibTorch's allocators
-// do.
+// Returns uninitialised device memory on `stream`. Throws c10::OutOfMemoryError.
 c10::Storage AllocateStorage(const c10::Stream& stream, uint64_t size_bytes);
 
-// What LibTorch's allocator of the device has given out. Its type's allocator has to tell
-// (TellsAllocatedBytes).
+// Bytes and counters of the device's LibTorch allocator. All but `current` start anew when the user
+// resets the statistics. Requires TellsAllocatedBytes(type).
 struct AllocatorBytes {
   int64_t current = 0;
-  int64_t peak = 0;       // since the user has reset it
-  int64_t allocated = 0;  // from the start, whatever was freed since
-  int64_t refusals = 0;   // from the start: it had no room
-  // How often something was freed, from the start or since the user has reset it; nothing where the
-  // allocator does not count that.
+  int64_t peak = 0;
+  int64_t allocated = 0;  // total of all allocations, freed or not
+  int64_t refusals = 0;   // out-of-memory errors
+  // Number of frees. Nothing if the allocator does not count them.
   std::optional<int64_t> frees = std::nullopt;
 };
 AllocatorBytes AllocatorBytesOf(c10::Device device);
 int64_t AllocatedBytes(c10::Device device);
 bool TellsAllocatedBytes(c10::DeviceType type);
-// How often the device's allocator had to give its cache back, for which the host waits, before it
-// could allocate; 0 where it does not tell.
+// Returns how often the allocator emptied its cache, which blocks the host, to serve an allocation.
+// Returns 0 if the allocator does not count that.
 int64_t AllocationRetries(c10::Device device);
 
-// Tells the framework that `stream` uses the storage too (tensor.record_stream).
+// Records that `stream` uses the storage too (tensor.record_stream).
 void RecordOnStream(const c10::Storage& storage, const c10::Stream& stream);
-// The same. False where it fails: the next call to the device does for the same reason.
+// Like RecordOnStream, but returns false on failure. The next device call fails for the same
+// reason.
 bool TryRecordOnStream(const c10::Storage& storage, const c10::Stream& stream);
 
 // The bytes [begin, end) of its storage that a strided tensor can touch.
@@ -86,21 +85,19 @@ struct StorageExtent {
 };
 StorageExtent ExtentOf(const at::Tensor& tensor);
 
-// Whether a TensorImpl over a storage is all that the tensor is, so that another TensorImpl can
-// stand for it. Wrappers are not plain (functorch's, functionalization's, Python's subclasses with
-// __torch_dispatch__, fake tensors), nor are nested, sparse and quantized tensors: they copy
-// themselves in ways of their own.
+// Returns whether the tensor is no more than a TensorImpl over a storage, so that another
+// TensorImpl can replace it. Nested, sparse and quantized tensors and wrappers (functorch,
+// functionalization, __torch_dispatch__ subclasses, fake tensors) are not plain.
 bool IsPlainTensor(const at::TensorBase& tensor);
 
-// A TensorImpl of Pinion's that is copied in another way than LibTorch's, and else the same: its
-// tensors are plain.
+// Base of Pinion's own TensorImpls, whose tensors count as plain although they copy differently.
 class PlainTensorImpl : public c10::TensorImpl {
  public:
   using TensorImpl::TensorImpl;
 };
 
-// A copy of the tensor's handle without its autograd history; storage and version counter are
-// shared. Does not dispatch, unless Python wraps the tensor.
+// Returns a handle that shares storage and version counter but has no autograd history. Does not
+// dispatch, unless Python wraps the tensor.
 at::Tensor DetachedAlias(const at::Tensor& tensor);
 
 }  // namespace pinion

@@ -1,5 +1,5 @@
-// Whether the LibTorch that is loaded is the one whose headers Pinion was compiled with. A shared
-// library that a program loads beside another release would find its classes laid out differently.
+// Checks that the loaded LibTorch is the one that Pinion was compiled with. With another release,
+// classes would have another layout.
 //
 //   PINION_RETURN_IF_ERROR(CheckTorchVersion(aoti_torch_abi_version()));
 //
@@ -14,7 +14,8 @@
 
 namespace pinion {
 
-// `loaded` as TORCH_ABI_VERSION counts. FailedPrecondition names both releases if it is another.
+// `loaded` is encoded as TORCH_ABI_VERSION. FailedPrecondition, naming both releases, if they
+// differ.
 absl::Status CheckTorchVersion(uint64_t loaded);
 
 }  // namespace pinion
