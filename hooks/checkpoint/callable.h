@@ -1,9 +1,9 @@
-// Refuses functions that a program gives and that cannot be called: an empty std::function, a null
-// pointer to a function, an empty module holder, or a reference (std::ref) to one of these.
+// Rejects a function that cannot be called: an empty std::function, a null function pointer, an
+// empty module holder, or a std::ref to one of these.
 //
 //   CheckCallable(segment, "the segment of checkpoint()");
 //
-// Thread safety: functions of their arguments.
+// Thread safety: thread-safe.
 
 #ifndef PINION_HOOKS_CHECKPOINT_CALLABLE_H_
 #define PINION_HOOKS_CHECKPOINT_CALLABLE_H_
@@ -28,7 +28,7 @@ bool IsCallable(const std::reference_wrapper<Function>& function) {
   return IsCallable(function.get());
 }
 
-// Throws c10::Error that begins with `name`.
+// Throws c10::Error with a text that begins with `name` if `function` is empty.
 template <typename Function>
 void CheckCallable(const Function& function, const char* name) {
   TORCH_CHECK(IsCallable(function), name, " is empty: give a function or a module to call");

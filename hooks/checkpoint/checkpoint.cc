@@ -14,7 +14,7 @@
 namespace pinion::checkpoint_internal {
 namespace {
 
-// The one device, beside the CPU, that the inputs are on.
+// Returns the only device other than the CPU that inputs are on, or nothing.
 std::optional<c10::Device> DeviceOf(const std::vector<at::Tensor>& inputs) {
   std::optional<c10::Device> device;
   for (const at::Tensor& input : inputs) {
@@ -29,10 +29,10 @@ std::optional<c10::Device> DeviceOf(const std::vector<at::Tensor>& inputs) {
 
 struct ForwardScope::State {
   State(const CheckpointOptions& options, const std::vector<at::Tensor>& inputs, RunAgain again) {
-    // What has none cannot be kept, and is a checkpoint of its own in any case.
+    // A planned segment must have one device. Others are checkpoints of their own.
     const std::optional<c10::Device> device = options.if_planned ? DeviceOf(inputs) : std::nullopt;
     if (device.has_value()) {
-      if (CheckpointedSegment::RunsPlanned()) return;  // part of what is computed again as a whole
+      if (CheckpointedSegment::RunsPlanned()) return;  // part of the enclosing recomputation
       const std::optional<uint32_t> ordinal = KeepSegment({.device = *device, .inputs = inputs});
       if (ordinal.has_value()) {
         part.emplace(SegmentPart{.device = *device, .ordinal = *ordinal, .packer = ActivePacker()});
@@ -40,15 +40,15 @@ struct ForwardScope::State {
       }
     }
     segment = std::make_shared<CheckpointedSegment>(options, inputs, std::move(again));
-    CheckpointedSegment::StopTheOneAround();  // its inputs may be the last that is needed
+    CheckpointedSegment::StopTheOneAround();  // the inputs may be its last needed tensors
     scope.emplace(segment->Packer());
   }
   ~State() {
     if (segment != nullptr) segment->EndForward();
   }
 
-  // Where the segment is kept; or else where it is computed again, but for those that are inside of
-  // another one.
+  // `part` is set if the segment is kept, `segment` and `scope` if it is recomputed by itself, none
+  // if an enclosing planned segment recomputes it.
   std::optional<SegmentPartScope> part;
   std::shared_ptr<CheckpointedSegment> segment;
   std::optional<SavedTensorScope> scope;

@@ -1,56 +1,49 @@
-// Activation checkpointing for LibTorch: torch.utils.checkpoint, the variant without reentrant
-// autograd (use_reentrant=False).
+// Activation checkpointing for LibTorch: torch.utils.checkpoint with use_reentrant=False.
 //
 //   at::Tensor y = pinion::checkpoint(segment, x, mask);
 //   at::Tensor z = pinion::checkpoint(pinion::CheckpointOptions{.early_stop = false}, segment, x);
 //   at::Tensor w = pinion::checkpoint(pinion::CheckpointOptions{.if_planned = true}, segment, x);
 //
-// What autograd would save while `segment(x, mask)` runs is not kept. The first node of a backward
-// that needs any of it runs the segment again, once for that backward, and each tensor goes as soon
-// as it is read. Gradients have the bits that they have without, if the segment does the same each
-// time. With CheckpointOptions::if_planned a session's plan may keep the segment instead.
-// checkpoint_module.h has checkpoint_sequential and a module, nn::Checkpoint.
+// Tensors that autograd saves in `segment(x, mask)` are not kept. The first node of a backward that
+// needs one runs the segment again, once per backward, and each tensor is freed after it is read.
+// Gradients are bit-identical if the segment is deterministic. With if_planned a session's plan may
+// keep the segment instead. checkpoint_module.h has checkpoint_sequential and nn::Checkpoint.
 //
-// Inputs: tensors among the inputs, those inside of vectors, optionals, pairs, tuples and arrays
-// included, are saved as an operator saves its own, by whoever packs saved tensors around the
-// checkpoint: inside an OffloadScope (offload_session.h) they wait in host memory. All other inputs
-// are copied and kept, as is the segment itself, so what they refer to has to outlive the graph:
-// capture modules by their holders. A tensor inside of any other value, or captured by the segment,
-// stays on the device with its history, and nobody checks whether it was changed in place.
+// Inputs: tensors among the inputs are saved as an operator saves its inputs, also those in
+// vectors, optionals, pairs, tuples and arrays. Inside an OffloadScope (offload_session.h) they can
+// be offloaded. Other inputs and the segment itself are copied and live as long as the graph, so
+// capture modules by their holders. A tensor inside any other value, or captured by the segment,
+// stays on the device with its history, and in-place changes of it are not detected.
 //
-// When it is computed again the segment gets its inputs without their history, each requiring a
-// gradient, and being a leaf or none, as it did and was. Each run has its own copy of the segment,
-// as it was before forward: pass std::ref(segment) to share what it changes in itself.
+// A recomputation gets the inputs without their history. They require gradients, and are leaves,
+// exactly if they did and were in forward. Each run uses a new copy of the segment as it was before
+// forward. Pass std::ref(segment) to share its state.
 //
-// Restored while the segment is computed again: autocast, the current streams of all devices and
-// the current device, and random numbers (CheckpointOptions). Not restored: weights that the
-// segment refers to and that were changed meanwhile, which autograd would refuse without a
-// checkpoint.
+// A recomputation restores autocast, the current device, the current streams of all devices, and
+// random number generators (CheckpointOptions). It does not restore weights that were changed after
+// forward; without a checkpoint autograd would report such a change.
 //
-// Nests: an inner checkpoint's inputs are saved to the outer one, so a backward computes the outer
-// segment again first. SavedTensorScopes that the segment opens, an OffloadScope among them, keep
-// what is saved in them. With gradients switched off (NoGradGuard) a checkpoint does nothing.
+// Nesting: the outer checkpoint saves an inner one's inputs, so a backward first recomputes the
+// outer segment. A SavedTensorScope or OffloadScope inside the segment keeps what is saved in it.
+// With gradients switched off (NoGradGuard) a checkpoint has no effect.
 //
-// Errors, besides what the segment throws, are c10::Error:
+// Errors of the segment pass through. Others are c10::Error:
 //   - in forward: the segment is an empty function or module,
-//   - in forward, and in a backward that needs a segment: the message of DisableSavedTensorsHooks
-//     (saved_tensors_hooks.h),
-//   - in backward: the segment saved other tensors the second time (number, shape, dtype or
-//     device), one backward reads a saved tensor twice, or a tensor was changed in place.
+//   - in forward, and in a backward that needs a segment: the message of a DisableSavedTensorsHooks
+//     around it (saved_tensors_hooks.h),
+//   - in backward: the recomputation saved other tensors (number, shape, dtype or device), one
+//     backward reads a saved tensor twice, or a tensor was changed in place.
 //
-// Thread safety: as autograd's. Generators of random numbers belong to the process, so the segments
-// of the process that preserve them (CheckpointOptions::preserve_rng_state) are computed again one
-// at a time. A thread that draws random numbers of its own meanwhile draws some that forward has
-// drawn, and its generator is set back afterwards. Such a segment waits for ever
-//   - where it waits for another thread that has to compute a segment again first (a barrier, or a
-//     collective among the threads of a process);
-//   - where it needs a lock that a thread holds which waits to compute a segment again: Python's
-//     GIL, if backward was called with it;
-//   - where it calls backward within itself, and that backward reads inner segments on another
-//     thread: a worker of another device, or the CPU's (and autograd goes to another thread itself
-//     when backwards are nested more than 60 deep).
-// Without preserve_rng_state segments wait for nobody but the same segment, and those of several
-// devices are computed again at the same time.
+// Thread safety: as autograd's. Random number generators belong to the process, so segments with
+// preserve_rng_state are recomputed one at a time. Another thread that uses a generator meanwhile
+// repeats forward's random numbers, and its draws are undone afterwards. Such a segment deadlocks
+//   - if it waits for another thread that must first recompute a segment (a barrier, or a
+//     collective among threads of the process);
+//   - if it needs a lock whose owner waits to recompute a segment: Python's GIL, if backward was
+//     called with it;
+//   - if it calls a backward that reads inner segments on another thread: a worker of another
+//     device or of the CPU (autograd also changes threads at 60 nested backwards).
+// Without preserve_rng_state only recomputations of the same segment wait for each other.
 
 #ifndef PINION_HOOKS_CHECKPOINT_CHECKPOINT_H_
 #define PINION_HOOKS_CHECKPOINT_CHECKPOINT_H_
@@ -74,10 +67,11 @@
 namespace pinion {
 namespace checkpoint_internal {
 
+// Runs a segment again on its unpacked inputs.
 using RunAgain = std::function<void(const std::vector<at::Tensor>& inputs)>;
 
-// While it lives, what autograd saves on this thread is left to `again` to compute, unless a plan
-// keeps it (CheckpointOptions::if_planned).
+// Makes autograd save handles that `again` recomputes, unless a plan keeps the segment
+// (CheckpointOptions::if_planned).
 class [[nodiscard]] ForwardScope {
  public:
   [[nodiscard]] ForwardScope(const CheckpointOptions& options,
@@ -91,7 +85,7 @@ class [[nodiscard]] ForwardScope {
   const std::unique_ptr<State> state_;
 };
 
-// Calls `use` with each tensor in a value, in order.
+// Calls `use` with each tensor in a value, in order. Containers nest.
 template <typename Use>
 class ForEachTensor {
  public:
@@ -126,7 +120,7 @@ class ForEachTensor {
   const Use use_;
 };
 
-// `values` are the inputs, with nothing in the place of tensors.
+// Returns a function that runs `segment`. `values` are the inputs with undefined tensors in them.
 template <typename Segment, typename Values>
 RunAgain Again(Segment segment, Values values) {
   return [segment = std::move(segment),
@@ -147,7 +141,7 @@ concept TakesCopiesOf = std::is_invocable_v<CopyOf<Segment>, CopyOf<Inputs>...>;
 
 }  // namespace checkpoint_internal
 
-// Returns what `segment(inputs...)` returns; throws what that throws.
+// Runs `segment(inputs...)` as a checkpoint and returns its result.
 template <typename Segment, typename... Inputs>
 requires checkpoint_internal::TakesCopiesOf<Segment, Inputs...>
 auto checkpoint(const CheckpointOptions& options, Segment&& segment, Inputs&&... inputs) {
@@ -162,7 +156,7 @@ auto checkpoint(const CheckpointOptions& options, Segment&& segment, Inputs&&...
   }).In(others);
   const checkpoint_internal::ForwardScope scope(options, tensors,
                                                 checkpoint_internal::Again(run, std::move(others)));
-  tensors.clear();  // the segment may let go of its inputs
+  tensors.clear();  // the segment may release its inputs
   return std::apply(run, values);
 }
 

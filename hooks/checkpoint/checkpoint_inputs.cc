@@ -12,8 +12,8 @@
 namespace pinion {
 namespace {
 
-// Where gradients of inputs end that have a history, so that they are no leaves: a segment may
-// change those in place.
+// The grad_fn of inputs that had a history in forward. Such inputs must not be leaves, because a
+// segment may change them in place.
 class EndOfSegment : public torch::autograd::Node {
  public:
   EndOfSegment() : Node(/*sequence_nr=*/0) {}
@@ -36,7 +36,7 @@ std::vector<at::Tensor> CheckpointInputs::Unpack() {
   const std::shared_ptr<Node> end(new EndOfSegment, torch::autograd::deleteNode);
   std::vector<at::Tensor> inputs;
   for (const torch::autograd::SavedVariable& saved : saved_) {
-    // As the backward reads, which may make a graph: what the segment computes keeps it then.
+    // Before NoGradGuard: unpack hooks must see whether this backward builds a graph.
     const at::Tensor input = saved.unpack(getptr());
     const at::NoGradGuard no_grad;
     inputs.push_back(input.defined() ? input.detach() : input);

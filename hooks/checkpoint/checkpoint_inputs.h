@@ -1,9 +1,9 @@
-// The inputs of a checkpointed segment, saved as an operator saves its arguments.
+// Saves the inputs of a checkpointed segment, as an operator saves its arguments.
 //
 //   const auto inputs = std::make_shared<CheckpointInputs>(tensors);  // packs them
 //   segment(inputs->Unpack());
 //
-// Thread safety: as torch::autograd::SavedVariable's.
+// Thread safety: that of torch::autograd::SavedVariable.
 
 #ifndef PINION_HOOKS_CHECKPOINT_CHECKPOINT_INPUTS_H_
 #define PINION_HOOKS_CHECKPOINT_CHECKPOINT_INPUTS_H_
@@ -17,7 +17,7 @@
 
 namespace pinion {
 
-// Stands in no graph. It is a node so that what saves the inputs has a number, as any operator has.
+// In no graph. A node gives the saved inputs a sequence number, like an operator's.
 class CheckpointInputs : public torch::autograd::Node {
  public:
   explicit CheckpointInputs(const std::vector<at::Tensor>& inputs);
@@ -25,7 +25,7 @@ class CheckpointInputs : public torch::autograd::Node {
   std::string name() const override { return "PinionCheckpointInputs"; }
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override;
 
-  // Returns the inputs without their history: a backward within the segment ends at them.
+  // Returns the inputs without their history, so that a backward in the segment ends at them.
   std::vector<at::Tensor> Unpack();
 
  private:

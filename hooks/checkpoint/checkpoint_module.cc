@@ -32,7 +32,7 @@ at::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, int64_t s
     const auto begin = modules->begin() + segment * length;
     Modules part(begin, is_last ? modules->end() : begin + length);
     if (is_last) return RunModules(part, std::move(x));
-    // Takes its input from the checkpoint's, so that the second module lets go of it.
+    // Moves the input out, so that it is released when the second module runs.
     const auto run = [part = std::move(part)](at::Tensor& in) mutable {
       return RunModules(part, std::move(in));
     };

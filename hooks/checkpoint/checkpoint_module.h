@@ -1,12 +1,12 @@
-// Checkpoints (checkpoint.h) for torch::nn: checkpoint_sequential, as torch.utils.checkpoint's, and
-// a module that checkpoints another one.
+// Checkpoints (checkpoint.h) for torch::nn: checkpoint_sequential of torch.utils.checkpoint, and a
+// module that checkpoints another module.
 //
 //   torch::nn::Sequential model(pinion::nn::Checkpoint(Block(64)),
 //                               pinion::nn::Checkpoint(Block(64)),
 //                               torch::nn::Linear(64, 10));
 //   at::Tensor y = pinion::checkpoint_sequential(layers, /*segments=*/4, x);
 //
-// Thread safety, errors: as checkpoint()'s.
+// Thread safety, errors: those of checkpoint().
 
 #ifndef PINION_HOOKS_CHECKPOINT_CHECKPOINT_MODULE_H_
 #define PINION_HOOKS_CHECKPOINT_CHECKPOINT_MODULE_H_
@@ -26,15 +26,15 @@
 
 namespace pinion {
 
-// The modules one after the other, in `segments` segments of equal length: each but the last, which
-// backward needs at once, is a checkpoint. The last one takes what is over. Each module takes a
-// tensor and returns one. Throws c10::Error unless there is a module for each segment.
+// Runs the modules as `segments` segments of equal length; the last one takes the remainder. Each
+// is a checkpoint except the last, which backward needs first. Each module takes a tensor and
+// returns one. Throws c10::Error unless 1 <= segments <= modules->size().
 at::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, int64_t segments,
                                  const at::Tensor& input, const CheckpointOptions& options = {});
 
 namespace nn {
 
-// `module`, which takes a tensor and returns one, as a checkpoint. It may be a Sequential. Its
+// Runs `module` as a checkpoint. It takes a tensor and returns one; it may be a Sequential. Its
 // parameters' names begin with "module.".
 class CheckpointImpl : public torch::nn::Module {
  public:

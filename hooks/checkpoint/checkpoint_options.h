@@ -3,33 +3,32 @@
 
 namespace pinion {
 
-// What is compared of a tensor that was saved and the one that was computed again in its place.
-// How many tensors there are is always compared.
+// What is compared between a saved tensor and its recomputation. The number of tensors is always
+// compared.
 enum class DeterminismCheck {
   kDefault,  // shape, dtype and device
   kNone,
 };
 
-// The names and defaults are those of torch.utils.checkpoint, which has no `if_planned`.
+// Names and defaults are those of torch.utils.checkpoint. `if_planned` is Pinion's.
 struct CheckpointOptions {
-  // Computes again with the random numbers of forward: those of the generators of the CPU, of the
-  // device that is current in forward and of the inputs' devices. A segment that draws on yet
-  // another device draws other numbers there.
+  // Recomputes with forward's random numbers. Covers the generators of the CPU, of the device that
+  // was current in forward, and of the inputs' devices. Random numbers of other devices differ.
   bool preserve_rng_state = true;
-  // Stops a segment that is computed again before the first kernel that backward does not need.
-  // Without it the whole segment runs, with all that it does beside computing (it may print, or
-  // update running statistics).
+  // Stops a recomputation before the first kernel that backward does not need. With false the whole
+  // segment runs, with its side effects (output, running statistics).
   bool early_stop = true;
   DeterminismCheck determinism_check = DeterminismCheck::kDefault;
-  // Within an OffloadScope whose session has a memory target in bytes: the plan decides whether
-  // this segment is computed again, or keeps what it saves, which may be offloaded then as without
-  // a checkpoint. With OffloadOptions::kAutoTarget, which asks for memory that costs no time, it is
-  // kept. It is computed again where no plan decides: without a scope, in a scope by windows, and
-  // where its input tensors are on several devices or all on the CPU. What a planned segment saves
-  // has to be on the device of its inputs, and what it reads among them: a large tensor that it
-  // captures stays on the device while it waits to be computed again, and no plan knows.
-  // Planned segments may stand inside of one another, which gives the plan a choice: the whole, or
-  // some parts. Where the whole is computed again, its parts are nothing of their own.
+  // Lets the plan of an enclosing OffloadScope decide, if its session has a memory target in bytes.
+  // The plan recomputes the segment, or keeps what it saves, which can then be offloaded. A session
+  // with OffloadOptions::kAutoTarget keeps the segment. Without a scope or a memory target, or if
+  // the input tensors are on several devices or all on the CPU, the segment is recomputed.
+  //
+  // All tensors that a planned segment saves must be on the device of its inputs. Pass all tensors
+  // that it reads as inputs: a captured tensor stays on the device, and the plan ignores it.
+  //
+  // Nested planned segments let the plan recompute the whole or only parts. Parts of a recomputed
+  // whole are no checkpoints of their own.
   bool if_planned = false;
 };
 

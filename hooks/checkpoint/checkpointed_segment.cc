@@ -26,8 +26,8 @@
 namespace pinion {
 namespace {
 
-// Ends a segment that has computed all that is needed again. It may reach ComputeAgain() as another
-// exception: the segment may run in an interpreter that has its own.
+// Ends a recomputation early. ComputeAgain() may see another exception type if the segment runs in
+// an interpreter that converts exceptions.
 class NothingMoreIsNeeded : public std::exception {
  public:
   const char* what() const noexcept override {
@@ -36,10 +36,10 @@ class NothingMoreIsNeeded : public std::exception {
   }
 };
 
-// The turn to set the generators that the process shares. Not a lock that guards data: a segment
-// runs meanwhile, and inner ones on the same thread.
+// Orders recomputations that set the process's random number generators. Recursive, because inner
+// segments run on the same thread while it is held.
 std::recursive_mutex& TheTurn() {
-  // Leaked: graphs may be read by static destructors.
+  // Leaked: static destructors may read graphs.
   static auto* const turn = new std::recursive_mutex;
   return *turn;
 }
@@ -49,7 +49,7 @@ std::optional<c10::Stream> StreamOf(const at::Tensor& tensor) {
   return CurrentStream(tensor.device());
 }
 
-// `stream` may read `tensor`, which was computed on `made_on`.
+// Makes `stream` wait until `tensor` is computed on `made_on`.
 void WaitFor(const at::Tensor& tensor, const c10::Stream& made_on, const c10::Stream& stream) {
   if (made_on == stream) return;
   if (kComputedOnOtherStream.enabled()) {
@@ -62,12 +62,12 @@ void WaitFor(const at::Tensor& tensor, const c10::Stream& made_on, const c10::St
 
 }  // namespace
 
-// What one backward has of the segment. Guarded by the segment's mu_.
+// One backward's recomputation of the segment. Guarded by the segment's mu_.
 struct CheckpointedSegment::Recomputation {
   std::vector<Again> tensors;  // by number
-  size_t saved = 0;            // how many the segment has saved until now
-  NodeId last_saver;           // whose operator saved the last one
-  bool forward_ended = true;   // when it began: a backward in forward computes what came before it
+  size_t saved = 0;            // tensors that the run has saved
+  NodeId last_saver;           // the node that saved the last one
+  bool forward_ended = true;   // at its start: a backward in forward covers only earlier tensors
   bool stopped = false;
 };
 
@@ -124,7 +124,7 @@ class CheckpointedSegment::CollectingPacker : public Packing {
 
 CheckpointedSegment::Description CheckpointedSegment::Description::Of(const at::Tensor& tensor) {
   Description description = {.sizes = {}, .dtype = tensor.scalar_type(), .device = tensor.device()};
-  if (!tensor.is_nested()) description.sizes = tensor.sizes();  // which has one size a piece
+  if (!tensor.is_nested()) description.sizes = tensor.sizes();  // nested tensors have no sizes
   return description;
 }
 
@@ -174,7 +174,7 @@ std::unique_ptr<SavedTensor> CheckpointedSegment::Save(const at::Tensor& tensor)
 std::unique_ptr<SavedTensor> CheckpointedSegment::Collect(const at::Tensor& tensor,
                                                           const NodeId& node,
                                                           Recomputation& recomputation) {
-  // Backwards within the segment need it as well.
+  // A second reference: a backward inside the segment also reads the tensor.
   std::unique_ptr<SavedTensor> kept = KeepTensor(tensor);
   Again again = {KeepTensor(tensor), Description::Of(tensor), StreamOf(tensor)};
   MutexLock lock(mu_);
@@ -189,7 +189,7 @@ std::unique_ptr<SavedTensor> CheckpointedSegment::Collect(const at::Tensor& tens
 void CheckpointedSegment::StopIfDone(const c10::FunctionSchema* op, Recomputation& recomputation) {
   MutexLock lock(mu_);
   if (!options_.early_stop || recomputation.saved < recomputation.tensors.size()) return;
-  // A kernel may write what its operator has just saved: the noise of rrelu, for example.
+  // A kernel may write tensors that its operator has just saved, such as the noise of rrelu.
   const bool may_write = op != nullptr && op->is_mutable();
   if (may_write && !HasReturned(recomputation.last_saver, CurrentNode())) return;
   recomputation.stopped = true;
@@ -201,7 +201,7 @@ at::Tensor CheckpointedSegment::Read(size_t number) {
   std::shared_ptr<Recomputation> recomputation = Find(backward);
   if (recomputation == nullptr) {
     const std::lock_guard<std::recursive_mutex> computing(computing_);
-    recomputation = Find(backward);  // perhaps another thread's, meanwhile
+    recomputation = Find(backward);  // another thread may have been first
     if (recomputation == nullptr) recomputation = ComputeAgain();
   }
   Again again;
@@ -224,7 +224,7 @@ at::Tensor CheckpointedSegment::Read(size_t number) {
 }
 
 void CheckpointedSegment::Forget(size_t number) {
-  std::vector<Again> gone;  // after mu_
+  std::vector<Again> gone;  // destroyed after mu_ is unlocked
   MutexLock lock(mu_);
   saved_[number].is_needed = false;
   for (const auto& [backward, recomputation] : recomputations_) {
@@ -240,9 +240,9 @@ std::shared_ptr<CheckpointedSegment::Recomputation> CheckpointedSegment::Find(in
   return found == recomputations_.end() ? nullptr : found->second;
 }
 
-// Outside of a backward nobody knows when it ends: each read computes again.
+// Outside of a backward each read recomputes the segment, since no end of a backward frees it.
 std::shared_ptr<CheckpointedSegment::Recomputation> CheckpointedSegment::ComputeAgain() {
-  // What the segment behind this one has lent last; it needs no memory any more.
+  // Releases aliases of the later segment's tensors, which are not needed.
   SettleLoans();
   const auto recomputation = std::make_shared<Recomputation>();
   {
@@ -252,8 +252,8 @@ std::shared_ptr<CheckpointedSegment::Recomputation> CheckpointedSegment::Compute
   }
   {
     const ForwardState::Place place(forward_);
-    const std::vector<at::Tensor> inputs = inputs_->Unpack();  // an outer segment runs here
-    // The last lock that is taken, so that whoever waits for it holds up nobody who has it.
+    const std::vector<at::Tensor> inputs = inputs_->Unpack();  // may recompute an outer segment
+    // Locked last, so that a thread that waits here does not block the lock's owner.
     std::unique_lock<std::recursive_mutex> turn(TheTurn(), std::defer_lock);
     if (forward_.has_generators()) turn.lock();
     const ForwardState::Mode mode(forward_);
@@ -279,7 +279,7 @@ std::shared_ptr<CheckpointedSegment::Recomputation> CheckpointedSegment::Compute
   AtEndOfBackward([weak = weak_from_this(), backward] {
     const std::shared_ptr<CheckpointedSegment> self = weak.lock();
     if (self == nullptr) return;
-    std::shared_ptr<Recomputation> gone;  // after mu_
+    std::shared_ptr<Recomputation> gone;  // destroyed after mu_ is unlocked
     MutexLock lock(self->mu_);
     const auto found = self->recomputations_.find(backward);
     gone = std::move(found->second);
@@ -291,8 +291,8 @@ std::shared_ptr<CheckpointedSegment::Recomputation> CheckpointedSegment::Compute
 void CheckpointedSegment::Check(const Recomputation& recomputation) {
   MutexLock lock(mu_);
   const size_t expected = recomputation.tensors.size();
-  // Whoever was stopped has saved what is needed. What a segment saves behind a backward of its own
-  // that reads it is not there in forward.
+  // A stopped run has saved all needed tensors. A run during forward also saves tensors that
+  // forward has not reached.
   const bool may_save_more = recomputation.stopped || !recomputation.forward_ended;
   TORCH_CHECK(recomputation.saved <= expected || may_save_more,
               "pinion::checkpoint: the segment saves more tensors when it is computed again, ",

@@ -1,16 +1,15 @@
-// A segment of forward whose saved tensors are computed again: what checkpoint() leaves behind in
-// the graph.
+// The graph's side of checkpoint(): a segment of forward whose saved tensors are recomputed.
 //
-// In forward the segment counts what autograd saves and keeps shapes alone. Each place in the graph
-// holds a handle, {segment, number}. The first handle that a backward unpacks runs the segment
-// again under a packer that puts each tensor into its place, by the order in which they are saved.
+// In forward, autograd saves a handle {segment, number} for each tensor, and the segment stores the
+// tensor's shape. The first handle that a backward unpacks runs the segment again. A packer then
+// matches tensors to numbers by the order in which they are saved.
 //
-// Ownership: the handles own the segment; the segment owns the saved inputs and what was computed
-// again. Tensors that one backward computed again and did not read go when it ends.
+// Ownership: handles own the segment; the segment owns saved inputs and recomputed tensors. A
+// backward's unread recomputed tensors are freed when it ends.
 //
-// Thread safety: thread-safe, since a backward reads from a thread for each device. One thread at a
-// time computes a segment again, and one of the process where that sets generators of random
-// numbers; mu_ is not held meanwhile.
+// Thread safety: thread-safe, since a backward has a thread per device. One thread at a time
+// recomputes a segment. Of segments that set random number generators, one is recomputed at a time
+// in the process. mu_ is not held during a recomputation.
 
 #ifndef PINION_HOOKS_CHECKPOINT_CHECKPOINTED_SEGMENT_H_
 #define PINION_HOOKS_CHECKPOINT_CHECKPOINTED_SEGMENT_H_
@@ -43,36 +42,36 @@
 
 namespace pinion {
 
-// A node that reads on another stream than the segment was computed on again.
+// The wait of a stream that reads a tensor which was recomputed on another stream.
 inline constexpr WaitSite kComputedOnOtherStream("kComputedOnOtherStream", kHooksWaits);
 
 class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegment> {
  public:
   using Run = std::function<void(const std::vector<at::Tensor>& inputs)>;
 
-  // Saves the inputs to the scopes that are open.
+  // Saves the inputs to the open scopes.
   CheckpointedSegment(const CheckpointOptions& options, const std::vector<at::Tensor>& inputs,
                       Run run);
   ~CheckpointedSegment();
 
-  // Whether the innermost segment that the calling thread runs, for the first time or again, is one
-  // that a plan may decide on (CheckpointOptions::if_planned).
+  // Returns whether the calling thread's innermost running segment has
+  // CheckpointOptions::if_planned.
   static bool RunsPlanned();
 
-  // If the calling thread computes a segment again and has saved all that is needed of it, ends
-  // that by an exception. Between two operators.
+  // Throws to end a recomputation on the calling thread that has saved all needed tensors. Call it
+  // between two operators.
   static void StopTheOneAround();
 
-  // Of the segment's forward.
+  // Returns the packer for the segment's forward.
   std::shared_ptr<SavedTensorPacker> Packer();
-  // That forward has returned, or thrown: nothing more will be saved.
+  // Marks the end of forward, by return or exception. Nothing is saved after it.
   void EndForward();
 
  private:
-  class Handle;            // in the graph, in the place of a tensor
-  class Packing;           // of a run of the segment:
-  class ForwardPacker;     // leaves handles
-  class CollectingPacker;  // fills places
+  class Handle;            // replaces a saved tensor in the graph
+  class Packing;           // base of the packers below
+  class ForwardPacker;     // saves handles
+  class CollectingPacker;  // collects recomputed tensors
   struct Recomputation;
 
   struct Description {
@@ -88,7 +87,7 @@ class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegm
     Description description;
     bool is_needed = true;  // its handle is alive
   };
-  // Computed again, and not read yet.
+  // A recomputed tensor that has not been read.
   struct Again {
     std::unique_ptr<SavedTensor> kept;
     std::optional<Description> description;
@@ -98,8 +97,8 @@ class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegm
   std::unique_ptr<SavedTensor> Save(const at::Tensor& tensor);
   std::unique_ptr<SavedTensor> Collect(const at::Tensor& tensor, const NodeId& node,
                                        Recomputation& recomputation);
-  // Ends the run of the segment, by an exception, if all that is needed has been saved. The kernel
-  // of `op` is next; null: none is.
+  // Throws to end the recomputation if all needed tensors are saved. `op` is the operator whose
+  // kernel runs next, or null.
   void StopIfDone(const c10::FunctionSchema* op, Recomputation& recomputation);
   at::Tensor Read(size_t number);
   void Forget(size_t number);
@@ -113,13 +112,13 @@ class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegm
   const Run run_;
   const std::shared_ptr<CheckpointInputs> inputs_;
 
-  // Held while the segment is computed again; a backward within it may do so on the same thread.
+  // Held during a recomputation. Recursive, since a backward inside it may recompute the segment.
   std::recursive_mutex computing_;
 
   Mutex mu_;
   bool forward_ended_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<Saved> saved_ ABSL_GUARDED_BY(mu_);
-  // By backward, those that run.
+  // By id of the running backward.
   absl::flat_hash_map<int64_t, std::shared_ptr<Recomputation>> recomputations_ ABSL_GUARDED_BY(mu_);
 };
 

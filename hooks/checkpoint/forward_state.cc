@@ -18,7 +18,7 @@
 namespace pinion {
 namespace {
 
-// The type of accelerator that has devices.
+// Returns the accelerator's type if it has devices.
 std::optional<c10::DeviceType> TypeOfDevices() {
   const std::optional<c10::DeviceType> type = at::accelerator::getAccelerator();
   if (!type.has_value() || c10::impl::VirtualGuardImpl(*type).deviceCount() == 0) {
@@ -27,8 +27,7 @@ std::optional<c10::DeviceType> TypeOfDevices() {
   return type;
 }
 
-// A segment that refers to its tensors, or has them inside of other values, computes on the current
-// device.
+// Includes the current device, for segments whose tensors are captured or inside other values.
 std::vector<at::Generator> GeneratorsOf(const std::vector<at::Tensor>& inputs) {
   std::vector<at::Generator> generators = {at::detail::getDefaultCPUGenerator()};
   const auto add = [&generators](c10::Device device) {
@@ -91,7 +90,7 @@ void ForwardState::SetAutocast() const {
   at::autocast::set_autocast_cache_enabled(autocast_cache_enabled_);
 }
 
-// As a region of autocast does: casts of weights that it has cached go with the outermost one.
+// Like an autocast region: cached casts of weights are freed when the outermost one ends.
 ForwardState::Mode::Mode(const ForwardState& forward) : before_(forward.generators()) {
   at::autocast::increment_nesting();
   try {

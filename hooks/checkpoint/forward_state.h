@@ -1,13 +1,13 @@
-// What a segment finds around it when it runs: the current streams and device, autocast, and the
-// states of random generators. Noted in forward, set again where the segment is computed again.
+// Records the streams, device, autocast state and random number generators with which a segment
+// runs in forward, and restores them for a recomputation.
 //
 //   const ForwardState forward(inputs, /*preserve_rng_state=*/true);
 //   ...
-//   const ForwardState::Place place(forward);    // on whatever thread
+//   const ForwardState::Place place(forward);    // on any thread
 //   const ForwardState::Mode mode(forward);
 //
-// Thread safety: a noted state is constant. Setting it changes the calling thread's state and, of
-// the generators, the process's: one thread at a time.
+// Thread safety: immutable. A Place or Mode changes the calling thread's state. A Mode also changes
+// the process's generators: only one may exist at a time.
 
 #ifndef PINION_HOOKS_CHECKPOINT_FORWARD_STATE_H_
 #define PINION_HOOKS_CHECKPOINT_FORWARD_STATE_H_
@@ -28,15 +28,14 @@ namespace pinion {
 
 class ForwardState {
  public:
-  // Of the calling thread, and of the generators of the CPU, of the current device and of the
-  // inputs' devices.
+  // Records the calling thread's state and, with preserve_rng_state, the generators of the CPU, the
+  // current device and the inputs' devices.
   ForwardState(const std::vector<at::Tensor>& inputs, bool preserve_rng_state);
 
-  // Whether Mode sets any.
+  // Returns whether Mode sets any generators.
   bool has_generators() const { return !generators_.empty(); }
 
-  // While it lives, the streams and the device are forward's: there the inputs are known to be
-  // ready, and their memory is ordered.
+  // Makes forward's device and streams current. The inputs are ready on these streams.
   class [[nodiscard]] Place {
    public:
     [[nodiscard]] explicit Place(const ForwardState& forward)
@@ -47,7 +46,7 @@ class ForwardState {
     const c10::MultiStreamGuard streams_;
   };
 
-  // While it lives, autocast and random numbers are forward's.
+  // Restores forward's autocast state and generators, and undoes that in its destructor.
   class Mode;
 
  private:
@@ -63,12 +62,12 @@ class ForwardState {
     void Set() const;
   };
 
-  // Of the calling thread, and of those generators.
+  // Records the calling thread's state and the given generators.
   explicit ForwardState(const std::vector<at::Generator>& generators);
   std::vector<at::Generator> generators() const;
   void SetAutocast() const;
 
-  std::optional<c10::Device> device_;  // the current one; none without an accelerator
+  std::optional<c10::Device> device_;  // the current device; nothing without an accelerator
   std::vector<c10::Stream> streams_;   // of each device of the accelerator
   std::vector<Autocast> autocast_;
   bool autocast_cache_enabled_;

@@ -55,7 +55,7 @@ std::shared_ptr<SavedTensorPacker> checkpoint_internal::PackerOf(PackWithUnpack 
 struct checkpoint_internal::DisabledHooks {
   ScopeMark mark{"DisableSavedTensorsHooks"};
   const std::optional<std::string> outer_message;
-  const std::shared_ptr<DisabledHooks> outer;  // null without one
+  const std::shared_ptr<DisabledHooks> outer;  // null for the outermost
 };
 
 namespace {

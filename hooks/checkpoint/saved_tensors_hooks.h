@@ -1,4 +1,4 @@
-// A user's own saved-tensor hooks from C++, and a guard against anyone's:
+// User-defined saved-tensor hooks in C++, and a guard that forbids hooks:
 // torch.autograd.graph.saved_tensors_hooks and disable_saved_tensors_hooks.
 //
 //   {
@@ -9,11 +9,11 @@
 //   }
 //   const pinion::DisableSavedTensorsHooks off("this model counts on what it saves");
 //
-// Among these hooks, OffloadScope, checkpoint() and the hooks of Python the innermost win.
+// The innermost of these hooks, OffloadScope, checkpoint() and Python's hooks packs.
 //
-// Thread safety: each belongs to the thread that makes it, and goes with autograd to its workers;
-// hooks are called from any thread. One that ends out of order, or on another thread, is an error
-// in the log, and has no effect from then on.
+// Thread safety: a scope belongs to the thread that makes it; LibTorch carries it to its worker
+// threads. Hooks are called from any thread. A scope that ends out of order, or on another thread,
+// logs an error and has no effect from then on.
 
 #ifndef PINION_HOOKS_CHECKPOINT_SAVED_TENSORS_HOOKS_H_
 #define PINION_HOOKS_CHECKPOINT_SAVED_TENSORS_HOOKS_H_
@@ -43,18 +43,19 @@ std::shared_ptr<Function> ShareCallable(Function function, const char* name) {
   return std::make_shared<Function>(std::move(function));
 }
 
-// An open DisableSavedTensorsHooks, and those around it (saved_tensors_hooks.cc).
+// An open DisableSavedTensorsHooks (saved_tensors_hooks.cc).
 struct DisabledHooks;
 
 }  // namespace checkpoint_internal
 
-// While it lives, `pack(tensor)` is called for each tensor that autograd saves on this thread, and
-// `unpack` with what that has returned, a value of any type, whenever backward needs the tensor.
-// `pack` gets the very tensor that is saved, with its history: what it returns must not refer to
-// that, or the graph keeps itself alive (returning the tensor itself is safe). It must not change
-// the tensor, which autograd refuses with a c10::Error. `unpack` returns a tensor with the same
-// content as a new one or the same each time. Both may throw, and be called from several threads at
-// the same time. `pack` goes with the scope, `unpack` with the last graph that was made in it.
+// Calls `pack(tensor)` for each tensor that autograd saves on this thread, and `unpack` with the
+// result, of any type, when backward needs the tensor.
+//
+// `pack` gets the saved tensor with its history. Its result must not refer to the tensor, or the
+// graph keeps itself alive; returning the tensor itself is safe. `pack` must not change the tensor:
+// autograd throws c10::Error. `unpack` returns a tensor with the same content, a new one or the
+// same each time. Both may throw, and may be called by several threads at once. `pack` lives as
+// long as the scope, `unpack` as long as the last graph made in it.
 class [[nodiscard]] SavedTensorsHooks {
  public:
   template <typename Pack, typename Unpack>
@@ -78,9 +79,9 @@ class [[nodiscard]] SavedTensorsHooks {
   const SavedTensorScope scope_;
 };
 
-// While it lives, opening any hooks but NoOffloadScope on this thread throws c10::Error with
-// `message`, also in a backward that computes a checkpoint again. So does making one inside of
-// hooks. Nests: the innermost message is told.
+// Makes the opening of any hooks except NoOffloadScope throw c10::Error with `message` on this
+// thread, also in backwards that recompute a checkpoint. The constructor throws `message` inside
+// hooks. Nests: the innermost message is used.
 class [[nodiscard]] DisableSavedTensorsHooks {
  public:
   [[nodiscard]] explicit DisableSavedTensorsHooks(const std::string& message);
