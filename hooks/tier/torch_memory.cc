@@ -10,7 +10,7 @@ namespace {
 
 class TorchFramework final : public DeviceMemory::Framework {
  public:
-  // The bytes are written by copies alone, which LibTorch's copy-on-write knows nothing of.
+  // Not mutable_data(): only copies write the bytes, and LibTorch's copy-on-write must not react.
   void* data(void* owner) const override { return const_cast<void*>(Impl(owner)->data()); }
   uint64_t size_bytes(void* owner) const override { return Impl(owner)->nbytes(); }
   bool IsShared(void* owner) const override {

@@ -1,4 +1,4 @@
-// c10 storages as the host tier knows device memory.
+// Converts c10 storages to the host tier's DeviceMemory and back.
 
 #ifndef PINION_HOOKS_TIER_TORCH_MEMORY_H_
 #define PINION_HOOKS_TIER_TORCH_MEMORY_H_
@@ -9,10 +9,10 @@
 
 namespace pinion {
 
-// Takes over the reference.
+// Returns the storage as device memory. Takes over the reference.
 DeviceMemory TorchMemory(c10::Storage storage);
 
-// One more reference to what TorchMemory made. Not empty.
+// Returns another reference to the storage of a TorchMemory(). `memory` must not be empty.
 c10::Storage StorageOf(const DeviceMemory& memory);
 
 }  // namespace pinion

@@ -18,14 +18,14 @@
 namespace pinion {
 namespace {
 
-// Throws what LibTorch does where it has no such device.
+// Throws LibTorch's error if it has no such device.
 int DeviceToPinWith(c10::DeviceType type) {
   const int current = c10::impl::VirtualGuardImpl(type).getDevice().index();
   const at::AcceleratorHooksInterface* hooks = nullptr;
   try {
     hooks = &at::globalContext().getAcceleratorHooksInterface(type);
   } catch (const c10::Error&) {
-    return current;  // a backend may come without hooks: then nobody knows what is in use
+    return current;  // a backend without hooks cannot tell which devices are in use
   }
   return FirstInUse(current, hooks->deviceCount(), [hooks](int index) {
     return hooks->hasPrimaryContext(static_cast<c10::DeviceIndex>(index));

@@ -1,10 +1,8 @@
-// Where the segments behind LibTorch's pinned memory come from: the pinned source of the device
-// that LibTorch would pin through, counted as LibTorch counts.
+// Allocates the segments behind LibTorch's pinned memory, and counts them in LibTorch's HostStats.
 //
-// Pinning through a device opens a context on it, which takes hundreds of MB of its memory: a
-// process that works on cuda:3 must not open one on cuda:0. So each segment is pinned through the
-// current device if that is in use by this process, else through the first one that is, else
-// through the current one. All devices of the type can use the memory.
+// Pinning through a device opens a context on it, which takes hundreds of MB of device memory. A
+// process that works on cuda:3 must not open one on cuda:0. Each segment is therefore pinned
+// through the device of FirstInUse(). All devices of the type can use the memory.
 //
 // Thread safety: thread-safe.
 
@@ -30,18 +28,18 @@
 
 namespace pinion {
 
-// `current` if this process has a context on it, else the first device that it has one on, else
+// Returns `current` if this process has a context on it, else the first device with a context, else
 // `current`.
 int FirstInUse(int current, int device_count, const std::function<bool(int)>& in_use);
 
 class TorchPinnedSource final : public HostMemorySource {
  public:
-  // The backend's own error if it has no device.
+  // Returns the backend's error if it has no device.
   static absl::StatusOr<std::shared_ptr<TorchPinnedSource>> Create(DeviceBackend backend,
                                                                    c10::DeviceType type);
 
   std::string name() const override { return first_->name(); }
-  // Until any device has given memory that is not locked.
+  // True until any device has allocated a segment that is not page-locked.
   bool pinned() const override {
     return first_->pinned() && all_is_pinned_.load(std::memory_order_relaxed);
   }
@@ -49,8 +47,8 @@ class TorchPinnedSource final : public HostMemorySource {
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override;
   absl::Status Free(const HostSegment& segment) override;
 
-  // The fields that are about segments: allocations, allocated_bytes, the times, num_host_alloc,
-  // num_host_free and bucket_allocation.
+  // Returns the fields about segments: allocations, allocated_bytes, the times (microseconds),
+  // num_host_alloc, num_host_free and bucket_allocation. The others are zero.
   at::HostStats GetStats() const;
   void ResetAccumulatedStats();
   void ResetPeakStats();
@@ -64,7 +62,7 @@ class TorchPinnedSource final : public HostMemorySource {
   const DeviceBackend backend_;
   const c10::DeviceType type_;
   const std::shared_ptr<HostMemorySource> first_;  // of device 0
-  std::atomic<bool> all_is_pinned_ = true;         // of what was allocated
+  std::atomic<bool> all_is_pinned_ = true;         // all segments that were allocated
 
   mutable Mutex mu_;
   std::map<int, std::shared_ptr<HostMemorySource>> by_device_ ABSL_GUARDED_BY(mu_);

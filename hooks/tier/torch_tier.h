@@ -1,4 +1,4 @@
-// The process's host tier for the devices of one of LibTorch's types.
+// Returns the process's host tier for the devices of a LibTorch device type.
 
 #ifndef PINION_HOOKS_TIER_TORCH_TIER_H_
 #define PINION_HOOKS_TIER_TORCH_TIER_H_
@@ -16,12 +16,12 @@
 
 namespace pinion {
 
-// HostTier::OfProcess with a TorchPinnedSource, or with `pool`, a program's own, if that is given.
+// Returns HostTier::OfProcess with a TorchPinnedSource, or with the program's own `pool` if given.
 absl::StatusOr<std::shared_ptr<HostTier>> TorchHostTier(
     const HostTierOptions& options, const DeviceBackend& backend, c10::DeviceType type,
     std::shared_ptr<PinnedAllocator> pool = nullptr);
 
-// Unimplemented where the device's memory is the host's: a copy would take as much as leaves.
+// Returns Unimplemented if the device's memory is host memory, where offloading frees nothing.
 absl::Status CheckHasOwnMemory(const DeviceTier& tier);
 
 }  // namespace pinion
