@@ -6,7 +6,7 @@
 namespace pinion {
 namespace {
 
-// So many unused records go from thread to thread at a time.
+// Unused records that move between a thread and the shared list at a time.
 constexpr int kBatch = 64;
 
 }  // namespace
@@ -42,8 +42,8 @@ PinnedBlock HeldBlocks::LetGoThoroughly(int thread, HeldBlock& held) {
 }
 
 bool HeldBlock::IsAt(const void* data) const {
-  // Between two equal ids lies one block: none is ever used again, and a record has none while it
-  // changes.
+  // Equal ids before and after mean one block: ids are never reused, and a record that changes has
+  // none.
   const uint64_t id = id_.load(std::memory_order_acquire);
   const char* const begin = begin_.load(std::memory_order_acquire);
   const char* const end = end_.load(std::memory_order_acquire);

@@ -1,18 +1,16 @@
-// The blocks that LibTorch holds: what the contexts of its DataPtrs are.
+// Tracks the pinned blocks that LibTorch holds. The context of each DataPtr is a HeldBlock.
 //
 //   HeldBlock& held = blocks.Hold(std::move(block));  // a DataPtr's context
-//   HeldBlock* found = blocks.FindByContext(data, context);  // null: no block of these
+//   HeldBlock* found = blocks.FindByContext(data, context);  // null: not held here
 //   PinnedBlock block = blocks.LetGo(held);
 //
-// A record says by itself where its block is, and nothing else does: to hold a block and to let go
-// of it touches the record and the thread's own list of unused ones. A block is found by its
-// context at once. One that is named by an address alone, as a view that was made with from_blob()
-// names it, is looked for among all records, one by one; whoever asks makes sure first that the
-// address is of the blocks' memory (PinnedAllocator::Owns).
+// Hold and LetGo usually touch only the record and the calling thread's list of unused records.
+// FindByContext takes constant time. FindByAddress, which serves views made by from_blob(), scans
+// all records: check PinnedAllocator::Owns first.
 //
-// Thread safety: thread-safe. What is looked for must be held as long as that takes, and until it
-// is used; a use that comes later may hold back the record's next block.
-// Ownership: of blocks while they are held, and of records for ever.
+// Thread safety: thread-safe. A block that is looked up must stay held until the caller is done
+// with the result. A late Use() may delay the reuse of the record's next block.
+// Ownership: owns blocks while they are held. Records are never freed.
 
 #ifndef PINION_HOOKS_PIN_MEMORY_HELD_BLOCKS_H_
 #define PINION_HOOKS_PIN_MEMORY_HELD_BLOCKS_H_
@@ -38,16 +36,16 @@
 
 namespace pinion {
 
-// A stream that copies of a block ran on, and who can tell how far it is.
+// A stream that copied from or to a block, and the device tier that tracks its progress.
 struct StreamUse {
   BoundStream stream;
   std::shared_ptr<DeviceTier> device;
 };
 
-// How copies have used a block.
+// All uses of a block by copies.
 struct BlockUses {
   absl::InlinedVector<StreamUse, 1> streams;
-  absl::Status never_reusable;  // not OK: why
+  absl::Status never_reusable;  // an error says why the block can never be reused
 };
 
 class HeldBlocks;
@@ -56,37 +54,37 @@ class HeldBlock {
  public:
   HeldBlocks& blocks() const { return *blocks_; }
 
-  // By copies, since it was held. The thread that lets go of it.
+  // Returns whether copies have used the block since Hold. For the thread that calls LetGo.
   bool was_used() const { return used_.load(std::memory_order_relaxed); }
-  // One more use. Any thread that holds the memory.
+  // Adds a use. Any thread that holds the memory may call this.
   void Use(const c10::Stream& stream, absl::StatusOr<StreamUse> use);
-  // All uses so far, of which the record has none then. The thread that lets go of it.
+  // Returns and clears the uses. For the thread that calls LetGo.
   BlockUses TakeUses();
 
  private:
   friend class HeldBlocks;
 
   PinnedBlock block_;
-  // The block's own record is in a line that the thread writes to which allocates next to it.
+  // A copy: the block's own record shares a cache line that other threads write.
   int64_t capacity_bytes_ = 0;
   HeldBlocks* blocks_ = nullptr;
-  int thread_ = 0;             // the number of the one that held it
-  HeldBlock* next_ = nullptr;  // of the unused ones
-  // The block's id, and where it is, for whoever looks through all records; 0: unused.
+  int thread_ = 0;             // slot of the thread that called Hold
+  HeldBlock* next_ = nullptr;  // next unused record
+  // The block's id and address range, for lookups. The id of an unused record is 0.
   std::atomic<uint64_t> id_ = 0;
   std::atomic<const char*> begin_ = nullptr;
   std::atomic<const char*> end_ = nullptr;
-  // Whether an address lies in the block that is held now. Any thread.
+  // Returns whether `data` lies in the block that is held. Any thread may call this.
   bool IsAt(const void* data) const;
 
-  std::atomic<bool> used_ = false;  // that there are uses
+  std::atomic<bool> used_ = false;  // whether uses_ has any
   Mutex mu_;
   BlockUses uses_ ABSL_GUARDED_BY(mu_);
 };
 
 class HeldBlocks {
  public:
-  // `holder` is for whoever only has the record.
+  // `holder` is returned by holder(), so that a record leads to its owner.
   explicit HeldBlocks(void* holder) : holder_(holder) {}
   HeldBlocks(const HeldBlocks&) = delete;
   HeldBlocks& operator=(const HeldBlocks&) = delete;
@@ -95,12 +93,13 @@ class HeldBlocks {
 
   HeldBlock& Hold(PinnedBlock&& block);
   PinnedBlock LetGo(HeldBlock& held);
-  // The block that has the context and that `data` lies in; the block that `data` lies in.
+  // Return the record with `context` if its block contains `data`, or the record whose block
+  // contains `data`; else null.
   HeldBlock* FindByContext(const void* data, const void* context);
   HeldBlock* FindByAddress(const void* data);
 
-  // What LibTorch's statistics say of requests, and of their bytes as booked. Exact but for peaks:
-  // those of several threads are added.
+  // Requests, and their bytes including rounding. Exact, except that a peak is the sum of the
+  // threads' peaks.
   struct Stats {
     c10::CachingAllocator::Stat requests;
     c10::CachingAllocator::Stat bytes;
@@ -110,7 +109,7 @@ class HeldBlocks {
   void ResetPeaks();
 
  private:
-  // Written by one thread, but for what other threads let go of.
+  // Written by one thread, except fallen_elsewhere_.
   class Count {
    public:
     void Rise(int64_t by) {
@@ -139,8 +138,7 @@ class HeldBlocks {
     std::atomic<int64_t> fallen_elsewhere_ = 0;
   };
 
-  // Of one thread: only it uses the list. The last one is used with mu_ held, by all threads that
-  // have no number.
+  // One thread's records and counts. Threads without a slot share the last one, under mu_.
   struct alignas(128) Slot {
     HeldBlock* unused = nullptr;
     int unused_count = 0;
@@ -148,17 +146,17 @@ class HeldBlocks {
     Count bytes;
   };
 
-  // What one thread keeps of unused records.
+  // The most unused records that a thread keeps.
   static constexpr int kMostUnused = 128;
 
   HeldBlock& HoldOn(int thread, PinnedBlock& block);
   PinnedBlock LetGoOn(int thread, HeldBlock& held);
-  // With the lock: where there are no records, or too many, or all threads share the slot.
+  // Slow paths under mu_: the thread has no unused records, too many, or no slot of its own.
   HeldBlock& HoldThoroughly(int thread, PinnedBlock& block);
   PinnedBlock LetGoThoroughly(int thread, HeldBlock& held);
-  // So many records that the thread takes none of the others' for a while.
+  // Moves a batch of unused records to the slot.
   void Refill(Slot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // What one thread has let go of serves those that hold.
+  // Moves a batch of the slot's unused records to all threads.
   void HandBack(Slot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Stats SumLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -167,13 +165,13 @@ class HeldBlocks {
 
   void* const holder_;
   std::array<Slot, kThreadSlots + 1> slots_;
-  // Each twice as long as the last one, so that there are few.
+  // Chunk n has kFirstChunk << n records, so lookups visit few chunks.
   std::array<std::atomic<HeldBlock*>, 32> chunks_ = {};
 
   Mutex mu_;
-  std::vector<std::unique_ptr<HeldBlock[]>> records_ ABSL_GUARDED_BY(mu_);  // of the chunks
+  std::vector<std::unique_ptr<HeldBlock[]>> records_ ABSL_GUARDED_BY(mu_);  // memory of chunks_
   HeldBlock* unused_ ABSL_GUARDED_BY(mu_) = nullptr;
-  Stats before_reset_ ABSL_GUARDED_BY(mu_);  // what was accumulated then
+  Stats before_reset_ ABSL_GUARDED_BY(mu_);  // totals at the last ResetAccumulated
 };
 
 inline HeldBlock& HeldBlocks::Hold(PinnedBlock&& block) {

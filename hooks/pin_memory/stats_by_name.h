@@ -1,5 +1,5 @@
-// LibTorch's statistics of pinned memory under the names that torch.cuda.host_memory_stats() gives
-// them: "allocated_bytes.current", "host_alloc_time.max" (microseconds), "num_host_alloc".
+// Returns LibTorch's statistics of pinned memory under the names of torch.cuda.host_memory_stats():
+// "allocated_bytes.current", "host_alloc_time.max" (microseconds), "num_host_alloc".
 
 #ifndef PINION_HOOKS_PIN_MEMORY_STATS_BY_NAME_H_
 #define PINION_HOOKS_PIN_MEMORY_STATS_BY_NAME_H_

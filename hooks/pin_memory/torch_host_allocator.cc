@@ -45,7 +45,7 @@ namespace {
 
 class TorchHostAllocator final : public at::HostAllocator {
  public:
-  // `previous` pinned what the program has pinned so far; null: nobody did.
+  // `previous` is the allocator that it replaces, or null.
   TorchHostAllocator(std::shared_ptr<HostTier> tier, c10::DeviceType type,
                      at::HostAllocator* previous)
       : tier_(std::move(tier)),
@@ -68,7 +68,7 @@ class TorchHostAllocator final : public at::HostAllocator {
   void reset_accumulated_stats() override;
   void reset_peak_stats() override;
 
-  // CUDAGraph announces its captures. There is one pool for all: what a graph uses never returns.
+  // CUDAGraph announces captures. All graphs share one pool: their blocks are never reused.
   void begin_allocate_to_pool(c10::MempoolId_t /*pool*/,
                               std::function<bool(c10::Stream)> /*filter*/) override {
     captures_.fetch_add(1, std::memory_order_relaxed);
@@ -82,10 +82,10 @@ class TorchHostAllocator final : public at::HostAllocator {
   static void Delete(void* context);
   void Release(HeldBlock& held);
 
-  // The block is lost to this process: a child, or nearly gone.
+  // In a forked child and at process exit blocks are leaked.
   bool Abandoned() const { return ProcessIsExiting() || origin_.InForkedChild(); }
 
-  // Before any lock: another thread of the parent may have held it at the fork.
+  // Call before taking a lock: another thread of the parent may have held it at the fork.
   void ThrowInForkedChild(const char* doing) const {
     if (origin_.InForkedChild()) ThrowIfError(Refusal(), doing);
   }
@@ -93,7 +93,7 @@ class TorchHostAllocator final : public at::HostAllocator {
   absl::StatusOr<StreamUse> UseOf(const c10::Stream& stream);
 
   const std::shared_ptr<HostTier> tier_;
-  const std::shared_ptr<TorchPinnedSource> source_;  // null for a pool of the program's own
+  const std::shared_ptr<TorchPinnedSource> source_;  // null if the program provides the pool
   const c10::DeviceType type_;
   at::HostAllocator* const previous_;
   const ForkOrigin origin_;
@@ -112,7 +112,7 @@ c10::DataPtr TorchHostAllocator::allocate(size_t size_bytes) {
   if (!block.ok()) ThrowIfError(block.status(), "pinning host memory for LibTorch");
   void* const data = block->data();
   HeldBlock& held = held_.Hold(*std::move(block));
-  c10::DataPtr result(data, &held, &Delete, cpu);  // lets go of the block where the rest throws
+  c10::DataPtr result(data, &held, &Delete, cpu);  // owns the block if the rest throws
   if (captures_.load(std::memory_order_relaxed) > 0) {
     const c10::impl::VirtualGuardImpl guard(type_);
     const c10::Stream stream = guard.getStream(guard.getDevice());
@@ -128,7 +128,7 @@ void TorchHostAllocator::Delete(void* context) {
   if (!allocator->Abandoned()) allocator->Release(*held);
 }
 
-// Destructors call this: it logs what it cannot return.
+// Logs errors, since destructors call this.
 void TorchHostAllocator::Release(HeldBlock& held) {
   if (!held.was_used()) {
     held_.LetGo(held);
@@ -163,7 +163,7 @@ void TorchHostAllocator::Release(HeldBlock& held) {
 bool TorchHostAllocator::record_event(void* data, void* context, c10::Stream stream) {
   if (origin_.InForkedChild()) return false;
   HeldBlock* held = held_.FindByContext(data, context);
-  // LibTorch asks for pageable memory as well.
+  // Not found by context: pageable memory, or a view by from_blob().
   if (held == nullptr && tier_->pool().Owns(data)) held = held_.FindByAddress(data);
   if (held == nullptr) {
     return previous_ != nullptr && previous_->record_event(data, context, stream);
@@ -213,8 +213,8 @@ void TorchHostAllocator::reset_peak_stats() {
   held_.ResetPeaks();
 }
 
-// By device type. Never destroyed: LibTorch keeps the addresses for ever. No lock, which a child of
-// fork() could find taken.
+// By device type. Never destroyed, since LibTorch keeps the addresses. Atomic rather than locked,
+// because a lock could be held at a fork().
 std::atomic<TorchHostAllocator*> g_installed[c10::COMPILE_TIME_MAX_DEVICE_TYPES];
 
 std::atomic<TorchHostAllocator*>& InstalledFor(c10::DeviceType type) {
@@ -253,7 +253,7 @@ absl::Status InstallTorchHostAllocator(const AllocatorOptions& options,
   if (InstalledFor(type) != nullptr) return installed();
   HostTierOptions tier_options;
   tier_options.allocator = options;
-  tier_options.any_engine = true;  // it is asked for tickets alone
+  tier_options.any_engine = true;  // the engine only has to give tickets
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostTier> tier,
                           TorchHostTier(tier_options, backend, type));
   WatchProcess();
@@ -263,7 +263,7 @@ absl::Status InstallTorchHostAllocator(const AllocatorOptions& options,
   if (!InstalledFor(type).compare_exchange_strong(none, torch_allocator.get())) {
     return installed();
   }
-  // Above whatever a backend registers for itself, now or when it is loaded.
+  // Outranks any allocator that a backend registers, also later.
   at::setHostAllocator(type, torch_allocator.release(), /*priority=*/UINT8_MAX);
   return absl::OkStatus();
 }
