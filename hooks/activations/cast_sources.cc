@@ -21,7 +21,7 @@ bool CastNotes::IsUnchanged(const at::Tensor& parameter) const {
 
 CastNotes CastSources::Note() {
   CastNotes notes;
-  std::vector<at::Tensor> parameters;  // let go of after the lock
+  std::vector<at::Tensor> parameters;  // destroyed after the lock
   {
     MutexLock lock(mu_);
     parameters.reserve(known_.size());

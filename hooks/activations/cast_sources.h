@@ -1,9 +1,8 @@
-// The parameters that a session has seen cast, and in which of its scopes a cast is known to be
-// what another cast would make.
+// Finds saved tensors that are autocast's casts of parameters and can be recast later.
 //
-// Nobody notes a parameter's version when it is cast; it can be changed between its cast and the
-// first save of it. So versions are noted when a scope begins: a cast that was made in the scope is
-// of a parameter that has not changed since if its version is still the one that was noted.
+// A cast is recast only if the parameter has not changed since. Autograd does not record the
+// parameter's version at the cast, so a session records versions when a scope begins. A cast that
+// was made in the scope is safe if the version is still the recorded one.
 //
 // Thread safety: CastNotes is immutable, CastSources is thread-safe.
 
@@ -26,15 +25,15 @@
 
 namespace pinion {
 
-// While one exists its address is not recycled.
+// Keeps the TensorImpl's address from being recycled.
 using WeakTensorImpl = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
 
-// What the parameters were when a scope began.
+// States of parameters at the beginning of a scope.
 class CastNotes {
  public:
   void Add(const at::Tensor& parameter);
   bool Contains(const at::Tensor& parameter) const;
-  // Whether it is what it was.
+  // Returns whether the parameter's recorded state is its present one.
   bool IsUnchanged(const at::Tensor& parameter) const;
 
  private:
@@ -43,12 +42,12 @@ class CastNotes {
 
 class CastSources {
  public:
-  // Of those that are known, for a scope that begins now. Forgets those that have died.
+  // Records the states of known parameters for a scope that begins. Forgets destroyed ones.
   CastNotes Note();
 
-  // The cast that `tensor` is, or is a view of, if another one makes the same bytes; null: it is
-  // none, or nobody can tell. `notes` are from `begin`, the beginning of the scope that saves it.
-  // What is not known is from the next scope on.
+  // Returns the cast that `tensor` is, or is a view of, if recasting gives the same bytes; else
+  // null. `notes` were recorded at `begin`, when the saving scope began. A new parameter becomes
+  // known from the next scope on.
   std::unique_ptr<const ParameterCast> Find(const at::Tensor& tensor, const CastNotes& notes,
                                             const NodeId& begin);
 

@@ -25,7 +25,7 @@
 namespace pinion {
 namespace {
 
-// What a handle that was made just now counts as.
+// Returns the counter for a handle that was just created.
 uint64_t OffloadStats::*CounterOf(const StorageRecord& record)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
   if (record.live_handles > 1) return &OffloadStats::shared;
@@ -35,7 +35,7 @@ uint64_t OffloadStats::*CounterOf(const StorageRecord& record)
 
 }  // namespace
 
-// What stands in for one saved tensor in the graph.
+// Replaces a saved tensor in the graph.
 class DeviceOffloader::Handle final : public SavedTensor, public SlabObject<Handle> {
  public:
   Handle(std::shared_ptr<DeviceOffloader> owner, RecordView tensor)
@@ -64,11 +64,11 @@ class DeviceOffloader::Handle final : public SavedTensor, public SlabObject<Hand
   const RecordView& tensor() const { return tensor_; }
   const SavedView& view() const { return tensor_.view(); }
 
-  Parcel::Reader reader;  // of the record's parcel, once it has one
+  Parcel::Reader reader;  // for the record's parcel, once it has one
   std::atomic<bool> was_cast_again = false;
-  // Where steps are planned: what its only reader was given. It is freed with the handle, even if
-  // the reader is done before: what a node takes besides was recorded beside memory that stays so
-  // long.
+  // The storage that the only reader got; set with a memory target. It is freed with the handle,
+  // like the storage of a resident tensor. Freeing it earlier would make the recorded memory of the
+  // rest of the node ambiguous.
   c10::Storage fetched;
 
  private:
@@ -125,15 +125,15 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   const StorageExtent read = ExtentOf(tensor);
   const StorageExtent extent = ExtentToSave(read, storage.nbytes());
   if (extent.size_bytes() != storage.nbytes()) cast.reset();
-  // The operator reads memory that whoever holds the cast may give back at any time.
+  // Another stream may have allocated the cast; its owner may free it while the operator reads it.
   if (cast != nullptr && !TryRecordOnStream(storage, stream.torch)) cast.reset();
-  // No operator changes the weights that it saves, so they can be read before it has returned.
+  // Before the operator returns: operators do not write the weights that they save.
   TensorChecksum checksum;
   if (cast != nullptr && options_.verify) checksum = TensorChecksum::Of(storage, extent);
   RecordPtr record;
   DueRecords due;
   bool is_new = false;
-  Released released;  // let go of after the lock
+  Released released;  // freed after the lock
   const uint64_t device_bytes = state_.DeviceBytes(device_);
   if (learner_ != nullptr) learner_->NoteDeviceBytes(device_bytes);
   {
@@ -142,20 +142,20 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
     state_.books.pending.NoteSave(node);
     const uint64_t sequence = state_.CountSave();
     record = state_.books.storages.Find(storage, version, read);
-    // What it would be cast from has changed since; `tensor` still has the bytes.
+    // The record's parameter has changed and cannot be recast. `tensor` has the bytes.
     if (record != nullptr && record->IsCastAgain() && !record->cast->IsUnchanged()) record.reset();
     if (record != nullptr) {
       if (record->IsAwaited()) state_.books.pending.AwaitOperator(record, node);
       if (record->Stays()) record->NoteSaver(node, scope.id);
       state_.schedule->OnUsed(record->in_schedule.object, Use::kSaved);
-      // Backward reads it sooner than what was saved in between.
+      // Backward now reads the record before those that were saved in between.
       if (record->scope == scope.id) record->in_schedule.sequence = sequence;
       if (SavedParcel* const parcel = record->in_parcel.parcel().get()) {
         parcel->AddReaders(1);
         state_.schedule->OnSavedAgain(*parcel, record->place());
       }
     } else {
-      // EndScope would not send it on its way any more.
+      // EndScope has submitted the scope's copies and would not submit this one.
       if (scope.ended) return keep(&OffloadStats::kept_scope_ended);
       is_new = true;
       record = std::allocate_shared<StorageRecord>(SlabAllocator<StorageRecord>(), storage,
@@ -170,7 +170,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
       record->in_schedule.object = fate.object;
       if (is_leaf && !options_.offload_leaves && !fate.even_if_held) record->leaving.StayIfHeld();
       if (fate.leaves && record->cast != nullptr) {
-        record->LeaveToBeCastAgain();  // the tensor holds the source as well
+        record->LeaveToBeCastAgain();  // `tensor` also owns the source
       } else if (fate.leaves) {
         state_.books.pending.Add(record, node);
       } else {
@@ -227,13 +227,13 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   if (learner_ != nullptr) {
     learner_->EndUnobserved();
     const bool is_kept = backward != -1 && BackwardKeepsGraph();
-    // Before the plan looks at what there is. Else what nodes were lent goes with their handles.
+    // Before the schedule counts memory. Without a kept graph, Release() does this.
     if (is_kept) SettleLoans();
     const Use how = BackwardMakesGraph() ? Use::kReadIntoGraph
                     : is_kept            ? Use::kReadAndKept
                                          : Use::kRead;
     DueRecords due;
-    Released released;  // let go of after the lock
+    Released released;  // freed after the lock
     NodeId last_saver;
     const uint64_t device_bytes = state_.DeviceBytes(device_);
     learner_->NoteDeviceBytes(device_bytes);
@@ -254,8 +254,8 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   LayOutForUserCode(record, stream, returns_, bytes);
   handle.was_cast_again = bytes.cast_again;
   returns_.Prefetch(record, backward);
-  // The engine may have a tensor over memory that nobody else needs for its own, and change it. Not
-  // the memory that was saved, whoever lets go of it: other handles find it as long as it lives.
+  // Autograd may modify a fetched copy that has no other reader. It must not modify the original
+  // memory, which other handles find while it lives.
   if (bytes.is_copy && backward != -1 && !BackwardKeepsGraph()) {
     SettleLoans();
     if (bytes.storage.use_count() == 1) {
@@ -263,12 +263,12 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
       return handle.view().Over(std::move(bytes.storage), bytes.shift_bytes, bytes.keys, nullptr);
     }
   }
-  // A node that changes any other in place is found out by whoever shares it, as without offload.
+  // Other readers detect an in-place change of a shared tensor, as without offload.
   return handle.tensor().Lend(std::move(bytes.storage), bytes.shift_bytes, bytes.keys);
 }
 
 void DeviceOffloader::NoteBackward(int64_t backward) {
-  // By this thread, last: a node reads tensor after tensor.
+  // The thread's last report. A backward unpacks many tensors in a row.
   thread_local std::pair<uint64_t, int64_t> noted = {0, -1};
   if (backward == -1 || noted == std::pair(state_.id, backward)) return;
   noted = {state_.id, backward};
@@ -283,12 +283,11 @@ void DeviceOffloader::NoteBackward(int64_t backward) {
 void DeviceOffloader::Release(Handle& handle) {
   StorageRecord& record = handle.record();
   const int64_t backward = CurrentBackward();
-  // A plan counts on the memory as soon as the node that has read it is done.
+  // Plans expect the memory to be free when the node that has read it is done.
   if (learner_ != nullptr && backward != -1) SettleLoans();
   Released released;
   OffloadLock lock(state_);
-  // The handle that goes still shares the record, which keeps its parcel: nothing is let go of
-  // under the lock.
+  // The handle still shares the record and thereby the parcel: neither is freed under the lock.
   SavedParcel* const parcel = record.in_parcel.parcel().get();
   uint64_t dropped = 0;
   if (parcel != nullptr) {
@@ -316,7 +315,7 @@ void DeviceOffloader::Forget(StorageRecord& record, int64_t backward, Released& 
   state_.schedule->OnReleased(record.in_schedule.object);
   if (record.IsCastAgain()) return;
   if (record.in_parcel.parcel() == nullptr) {
-    // Its copy out was not submitted.
+    // No copy out was submitted.
     LetGo(GuardedMemory(TorchMemory(record.leaving.TakeSource()), record.pack_stream.native,
                         Transfer(), kFreeAfterCopy),
           /*size_bytes=*/0, backward, released);
@@ -324,7 +323,7 @@ void DeviceOffloader::Forget(StorageRecord& record, int64_t backward, Released& 
   }
   SavedParcel& parcel = *record.in_parcel.parcel();
   parcel.records.erase(std::find(parcel.records.begin(), parcel.records.end(), &record));
-  // The schedule may give its number to another one.
+  // The schedule may reuse the number.
   parcel.objects.erase(std::ranges::find(parcel.objects, record.in_schedule.object));
   if (parcel.gathered) return;
   state_.schedule->OnPieceGone(parcel, record.storage());
@@ -334,7 +333,7 @@ void DeviceOffloader::Forget(StorageRecord& record, int64_t backward, Released& 
 void DeviceOffloader::LetGo(GuardedMemory&& memory, uint64_t size_bytes, int64_t backward,
                             Released& released) {
   if (!memory) return;
-  // Only what EndBackward will be called for, and what no other record could be found to have.
+  // Defer only if EndBackward will free the memory and no other record refers to the storage.
   const auto* storage = static_cast<const c10::StorageImpl*>(memory.memory().owner());
   if (size_bytes == 0 || !state_.backwards.contains(backward) ||
       state_.books.storages.Contains(storage)) {

@@ -1,12 +1,12 @@
-// The saved tensors of one device: identity, version and views have their home here.
+// Offloads the saved tensors of one device. Saved tensors with the same bytes share a record.
 //
-//   pack     a record of the bytes that are saved, which a schedule sends on their way; a handle
-//   unpack   storage alive? use it. In the host tier? fetch it, and what comes next
-//   release  the last handle of a record lets go of its bytes, wherever they are
+//   pack     creates a record or finds one, and a handle in the graph
+//   unpack   returns the bytes if the device has them, else fetches them; then prefetches
+//   release  frees a record's memory with its last handle
 //
-// What is told elsewhere: which tensors have to wait, and for whom (pending_tensors.h); how they
-// leave (tensor_departures.h) and come back (tensor_returns.h); which are evicted and fetched
-// ahead, and when (engine/plan/offload_schedule.h); the copies and their memory (engine/tier).
+// Related files: pending_tensors.h (tensors that wait for their copy), tensor_departures.h (copies
+// out and eviction), tensor_returns.h (fetches), engine/plan/offload_schedule.h (decisions),
+// engine/tier (copies and memory).
 //
 // Thread safety: thread-safe.
 // Ownership: handles share ownership, so a graph may outlive the session.
@@ -44,24 +44,23 @@ namespace pinion {
 
 class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
  public:
-  // Plans by `link`.
+  // Plans with `link`.
   DeviceOffloader(const OffloadOptions& options, c10::Device device, const LinkCalibration& link,
                   std::shared_ptr<HostTier> host, std::shared_ptr<DeviceTier> tier,
                   std::shared_ptr<OffloadStatsRecorder> stats);
 
-  // Null when the tensor has to stay on the device; the reason has been counted.
-  // One that `is_leaf` stays if someone still holds it once its operator has returned, unless
-  // leaves are to be copied (OffloadOptions::offload_leaves). One that is a `cast` is not copied if
-  // it is to leave.
+  // Returns null if the tensor stays on the device; the reason is counted. A leaf (`is_leaf`) stays
+  // if the program still references it after its operator, unless
+  // OffloadOptions::offload_leaves is set. A `cast` is recast instead of copied.
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place, bool is_leaf,
                                     std::unique_ptr<const ParameterCast> cast,
                                     const PackScope& scope);
 
-  // No operator of the scope, which has ended, runs any more: what is pending of it goes, and the
-  // schedule learns what it saved.
+  // Submits the scope's pending copies and ends it in the schedule. Call it after all operators of
+  // the scope have returned.
   void EndScope(ScopeId scope);
 
-  // `node` belongs to a head: what it has saved stays, as far as it has not left.
+  // Keeps tensors of `node`, which belongs to a head, unless their copy was submitted.
   void KeepSavedBy(const NodeId& node) {
     RecordPtrs kept;
     {
@@ -70,22 +69,21 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
     }
     departures_.Keep(kept, &OffloadStats::kept_head);
   }
-  // A tensor was saved that stays on the device, and is not told of otherwise.
+  // Counts a saved tensor that stays on the device without a record.
   void CountKept() {
     OffloadLock lock(state_);
     state_.CountSave();
   }
   void AppendLive(std::vector<LiveTensor>& tensors) { AppendLiveOf(state_, device_, tensors); }
 
-  // Lets go of all device memory that can be fetched again, or that nobody needs any more: what was
-  // fetched ahead and not read yet, and tensors whose copy out was submitted. Its streams wait for
-  // the copies, the host does not.
+  // Evicts all saved tensors whose copy was submitted, and frees prefetches that were not read. The
+  // memory's streams wait for the copies, the host does not.
   void FreeDeviceMemory() {
     returns_.FreeUnneeded();
     departures_.EvictAll();
   }
 
-  // With a memory target: records and plans its steps; null without.
+  // Records and plans steps; null without a memory target.
   StepLearner* learner() const { return learner_.get(); }
 
   TransferEngine& engine() const { return tier_->engine(); }
@@ -93,11 +91,11 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
 
  private:
   class Handle;
-  // What is to be packed, and where.
+  // The arguments of Pack.
   struct Packed {
     const at::Tensor& tensor;
     const NodeId& node;
-    uint64_t place;  // that StepLearner::Pack gives, with a learner
+    uint64_t place;  // the number from StepLearner::Pack; 0 without a learner
     bool is_leaf;
     std::unique_ptr<const ParameterCast> cast;
     const PackScope& scope;
@@ -106,14 +104,13 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   std::unique_ptr<SavedTensor> PackNow(Packed& packed);
   void EndScopeNow(ScopeId scope);
   at::Tensor Unpack(Handle& handle);
-  // The end of `backward`, the one that the calling thread runs (-1: none), will be told of.
+  // Reports a backward to the schedule and registers for its end. -1 is ignored.
   void NoteBackward(int64_t backward);
   void Release(Handle& handle);
-  // The record's last handle is gone.
+  // Frees a record whose last handle was destroyed.
   void Forget(StorageRecord& record, int64_t backward, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);
-  // `memory`, of that many bytes, that nobody needs any more, and that its copy out may still read
-  // (none does if there are 0).
+  // Frees memory that no handle needs. If `size_bytes` is not 0, a copy out may still read it.
   void LetGo(GuardedMemory&& memory, uint64_t size_bytes, int64_t backward, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);
 
@@ -122,7 +119,7 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   const OffloadOptions options_;
   const c10::Device device_;
   const LinkCalibration link_;
-  // A graph that outlives the session keeps it: who comes next shares its pool and its engine.
+  // Keeps the pool and the engine alive for a graph that outlives the session.
   const std::shared_ptr<HostTier> host_;
   const std::shared_ptr<DeviceTier> tier_;
   const std::shared_ptr<OffloadStatsRecorder> stats_;

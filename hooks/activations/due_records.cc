@@ -7,14 +7,14 @@
 namespace pinion {
 
 void DueRecords::Sort(OffloadState& state) {
-  // Inputs are leaves and so are dropout masks. By now the operator that made a mask has let go
-  // of it, while an input is still held: only the former's copy would free anything.
+  // Both inputs and dropout masks are leaves. When their operator has returned, only the program
+  // still references inputs, whose copy would free nothing.
   const auto held = std::stable_partition(records.begin(), records.end(),
                                           [](const RecordPtr& record)
                                               ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
                                                 return !record->leaving.IsKeptByHolder();
                                               });
-  // One batch per pack stream: its copies start after that stream's present work.
+  // One batch per pack stream, because its copies wait for that stream's present work.
   for (auto begin = records.begin(); begin != held;) {
     const c10::Stream stream = (*begin)->pack_stream.torch;
     const uint64_t company = state.schedule->CompanyOf((*begin)->in_schedule.object);

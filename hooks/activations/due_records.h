@@ -1,4 +1,4 @@
-// Records that are due, and how they leave.
+// Sorts records whose copy out is due into batches.
 //
 //   DueRecords due;
 //   {
@@ -8,7 +8,7 @@
 //   }
 //   departures.CopyOut(due);
 //
-// Thread safety: none.
+// Thread safety: not thread-safe.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_DUE_RECORDS_H_
 #define PINION_HOOKS_ACTIVATIONS_DUE_RECORDS_H_
@@ -30,14 +30,14 @@ struct DueRecords {
     records.insert(records.end(), std::move_iterator(more.begin()), std::move_iterator(more.end()));
   }
 
-  // Once, under the lock under which they have become due. Leaves that somebody holds stay; those
-  // of one stream are a batch.
+  // Call it once, under the same lock under which the records became due. Batches have one stream
+  // each. Leaves that the program references are sorted to the end and stay on the device.
   void Sort(OffloadState& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock);
 
-  RecordPtrs records;  // one batch behind the other, and behind them those that stay
-  // Of each in a batch.
+  RecordPtrs records;  // the batches, then those that stay
+  // One per record of a batch.
   absl::InlinedVector<c10::Storage, 1> sources;
-  absl::InlinedVector<size_t, 1> ends;  // of the batches
+  absl::InlinedVector<size_t, 1> ends;  // end index of each batch
 };
 
 }  // namespace pinion

@@ -1,14 +1,12 @@
-// Gives user code (IsReadByUserCode) a saved tensor at the place in its storage at which it was
-// saved.
+// Gives user code (IsReadByUserCode) a fetched tensor with its original storage layout.
 //
-// Tensors that travel together come back in one block, each behind the one before. LibTorch's own
-// formulas cannot tell. A custom function or a recomputed segment can: it may call
-// as_strided(sizes, strides, storage_offset), or look at storage(). It gets a copy on the device
-// with a storage of its own, which holds what was saved and nothing else.
+// Tensors of one parcel are fetched into one block. LibTorch's own formulas do not notice. A custom
+// function or a recomputed segment may: it can call as_strided(sizes, strides, storage_offset) or
+// read storage(). Such a reader gets a copy on the device in a storage of its own.
 //
-// Of a view that is smaller than half of its storage, only the view is saved
-// (ExtentToSave). Its storage_offset() then counts from the view's first byte, and as_strided()
-// with an offset of its own is an error.
+// Of a view that covers less than half of its storage, only the view is saved (ExtentToSave). Its
+// storage_offset() then counts from the view's first byte, and as_strided() with another offset
+// throws.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_EXACT_LAYOUT_H_
 #define PINION_HOOKS_ACTIVATIONS_EXACT_LAYOUT_H_
@@ -19,8 +17,8 @@
 
 namespace pinion {
 
-// Changes `bytes`, which are ready for use on `stream`. Does nothing for other readers, nor for
-// memory that is laid out as it was saved. Throws c10::OutOfMemoryError.
+// Replaces `bytes`, which are ready for use on `stream`, if user code reads them and their layout
+// is not the original. Throws c10::OutOfMemoryError.
 void LayOutForUserCode(const StorageRecord& record, const BoundStream& stream,
                        TensorReturns& returns, BytesOnDevice& bytes);
 

@@ -28,7 +28,7 @@ class KeptWithOthers : public SavedTensor {
   const HeadNodes::Storages others_;
 };
 
-// Whether all that the node does to its input is to cast it, or to view all of it.
+// Whether the node only casts its input or views all of it.
 bool IsCastOrView(const torch::autograd::Node* node) {
   static constexpr std::string_view kNames[] = {"ToCopyBackward0",    "TBackward0",
                                                 "TransposeBackward0", "PermuteBackward0",
@@ -37,9 +37,8 @@ bool IsCastOrView(const torch::autograd::Node* node) {
   return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
 }
 
-// The leaf of which the tensor is the cast, in whatever order it was cast, transposed and viewed;
-// an undefined tensor: there is none. An embedding of a leaf is no cast, though the leaf is all
-// that it is a function of.
+// Returns the leaf that `tensor` is a cast of, through any casts, transposes and views; undefined
+// if there is none. Other functions of one leaf, such as an embedding, do not count.
 at::Tensor CastFrom(const at::Tensor& tensor) {
   constexpr size_t kMostSteps = 4;
   absl::InlinedVector<const torch::autograd::Node*, kMostSteps> steps;
@@ -49,7 +48,7 @@ at::Tensor CastFrom(const at::Tensor& tensor) {
     node = node->next_edge(0).function.get();
   }
   if (node == nullptr || typeid(*node) != typeid(torch::autograd::AccumulateGrad)) return {};
-  // Names come last: few tensors are functions of one leaf alone, and a name is a string.
+  // Compare names last, since each builds a string.
   if (!std::all_of(steps.begin(), steps.end(), IsCastOrView)) return {};
   return static_cast<const torch::autograd::AccumulateGrad&>(*node).variable;
 }

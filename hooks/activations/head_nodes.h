@@ -1,4 +1,4 @@
-// Which nodes of a scope belong to a head of its module (module_heads.h).
+// Recognises the nodes that belong to a head of the scope's module (module_heads.h).
 //
 // LibTorch's C++ modules have no hooks around their forward, so a node is known by what it saves: a
 // parameter or buffer of the head, or the cast of a parameter that autocast has made. A cast of a
@@ -33,22 +33,22 @@ class HeadNodes {
   using Storages = absl::InlinedVector<c10::Storage, 2>;
 
   struct Save {
-    bool is_heads = false;      // the node belongs to a head, as far as is known
-    bool is_parameter = false;  // and this tensor says so
-    Storages earlier;           // what the node had saved before its parameter, as far as it lives
+    bool is_heads = false;      // the node is known to belong to a head
+    bool is_parameter = false;  // the tensor is the head's parameter
+    Storages earlier;           // living storages that the node saved before its parameter
   };
 
   explicit HeadNodes(ParameterStorages parameters) : parameters_(std::move(parameters)) {}
 
-  // `node`, the calling thread's youngest, saves `tensor`, a plain strided one.
+  // Reports that `node`, the calling thread's newest, saves `tensor`, a plain strided tensor.
   Save OnSave(const at::Tensor& tensor, const NodeId& node);
 
  private:
-  // A thread's youngest node.
+  // The newest node of a thread.
   struct Youngest {
     uint64_t sequence = 0;
     bool is_heads = false;
-    absl::InlinedVector<WeakStorage, 2> saved;  // until it is known to be a head's
+    absl::InlinedVector<WeakStorage, 2> saved;  // cleared when the node turns out to be a head's
   };
 
   bool IsParameter(const at::Tensor& tensor) const;
@@ -58,7 +58,7 @@ class HeadNodes {
   absl::flat_hash_map<std::thread::id, Youngest> youngest_ ABSL_GUARDED_BY(mu_);
 };
 
-// Keeps `tensor` on the device, and `others` as long as its place in the graph lives.
+// Keeps `tensor` on the device, and `others` as long as the returned object lives.
 std::unique_ptr<SavedTensor> KeepWith(const at::Tensor& tensor, HeadNodes::Storages others);
 
 }  // namespace pinion

@@ -8,7 +8,7 @@
 namespace pinion {
 namespace {
 
-// Whether no operator that has saved the record writes it any more. `node` is the last one that has
+// Whether all operators that have saved the record have returned. `node` is the last node that has
 // saved something.
 bool HaveSaversReturned(const OffloadState& state, const StorageRecord& record, const NodeId& node)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock) {
@@ -18,7 +18,7 @@ bool HaveSaversReturned(const OffloadState& state, const StorageRecord& record, 
   return record.leaving.HaveSaversReturned(node);
 }
 
-// A record that stays is to leave.
+// Offloads a resident record, or drops it to be recast.
 void LeaveLate(OffloadState& state, OffloadStatsRecorder& stats, const RecordPtr& record,
                const NodeId& node, RecordPtrs& due, Released& released)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock) {
@@ -73,7 +73,7 @@ void LeaveForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Devic
   };
   while (lacks_bytes()) {
     DueRecords due;
-    Released released;  // let go of after the lock
+    Released released;  // freed after the lock
     const uint64_t device_bytes = state.DeviceBytes(device);
     {
       OffloadLock lock(state);

@@ -1,5 +1,5 @@
-// Saved tensors that were to stay on the device, and leave after all: others had to go first, or
-// the step is another one than was thought.
+// Deferred offloads: tensors that were planned as resident and must be offloaded after all, because
+// others had to be offloaded first or because the step differs from its plan.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_LATE_LEAVERS_H_
 #define PINION_HOOKS_ACTIVATIONS_LATE_LEAVERS_H_
@@ -15,14 +15,14 @@
 
 namespace pinion {
 
-// Those that the schedule names now go to `due`, behind what is in it, or to those that are pending
-// while their operators may still run, and what is cast again lets go of its memory. `node` is the
-// last one that has saved something.
+// Moves the schedule's deferred offloads to the end of `due`, or to the pending tensors if their
+// operators may still run. Releases the memory of tensors that are recast. `node` is the last node
+// that has saved something.
 void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const NodeId& node,
                      RecordPtrs& due, Released& released)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock);
 
-// Evicts until the step keeps within its target, or nothing more can be evicted.
+// Offloads tensors until the step meets its memory target, or no more can be offloaded.
 void LeaveForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Device device,
                     const NodeId& node, TensorDepartures& departures);
 

@@ -1,4 +1,4 @@
-// What one device contributes to the list of live tensors (live_tensor.h).
+// Lists one device's live tensors (live_tensor.h).
 
 #ifndef PINION_HOOKS_ACTIVATIONS_LIVE_RECORDS_H_
 #define PINION_HOOKS_ACTIVATIONS_LIVE_RECORDS_H_
@@ -12,8 +12,8 @@
 
 namespace pinion {
 
-// What has live handles, in the order in which it was saved last. Takes the state's
-// lock, and makes the texts after it.
+// Appends the records with live handles, in the order of their last save. Takes the state's lock;
+// formats texts outside it.
 void AppendLiveOf(OffloadState& state, c10::Device device, std::vector<LiveTensor>& tensors);
 
 }  // namespace pinion

@@ -1,16 +1,16 @@
-// A list of what graphs hold by an OffloadSession's handles: to find out which graph is kept for
-// longer than was meant, and who made it.
+// Lists the tensors that graphs hold through an OffloadSession, to find a graph that is kept too
+// long and the code that made it.
 //
 //   std::printf("%s", pinion::ToString(session->LiveTensors()).c_str());
 //
 //   Float [64, 32], 8 KiB, made by ReluBackward0, saved by node 17 of scope 3 (opened since: 2) on
 //   device 0, held 2 times, in host memory
 //
-// Tensors that share a storage at one version are one entry. What was kept as it was saved
-// (parameters, small tensors, what a head saves, what is saved in a backward) is the graph's own
-// and not listed. What was to leave and has stayed is listed, as on the device: OffloadStats's
-// kept_as_planned, kept_held, kept_no_host_memory, and others whose copy could not be made. The
-// order: device by device, and by when a scope saved the entry last.
+// Tensors that share a storage at one version are one entry. Tensors that the session declined
+// (parameters, small ones, a head's, those saved in a backward) belong to the graph and are not
+// listed. Tensors that were to be offloaded and stayed are listed as on the device
+// (OffloadStats::kept_as_planned, kept_held, kept_no_host_memory, failed copies). Entries are
+// ordered by device and by their last save.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_LIVE_TENSOR_H_
 #define PINION_HOOKS_ACTIVATIONS_LIVE_TENSOR_H_
@@ -22,19 +22,19 @@
 namespace pinion {
 
 struct LiveTensor {
-  std::string tensor;       // type and sizes, of what was saved first: "Float [64, 32]"
-  std::string made_by;      // the node whose result it is: "ReluBackward0"; empty: a leaf has none
-  uint64_t node = 0;        // which saved it first, by autograd's sequence number in its thread
-  uint64_t scope = 0;       // numbered through the process, from 1
-  uint64_t scopes_ago = 0;  // scopes that were opened since, in the process
+  std::string tensor;       // type and sizes when first saved: "Float [64, 32]"
+  std::string made_by;      // the node that computed it: "ReluBackward0"; empty for a leaf
+  uint64_t node = 0;        // autograd's sequence number of the node that first saved it
+  uint64_t scope = 0;       // numbered in the process, from 1
+  uint64_t scopes_ago = 0;  // scopes opened later in the process
   int device_index = 0;
-  uint64_t size_bytes = 0;      // of the storage that are saved
-  int saved_tensors = 0;        // places in graphs that hold it
-  bool on_device = false;       // its bytes are, for whatever reason
-  bool in_host_memory = false;  // a copy rests away from the device, or is on its way
+  uint64_t size_bytes = 0;      // the saved part of the storage
+  int saved_tensors = 0;        // handles in graphs
+  bool on_device = false;       // whether the device has the bytes
+  bool in_host_memory = false;  // a copy is stored off the device, or on its way
 };
 
-// A line for each, in their order.
+// Returns a line per tensor, in order.
 std::string ToString(const std::vector<LiveTensor>& tensors);
 
 }  // namespace pinion

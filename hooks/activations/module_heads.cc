@@ -17,7 +17,7 @@ namespace {
 
 using Part = ModuleHeads::Part;
 
-// What is registered with a module by a name.
+// A registered member of a module.
 struct Member {
   bool exists = false;
   std::shared_ptr<torch::nn::Module> module;  // null: a parameter, a buffer or an empty holder
@@ -35,7 +35,7 @@ std::string Join(const std::string& path, const std::string& name) {
   return path.empty() ? name : path + "." + name;
 }
 
-// The first of `names` that the module has.
+// Returns the first of `names` that is a submodule.
 std::optional<Part> FirstOf(const torch::nn::Module& module, const std::string& path,
                             std::initializer_list<const char*> names) {
   for (const char* name : names) {
@@ -77,7 +77,7 @@ ModuleHeads FindHeads(const torch::nn::Module& module, const HeadOptions& option
   const auto enter = [&](const char* name) {
     const Member member = MemberOf(*inner, name);
     if (member.module == nullptr) return;
-    inner = member.module.get();  // its parent keeps it
+    inner = member.module.get();  // owned by its parent
     path = Join(path, name);
   };
   enter("module");

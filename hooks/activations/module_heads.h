@@ -1,15 +1,14 @@
-// The parts of a module whose saved tensors are best left on the device, by their names: the output
-// head, which backward reads first, and whatever else a pattern names.
+// Finds a model's output head by name, so that an OffloadScope keeps its saved tensors on the
+// device: backward reads them first.
 //
-//   const pinion::ModuleHeads heads = pinion::FindHeads(*model);    // once; warns if there is none
+//   const pinion::ModuleHeads heads = pinion::FindHeads(*model);    // once; logs if there is none
 //   ...
 //   pinion::OffloadScope scope(session, *model, heads);             // in each step
 //
-// The list of names and its order are those of TRL's get_act_offloading_ctx_manager, and so is
-// where it looks: in the submodule `module` if there is one, and from there in `base_model` if
-// something called `peft_config` (a submodule, a parameter or a buffer) lies beside that. The first
-// of these names that is registered decides. A parameter or a buffer by one of the first three
-// names ends the search without a head, and so does a decoder without either:
+// Names and order are those of TRL's get_act_offloading_ctx_manager. The search starts in the
+// submodule `module` if there is one, and in its `base_model` if that has a member `peft_config`
+// beside it. The first registered name decides. If a parameter or buffer has one of the first three
+// names, or `decoder` contains neither name, there is no head:
 //
 //   output
 //   lm_head
@@ -17,9 +16,9 @@
 //   final_layer_norm, else ln_f
 //   head
 //
-// Thread safety: FindHeads reads the module, which nobody may change meanwhile.
-// Ownership: ModuleHeads shares ownership of the parts, so they may be given other parameters or
-// moved to another device later.
+// Thread safety: FindHeads reads the module, which must not change meanwhile.
+// Ownership: ModuleHeads shares the parts. Their parameters may be replaced or moved to another
+// device later.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_MODULE_HEADS_H_
 #define PINION_HOOKS_ACTIVATIONS_MODULE_HEADS_H_
@@ -35,24 +34,25 @@ class Module;
 namespace pinion {
 
 struct HeadOptions {
-  // Submodules whose path has one of these in it, in upper or lower case, count as heads as well.
-  // Liger's fused kernels save what backward needs at once.
+  // Submodules with one of these in their path, in any case, count as heads as well. Liger's fused
+  // kernels save tensors that backward needs at once.
   std::vector<std::string> name_patterns = {"liger"};
 
-  // Whether the log is told of a module that has no head, with the remedy.
+  // Whether a module without a head is reported in the log, with the remedy.
   bool warn_if_no_head = true;
 };
 
 struct ModuleHeads {
   struct Part {
-    std::string path;  // "decoder.lm_head", from the module that was given
+    std::string path;  // "decoder.lm_head", relative to the given module
     std::shared_ptr<torch::nn::Module> module;
   };
 
   std::vector<Part> parts;  // the head first, if there is one
-  bool has_head = false;    // otherwise all parts are there by a pattern
+  bool has_head = false;    // false: all parts match a pattern
 };
 
+// Throws c10::Error for an empty pattern.
 ModuleHeads FindHeads(const torch::nn::Module& module, const HeadOptions& options = {});
 
 }  // namespace pinion

@@ -1,15 +1,15 @@
-// A module whose saved tensors stay on the device, around one that has no parameters by which a
-// scope could know it (module_heads.h), or one that is no head by its name.
+// Wraps a module so that the tensors it saves stay on the device. For modules that an OffloadScope
+// cannot recognise as heads (module_heads.h): without parameters, or with another name.
 //
 //   torch::nn::Sequential model(torch::nn::Linear(8, 8),
 //                               pinion::nn::NoOffload(torch::nn::GELU()),
 //                               torch::nn::Linear(8, 1));
 //
-// It takes one tensor and returns one, as the modules of a Sequential do, and may be around a
-// Sequential. The parameters' names begin with "module.". A module that takes more opens a
-// NoOffloadScope in its forward.
+// The wrapped module takes one tensor and returns one; it may be a Sequential. Its parameters'
+// names begin with "module.". A module with other arguments opens a NoOffloadScope in its forward
+// instead.
 //
-// Thread safety, errors: those of the module inside.
+// Thread safety, errors: those of the wrapped module.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_NO_OFFLOAD_MODULE_H_
 #define PINION_HOOKS_ACTIVATIONS_NO_OFFLOAD_MODULE_H_

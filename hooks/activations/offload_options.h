@@ -1,4 +1,4 @@
-// How an OffloadSession behaves. Plain data; the defaults fit most programs.
+// Options of an OffloadSession. The defaults fit most programs.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_OFFLOAD_OPTIONS_H_
 #define PINION_HOOKS_ACTIVATIONS_OFFLOAD_OPTIONS_H_
@@ -17,76 +17,79 @@
 namespace pinion {
 
 struct OffloadOptions {
-  // False makes every scope do nothing. The environment variable PINION_DISABLE=1 does the same.
+  // False makes every scope a no-op, like PINION_DISABLE=1 in the environment.
   bool enabled = true;
 
-  // Saved tensors of at least this many bytes are offloaded.
+  // Tensors smaller than this are not offloaded.
   uint64_t min_offload_bytes = kMinOffloadBytes;
 
-  // True: copies run beside the compute, backward prefetches. False, as a baseline: the host waits
-  // for each copy. Forward then waits for what an operator has saved at the next operator that
-  // saves something, or at the end of the scope, and backward for what it unpacks.
+  // True: copies overlap with compute, and backward prefetches. False, as a baseline: the host
+  // waits for each copy. Forward waits at the next save, or at the end of the scope; backward waits
+  // in each unpack.
   bool overlap = true;
 
-  // Device bytes of saved tensors that are kept before the oldest is dropped: the ones saved last
-  // stay on the device, and copies out have this long to finish beside the compute. Larger hides
-  // more of the link, smaller saves more memory. kAutoWindow: the largest of twice the fourth
-  // largest tensor (of this scope or of the last one, whichever is larger), a sixteenth of what the
-  // last scope saved (up to 256 MiB), and a sixth of that (up to 64 KiB); a tensor that is larger
-  // than half of the window counts as half. A tensor counts with all of its storage, which may be
-  // larger than itself. Beside the window, up to half as much waits for company to leave with. 0 is
-  // refused.
+  // Bytes of the most recently saved tensors that stay on the device; older ones are evicted.
+  // Copies out have this long to finish. A larger window hides more of the link, a smaller one
+  // saves more memory. A tensor counts with its whole storage. Up to half of the window more may
+  // wait to be batched with other tensors. 0 is refused.
+  //
+  // kAutoWindow is the largest of
+  //   - twice the fourth largest tensor of this scope or of the last one,
+  //   - a sixteenth of what the last scope saved, up to 256 MiB,
+  //   - a sixth of what the last scope saved, up to 64 KiB.
+  // A tensor that is larger than half of that window counts as half.
   uint64_t eviction_window_bytes = kAutoWindow;
 
-  // The same window in saved tensors: the device memory of one goes when so many others were saved
-  // on its device after it, kept ones included, and its copy was submitted. From 1 on. TRL's
-  // max_fwd_stash_size, which is 5 by default. No tensor waits for company: small ones have a copy
-  // each, or one for each operator that saves several. kNoTensorWindow: the window in bytes, which
-  // this one takes the place of. Without overlap there is no window.
+  // The eviction window in tensors instead of bytes: a tensor is evicted when its copy was
+  // submitted and this many others were saved on the device after it, including tensors that stay.
+  // At least 1. TRL's max_fwd_stash_size, which is 5 by default. Tensors are not batched: each has
+  // its own copy, except small ones that one operator saves. kNoTensorWindow: the window in bytes
+  // applies. Without overlap there is no window.
   uint64_t eviction_window_tensors = kNoTensorWindow;
 
-  // Device bytes that were fetched ahead of need and not read yet; of a tensor only what comes
-  // back. kAutoWindow: the same window as for eviction.
+  // Bytes that may be prefetched and not yet read. Only a tensor's saved part counts. kAutoWindow:
+  // the size of the eviction window.
   uint64_t prefetch_window_bytes = kAutoWindow;
 
-  // All that LibTorch's allocator may have given out on a device, parameters and optimizer state
-  // included, while a step runs: from the first tensor that a scope saves until backward needs none
-  // of them. The session then records steps, plans them (engine/plan/step_plan.h) and runs later
-  // ones as planned: what need not leave stays and is not copied. The first step, and others that
-  // are not known, take the least memory that can be; a target below that is reported in the log,
-  // with the least, and all leaves. OffloadStats::steps_over_target counts steps that had more.
-  // kAutoTarget: the least with which a step takes at most 1 % more than without offload.
-  // kNoTarget: by the windows above, which a target replaces.
+  // The most bytes that LibTorch's allocator may have allocated on a device during a step, with
+  // parameters and optimizer state. A step lasts from a scope's first save until backward needs
+  // none of its tensors.
+  //
+  // The session records steps, plans them (engine/plan/step_plan.h) and follows the plan in later
+  // ones: tensors that fit the target stay on the device. Steps without a plan, such as the first,
+  // use as little memory as possible. If the target is below the least possible, the log reports
+  // the least, and everything is offloaded. OffloadStats::steps_over_target counts steps that
+  // exceeded the target.
+  //
+  // kAutoTarget: the least memory with which a step takes at most 1 % longer than without offload.
+  // kNoTarget: the windows above apply, which a target replaces.
   uint64_t memory_target_bytes = kNoTarget;
 
-  // Leaves that are no parameters, a network's input for example, stay on the device as long as
-  // somebody holds them once their operator has returned, since a copy frees nothing. True copies
-  // them as well: for a program that lets go of its inputs before backward. With a memory target in
-  // bytes they are copied in any case.
+  // Whether leaves that are no parameters, such as a network's input, are copied while the program
+  // references them after their operator. A copy frees memory only if the program releases its
+  // reference before backward. With a memory target in bytes they are copied in any case.
   bool offload_leaves = false;
 
-  // Weights that autocast has cast are not copied, from the second scope on that sees them:
-  // backward casts the parameter once more, to the same bytes. Switch it off where parameters
-  // change between a forward and its backward: that is a c10::Error, or goes unseen where it raises
-  // no version (`.data`, other libraries' kernels). Casts of frozen weights are copied, since
-  // nothing tells where they come from: keep such weights in the low precision.
+  // Casts of weights by autocast are not copied, from the second scope on: backward recasts the
+  // parameter to the same bytes. Set it to false if parameters change between a forward and its
+  // backward. Such a change throws c10::Error. Exception: a change that raises no version (`.data`,
+  // other libraries' kernels) goes undetected. Casts of frozen weights have no link to their
+  // parameter and are copied: store such weights in the low precision.
   bool cast_weights_again = true;
 
-  // What the link can do: it decides which tensors are small enough to share a copy. Without it,
-  // each device is measured when it is first used, which takes up to a few hundred milliseconds; a
-  // device that cannot be measured then is taken for a PCIe 4 one (AssumedLink). Give it, of an
-  // earlier run for example, where runs must not differ.
+  // The link's speed, which decides which tensors share a copy. If empty, each device is measured
+  // at its first use, for up to a few hundred milliseconds. A device that cannot be measured counts
+  // as PCIe 4 (AssumedLink). Set it, for example from an earlier run, to make runs reproducible.
   std::optional<LinkCalibration> link;
 
-  // Every saved tensor that comes back is checked against a checksum that was taken on the device
-  // when its copy out was submitted (tensor_checksum.h). Bytes that differ are a c10::Error that
-  // names the tensor and its transfers. To find faults with: it waits for the device whenever a
-  // fetched tensor is unpacked. The environment variable PINION_VERIFY=1 does the same.
+  // Compares each tensor that is fetched or recast with a checksum from before it was released
+  // (tensor_checksum.h). A difference throws c10::Error with the tensor and its transfers. For
+  // debugging: the host waits for the device in each such unpack. PINION_VERIFY=1 does the same.
   bool verify = false;
 
   AllocatorOptions allocator;
-  EngineOptions engine;  // its `trace` is told the hooks' ranges, too
-  // Where saved tensors rest while they are away (engine/tier/backing.h); null: in pinned memory.
+  EngineOptions engine;  // its `trace` also gets the hooks' ranges
+  // Where offloaded tensors are stored (engine/tier/backing.h); null for pinned memory.
   std::shared_ptr<Backing> backing = nullptr;
 
   static constexpr uint64_t kAutoWindow = UINT64_MAX;

@@ -1,4 +1,4 @@
-// Which schedule a session's options ask for.
+// Creates the schedule that a session's options ask for.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_OFFLOAD_SCHEDULES_H_
 #define PINION_HOOKS_ACTIVATIONS_OFFLOAD_SCHEDULES_H_
@@ -13,16 +13,16 @@
 
 namespace pinion {
 
-// One schedule, by the names of all that can be asked of it.
+// A schedule, with its derived types where they apply.
 struct ChosenSchedule {
   OffloadSchedule* operator->() const { return schedule.get(); }
 
   std::unique_ptr<OffloadSchedule> schedule;
-  TargetSchedule* target = nullptr;    // the same, if it is one
-  WindowSchedule* counting = nullptr;  // the same, if its window is one of tensors
+  TargetSchedule* target = nullptr;    // null without a memory target
+  WindowSchedule* counting = nullptr;  // null without a window in tensors
 };
 
-// A TargetSchedule with a memory target, a WindowSchedule without.
+// Returns a TargetSchedule with a memory target, else a WindowSchedule.
 ChosenSchedule ScheduleFor(const OffloadOptions& options, const LinkCalibration& link);
 
 }  // namespace pinion

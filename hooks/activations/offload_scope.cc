@@ -18,7 +18,7 @@
 namespace pinion {
 namespace {
 
-// Null, which switches hooks off, for a session that is not enabled.
+// Returns null, which switches hooks off, if the session is not enabled.
 std::shared_ptr<PackTarget> TargetOf(const std::shared_ptr<OffloadSession>& session) {
   PINION_CHECK(session != nullptr) << "OffloadScope needs a session";
   if (!session->options().enabled) return nullptr;
@@ -38,10 +38,9 @@ std::shared_ptr<PackScope> NewPackScope(PackTarget* target) {
                                      target == nullptr ? CastNotes() : target->NoteCasts());
 }
 
-// What the calling thread's innermost scope saves to, null unless that is a scope of the same
-// session: an inner one goes on with what the outer one has begun (its prefetch order, what waits
-// for company). One that LibTorch has carried here from another thread may end before the inner one
-// does, or has ended: what would go on with it would not be sent on its way.
+// Returns the enclosing scope of the same session, or null. An inner scope continues its prefetch
+// order and its batches. A scope that LibTorch carried here from another thread does not count: it
+// may end first, and then nothing would submit the inner scope's copies.
 std::shared_ptr<PackScope> OuterScope(const PackTarget* target) {
   const auto* packer = dynamic_cast<const ScopePacker*>(CurrentPacker());
   if (packer == nullptr || &packer->target() != target) return nullptr;
@@ -56,7 +55,7 @@ ParameterStorages StoragesOf(const torch::nn::Module& module) {
   return storages;
 }
 
-// Null where the session leaves no head alone.
+// Returns null if there are no heads or the session ignores them.
 std::unique_ptr<HeadNodes> NodesOf(const ModuleHeads& heads,
                                    const std::shared_ptr<OffloadSession>& session) {
   if (session == nullptr || heads.parts.empty()) return nullptr;
@@ -71,7 +70,7 @@ std::unique_ptr<HeadNodes> NodesOf(const ModuleHeads& heads,
   return std::make_unique<HeadNodes>(std::move(parameters));
 }
 
-// A user who opens one in a checkpointed block's forward means the first run of that forward.
+// Users who open a scope in a checkpointed block mean the block's first forward.
 void SayThatNothingLeavesInBackward() {
   static std::once_flag said;
   std::call_once(said, [] {

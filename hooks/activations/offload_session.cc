@@ -40,7 +40,7 @@ namespace {
 
 class SessionImpl : public OffloadSession, public PackTarget, public MemoryObserver {
  public:
-  // `tier` is null for a session that is not enabled.
+  // `tier` is null if the session is not enabled.
   SessionImpl(const OffloadOptions& options, c10::DeviceType device_type,
               std::shared_ptr<HostTier> tier)
       : options_(options), device_type_(device_type), tier_(std::move(tier)) {}
@@ -89,11 +89,11 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   }
 
   absl::Status Reserve(int device_index, uint64_t size_bytes) override {
-    if (tier_ == nullptr) return absl::OkStatus();  // nothing will be kept
+    if (tier_ == nullptr) return absl::OkStatus();  // nothing will be offloaded
     PINION_ASSIGN_OR_RETURN(const c10::Device device, NumberedDevice(device_type_, device_index));
     if (FindOffloader(device_index) == nullptr) {
       const absl::Status set_up = SetUp(device).status();
-      if (absl::IsUnimplemented(set_up)) return absl::OkStatus();  // nor here
+      if (absl::IsUnimplemented(set_up)) return absl::OkStatus();  // nothing here either
       PINION_RETURN_IF_ERROR(set_up);
     }
     return tier_->pool().Reserve(size_bytes);
@@ -113,7 +113,7 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   std::optional<uint32_t> KeepSegment(const SegmentBegin& segment, ScopeId scope) override {
     const bool is_planned = options_.memory_target_bytes != OffloadOptions::kNoTarget;
     if (!is_planned || segment.device.type() != device_type_) return std::nullopt;
-    // Why it cannot be set up is told when the segment's inputs are saved.
+    // A failure is reported when the segment's inputs are saved.
     const absl::StatusOr<std::shared_ptr<DeviceOffloader>> offloader = OffloaderFor(segment.device);
     if (!offloader.ok()) return std::nullopt;
     return (*offloader)->learner()->KeepSegment(segment, scope);
@@ -151,7 +151,7 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   }
 
  private:
-  // A session of another backend would watch a whole training run and do nothing.
+  // Without this check, a session for another backend would silently do nothing.
   void RefuseOtherAccelerator(c10::Device device) const {
     if (device.type() == device_type_ || device.is_cpu() || device.is_meta()) return;
     ThrowIfError(
@@ -166,7 +166,7 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
     stats_->Update([reason](OffloadStats& stats) { ++(stats.*reason); });
     if (options_.eviction_window_tensors != OffloadOptions::kNoTensorWindow &&
         device.type() == device_type_) {
-      // Before a device's first offload there is nothing for a window to hold.
+      // Without an offloader no window counts tensors.
       if (const auto offloader = FindOffloader(device.index())) offloader->CountKept();
     }
     return nullptr;
@@ -185,10 +185,10 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
     return offloaders;
   }
 
-  // The device's, which is set up at its first use. What fails is not tried again in this scope.
+  // Returns the device's offloader, set up at its first use. A failure is not retried in the scope.
   absl::StatusOr<std::shared_ptr<DeviceOffloader>> OffloaderFor(c10::Device device);
   absl::StatusOr<std::shared_ptr<DeviceOffloader>> SetUp(c10::Device device);
-  // The log has nothing yet about a device that cannot be set up, or about none (-1).
+  // Returns whether nothing about the device was logged. -1 stands for the lack of any device.
   bool IsFirstToldOf(c10::Device device);
 
   const OffloadOptions options_;
@@ -197,32 +197,32 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   CastSources casts_;
   const std::shared_ptr<OffloadStatsRecorder> stats_ = std::make_shared<OffloadStatsRecorder>();
 
-  // Those of offloaders_, to be found without the lock, by a device's index.
+  // The offloaders by device index, to be read without the lock.
   std::array<std::atomic<DeviceOffloader*>, 128> known_ = {};
   mutable Mutex mu_;
   std::map<int, std::shared_ptr<DeviceOffloader>> offloaders_ ABSL_GUARDED_BY(mu_);
-  std::map<int, absl::Status> failed_ ABSL_GUARDED_BY(mu_);  // devices, in this scope or for good
-  std::set<int> told_ ABSL_GUARDED_BY(mu_);                  // devices whose failure is in the log
+  std::map<int, absl::Status> failed_ ABSL_GUARDED_BY(mu_);  // by device; only some are permanent
+  std::set<int> told_ ABSL_GUARDED_BY(mu_);                  // devices whose failure was logged
 };
 
 std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const GraphPlace& place,
                                                const ScopeModule& module, const PackScope& scope) {
   const c10::Device device = tensor.device();
-  // Recomputed activations are needed at once, and a double backward's saved tensors soon.
+  // Recomputed tensors are needed at once, those that a double backward saves soon.
   if (CurrentBackward() != -1) return Keep(&OffloadStats::kept_in_backward, device);
   const ParameterStorages* const parameters =
       module.parameters.has_value() ? &*module.parameters : nullptr;
   const TensorKind kind =
       ClassifyTensor(tensor, device_type_, options_.min_offload_bytes, parameters);
   if (kind == TensorKind::kUnsupported) {
-    // What is wrapped may only say that it is there, as fake tensors do.
+    // A wrapper may have a device without memory there, as fake tensors do.
     if (IsPlainTensor(tensor)) RefuseOtherAccelerator(device);
     return Keep(&OffloadStats::kept_unsupported, device);
   }
   const auto reason = kind == TensorKind::kParameter ? &OffloadStats::kept_parameter
                       : kind == TensorKind::kSmall   ? &OffloadStats::kept_small
                                                      : &OffloadStats::kept_head;
-  // Small tensors as well: autocast's cast of a small weight says that the node is a head's.
+  // Also for small tensors: autocast's cast of a small weight identifies a head's node.
   if (module.heads != nullptr) {
     HeadNodes::Save save = module.heads->OnSave(tensor, place.node);
     if (save.is_parameter) {
@@ -294,11 +294,10 @@ bool SessionImpl::IsFirstToldOf(c10::Device device) {
 }
 
 absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::SetUp(c10::Device device) {
-  // Outside the lock: this calls the device. Of two threads that get here, the first to be back
-  // wins.
+  // Not under the lock, because this calls the device. If two threads do, the first one wins.
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<DeviceTier> tier, tier_->ForDevice(device.index()));
   PINION_RETURN_IF_ERROR(CheckHasOwnMemory(*tier));
-  // Without overlap nothing is planned.
+  // Without overlap nothing is planned, so the link need not be measured.
   const LinkCalibration link = options_.link.has_value() ? *options_.link
                                : options_.overlap ? tier->Link(NativeStream(CurrentStream(device)))
                                                   : AssumedLink();
@@ -330,8 +329,7 @@ absl::StatusOr<std::shared_ptr<OffloadSession>> OffloadSession::Create(
   own.verify = options.verify || SwitchedOnByEnvironment("PINION_VERIFY");
   std::shared_ptr<HostTier> tier;
   if (own.enabled) {
-    // What cannot work on the first device is refused here: in the middle of forward nobody could
-    // do anything about it.
+    // Fail here if the first device cannot work: a program cannot react in the middle of forward.
     const HostTierOptions tier_options = {options.allocator, options.engine};
     PINION_ASSIGN_OR_RETURN(
         tier, TorchHostTier(tier_options, backend, device_type, std::move(allocator)));

@@ -1,31 +1,31 @@
-// Activation offload for LibTorch, in three lines.
+// Activation offload for LibTorch: moves the tensors that autograd saves for backward to pinned
+// host memory, and back to the device before backward reads them.
 //
 //   auto session = pinion::OffloadSession::Create({}, pinion::CudaBackend()).value();
 //   {
-//     pinion::OffloadScope scope(session, *model);      // tensors that autograd saves in here ...
+//     pinion::OffloadScope scope(session, *model);      // saved tensors are offloaded in here ...
 //     loss = torch::cross_entropy_loss(model->forward(x), y);
 //   }
-//   loss.backward();                                    // ... come back just in time in here
+//   loss.backward();                                    // ... and prefetched in here
 //
-// What autograd saves for backward is copied to pinned host memory on a stream of its own; the
-// device memory goes once the copy is done and a window of bytes has passed; backward fetches it
-// ahead of need. Results are bit-identical with and without.
+// A saved tensor is copied on a separate stream. It is evicted from the device after its copy, when
+// a window of newer tensors was saved, or when the plan for a memory target says so
+// (OffloadOptions). Results are bit-identical to those without offload.
 //
-// All copies out of a device run on one stream, after the work of whatever stream saved the tensor:
-// a program with independent streams sees them wait for each other's copies.
+// All copies out of a device use one stream, and each waits for the work of the stream that saved
+// its tensor. Independent compute streams therefore delay each other's copies.
 //
-// Every saved tensor's handle owns its host data: graphs may be dropped, kept (retain_graph),
-// interleaved or abandoned by an exception without anything to clean up.
+// The graph owns the host copies. Graphs may be dropped, retained (retain_graph), interleaved, or
+// abandoned by an exception without any cleanup.
 //
-// Thread safety: OffloadSession is thread-safe; backward's worker threads unpack concurrently. A
-// scope belongs to the thread that made it (and to the autograd workers that run on its behalf).
-// One that ends out of order, or on another thread, is an error in the log, and packs nothing from
-// then on.
-// Ownership: a graph may outlive the session; it keeps the tier and what is known of its tensors.
-// Errors: bad options are InvalidArgument, a backend without a device is NotFound. Inside forward
-// and backward, errors are c10::Error: the ones that autograd itself would raise, a tensor on an
-// accelerator that the backend is not for, and c10::OutOfMemoryError. Running out of host memory is
-// not an error: the tensor then stays on the device, and the statistics say so.
+// Thread safety: OffloadSession is thread-safe; backward's threads unpack concurrently. A scope
+// belongs to the thread that made it and to the autograd workers that run on its behalf. A scope
+// that ends out of order, or on another thread, logs an error and packs nothing from then on.
+// Ownership: a graph may outlive the session. It shares the host tier and its tensors' records.
+// Errors: Create returns InvalidArgument for bad options and NotFound for a backend without a
+// device. Forward and backward throw c10::Error: autograd's own errors, a tensor on another type of
+// accelerator than the backend's, and c10::OutOfMemoryError. Lack of host memory is no error: the
+// tensor stays on the device, and the statistics count it.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_OFFLOAD_SESSION_H_
 #define PINION_HOOKS_ACTIVATIONS_OFFLOAD_SESSION_H_
@@ -53,12 +53,13 @@ namespace pinion {
 
 class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
  public:
-  // Logs the switches of the environment that are on (hooks/environment.h). A session that is not
-  // enabled asks for no device. Tensors go to the pool of pinned memory that all sessions and
-  // pin_memory() share (engine/tier/host_tier.h): by OffloadOptions::allocator, or `allocator`, a
-  // program's own, if that is given. FailedPrecondition where others use a pool, or engines, that
-  // were made with other options; it names the first of them. Unimplemented for a memory target
-  // where LibTorch's allocator of the device does not tell how much it has given out.
+  // Returns a session whose host copies use the pinned pool that all sessions and pin_memory()
+  // share (engine/tier/host_tier.h). The pool is made from OffloadOptions::allocator, or is
+  // `allocator` if given. Logs the environment switches that are on (hooks/environment.h). A
+  // session that is not enabled opens no device. Errors besides those above:
+  //   FailedPrecondition: the process has a pool or engines with other options; the text names the
+  //     first difference.
+  //   Unimplemented: a memory target is set, and LibTorch's allocator does not report its bytes.
   static absl::StatusOr<std::shared_ptr<OffloadSession>> Create(
       const OffloadOptions& options, DeviceBackend backend,
       std::shared_ptr<PinnedAllocator> allocator = nullptr);
@@ -66,29 +67,28 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
 
   virtual const OffloadOptions& options() const = 0;
   virtual OffloadStats GetStats() const = 0;
-  // Of all who share the pool.
+  // Returns statistics of the pool, including its other users.
   virtual AllocatorStats GetAllocatorStats() const = 0;
-  // Of all who share the device's engine. All zeros for a device that does not exist, or that this
-  // session has not used yet.
+  // Returns statistics of the device's engine, including its other users. All zeros if the device
+  // does not exist or this session has not used it.
   virtual EngineStats GetEngineStats(int device_index) const = 0;
 
-  // What transfers of the device are planned from; empty until the device is first used. Of a run
-  // that measured it, it serves later ones as OffloadOptions::link.
+  // Returns the link calibration that transfers are planned with; empty until the device is first
+  // used. Pass a measured one to later runs as OffloadOptions::link.
   virtual std::optional<LinkCalibration> GetLink(int device_index) const = 0;
 
-  // With a memory target: what the steps that are known move, when, and what that costs by the
-  // model of the link (engine/plan/explain_plan.h). In words the last one comes first; the other
-  // formats have the last one alone. Empty without a target, and until a step was planned. For
-  // people.
+  // Describes the plans of recorded steps for people: which tensors move, when, and the modelled
+  // cost (engine/plan/explain_plan.h). Text has all plans, the latest first; other formats have the
+  // latest only. Empty without a memory target or before a step was planned.
   std::string Explain(int device_index) const { return Explain(device_index, PlanFormat::kText); }
   virtual std::string Explain(int device_index, PlanFormat format) const = 0;
 
-  // What graphs hold by this session: device by device, and in the order in which scopes saved it
-  // last (live_tensor.h). For people: it looks at each of them.
+  // Lists the tensors that graphs hold through this session, by device and by when a scope saved
+  // them last (live_tensor.h). For people: the cost is linear in the number of tensors.
   virtual std::vector<LiveTensor> LiveTensors() const = 0;
 
-  // Sets the device up and pins what a step of training keeps in host memory, so that no pack has
-  // to: 0.1 to 1 s per GiB. Errors as those of PinnedAllocator::Reserve, and of the device.
+  // Sets up the device and pins host memory for a training step, so that packing does not have to.
+  // Takes 0.1 to 1 s per GiB. Returns the errors of PinnedAllocator::Reserve and of the device.
   virtual absl::Status Reserve(int device_index, uint64_t size_bytes) = 0;
 
   // Evicts the saved tensors whose copies to host memory were submitted: for a program that has run
@@ -98,18 +98,18 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
   // while it captures a graph.
   virtual void FreeDeviceMemory(int device_index) = 0;
 
-  // Gives host memory that is cached, and that nobody uses, back to the system, until the pool has
-  // at most `keep_bytes` locked. Returns how many bytes went; 0 for a session that is not enabled.
-  // An error is the source's: what it could not unpin is gone from the pool all the same. Unpinning
-  // can synchronise a device: call it between steps.
+  // Unpins cached host memory that is not in use, until the pool has at most `keep_bytes`. Returns
+  // the bytes that were unpinned; 0 for a session that is not enabled. On an error of the source,
+  // memory that it failed to unpin has left the pool as well. Unpinning can synchronise a device:
+  // call it between steps.
   virtual absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes) = 0;
 };
 
-// While it lives, tensors that autograd saves on this thread go to `session`. Make one around a
-// whole forward: backward fetches ahead within a scope. Nests: the innermost scope wins. Inside a
-// backward, as when a checkpoint computes a block again, nothing leaves: a scope that is made there
-// says so in the log. The parameters and buffers of `module` stay on the device, by storage;
-// without a module, leaves that require a gradient are taken for parameters.
+// Offloads the tensors that autograd saves on this thread to `session`. Make one around a whole
+// forward, because prefetch works within a scope. Nests: the innermost scope packs. Inside a
+// backward, as in a checkpoint's recomputation, nothing is offloaded and the scope logs a warning.
+// The parameters and buffers of `module` stay on the device, recognised by storage. Without a
+// module, leaves that require a gradient count as parameters.
 //
 // With `heads`, found once (module_heads.h), what their nodes save stays as well. A node is known
 // for a head's by a parameter or buffer of it that it saves: heads without parameters, heads whose
@@ -132,7 +132,7 @@ class [[nodiscard]] OffloadScope {
   std::unique_ptr<State> state_;
 };
 
-// Tensors saved while it lives stay on the device, inside any OffloadScope.
+// Keeps tensors that autograd saves on this thread on the device, inside any OffloadScope.
 class [[nodiscard]] NoOffloadScope {
  public:
   [[nodiscard]] NoOffloadScope();

@@ -1,6 +1,6 @@
-// What the offloader of one device knows about saved tensors, under one lock.
+// The state of one device's DeviceOffloader, under one lock.
 //
-// Ownership: DeviceOffloader's; TensorDepartures and TensorReturns work on it.
+// Ownership: a DeviceOffloader owns it and shares it with TensorDepartures and TensorReturns.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_OFFLOAD_STATE_H_
 #define PINION_HOOKS_ACTIVATIONS_OFFLOAD_STATE_H_
@@ -28,19 +28,19 @@
 
 namespace pinion {
 
-// Things to let go of once the lock is released: declare one before the lock is taken.
+// Memory to free after the lock is released: declare it before the lock is taken.
 struct Released {
   GuardedMemories guarded;
-  absl::InlinedVector<c10::Storage, 1> plain;  // no copy touches them
+  absl::InlinedVector<c10::Storage, 1> plain;  // no pending copy uses them
 
   void Add(GuardedMemory&& memory) {
     if (memory) guarded.push_back(std::move(memory));
   }
 };
 
-// Device memory that nobody needs any more but for its copy out. In a backward that has read it
-// before it was evicted, the copy is likely to be under way: such memory goes once it adds up, or
-// when the backward ends, so that a stream waits once for many copies, and not at once for each.
+// Device memory of released tensors whose D2H copy may still be running. Backward leaves such
+// memory if it reads a tensor before its eviction. It is freed in batches or when the backward
+// ends, so that a stream waits once for many copies.
 class LateMemory {
  public:
   void Add(GuardedMemory&& memory, uint64_t size_bytes) {
@@ -59,15 +59,14 @@ class LateMemory {
   uint64_t size_bytes_ = 0;
 };
 
-// Of tensors that are live.
+// The tables of live tensors.
 struct Books {
   PendingTensors pending;
   SavedStorages storages = {};
   LateMemory late = {};
 };
 
-// The lock is taken before a parcel's own, and held while no device, allocator or LibTorch call is
-// made.
+// Lock order: before a parcel's own lock. No device, allocator or LibTorch call under the lock.
 struct OffloadState {
   OffloadState(ChosenSchedule by, PendingTensors none_yet, std::shared_ptr<DeviceShare> of_device)
       : share(std::move(of_device)),
@@ -76,8 +75,8 @@ struct OffloadState {
         planner(schedule.target),
         asks_for_device_bytes(schedule->AsksForDeviceBytes()) {}
 
-  // What is allocated on the device, if the schedule asks. Get it before you take the lock, and
-  // tell it before you ask for late leavers, evictions or fetches.
+  // Returns the bytes allocated on the device if the schedule uses them, else 0. Call it without
+  // the lock. Pass them to TellDeviceBytes before taking deferred offloads, evictions or fetches.
   uint64_t DeviceBytes(c10::Device device) const {
     return asks_for_device_bytes ? static_cast<uint64_t>(AllocatedBytes(device)) : 0;
   }
@@ -86,19 +85,19 @@ struct OffloadState {
     schedule->OnDeviceBytes(device_bytes, share->visiting_bytes());
   }
 
-  // What weights that visit may count on, beside a plan.
+  // Reports to the weight streamer how much memory it may use beside the plan.
   void TellShare() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     if (schedule.target != nullptr) share->Promise(schedule.target->Promise());
   }
 
-  // What becomes of what was fetched of it, behind its last reader.
+  // Returns what happens to a fetched parcel after its last reader.
   Parcel::Afterwards AfterReading(const ScheduledParcel& parcel) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     return schedule->StaysFetched(parcel) ? Parcel::Afterwards::kKeep : Parcel::Afterwards::kLetGo;
   }
 
-  // The parcel was evicted. `is_shared`: others hold the memory that it held. A parcel that was
-  // gathered held a copy: the program may hold the tensors of which the copy was made.
+  // Reports an evicted parcel whose memory was not freed; `is_shared` says that it has other
+  // owners. A gathered parcel held copies: there the tensors' own storages decide.
   void NoteHeld(const SavedParcel& parcel, bool is_shared) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu, kRecordsLock) {
     if (schedule.target == nullptr) return;
@@ -108,8 +107,8 @@ struct OffloadState {
     }
   }
 
-  // Adds to `released` what was fetched of a parcel, if anything, and that nobody reads any more.
-  // True if nobody has read it.
+  // Adds fetched memory that no reader needs, if any, to `released`. Returns whether it was never
+  // read.
   bool LetGoOfFetched(GuardedMemory&& fetched, ScheduledParcel& parcel, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     if (!fetched) return false;
@@ -117,24 +116,24 @@ struct OffloadState {
     return schedule->OnDropped(parcel);
   }
 
-  // One more tensor was saved on the device, whatever becomes of it. Returns its number.
+  // Counts a tensor that was saved on the device, kept or not. Returns its sequence number.
   uint64_t CountSave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     ++last_sequence;
     if (schedule.counting != nullptr) schedule.counting->OnSaves(last_sequence);
     return last_sequence;
   }
 
-  const uint64_t id = NewId();  // in the process; addresses repeat
+  const uint64_t id = NewId();  // unique in the process, unlike addresses
   const std::shared_ptr<DeviceShare> share;
 
   Mutex mu;
   Books books ABSL_GUARDED_BY(mu);
   const ChosenSchedule schedule ABSL_GUARDED_BY(mu);
-  // The schedule if it goes by plans, for what no lock is needed for.
+  // The schedule if it follows plans, else null. For calls that need no lock.
   const TargetSchedule* const planner;
   const bool asks_for_device_bytes;
-  uint64_t last_sequence ABSL_GUARDED_BY(mu) = 0;              // of what was saved
-  absl::flat_hash_set<int64_t> backwards ABSL_GUARDED_BY(mu);  // those that run
+  uint64_t last_sequence ABSL_GUARDED_BY(mu) = 0;              // of the newest save
+  absl::flat_hash_set<int64_t> backwards ABSL_GUARDED_BY(mu);  // ids of running backwards
 
  private:
   static uint64_t NewId() {
@@ -143,7 +142,7 @@ struct OffloadState {
   }
 };
 
-// Takes the state's lock.
+// Holds the state's lock.
 class [[nodiscard]] ABSL_SCOPED_LOCKABLE OffloadLock {
  public:
   [[nodiscard]] explicit OffloadLock(OffloadState& state)

@@ -10,7 +10,7 @@
 namespace pinion {
 namespace {
 
-// All but the time are counters, which come first.
+// All fields are counters except the last one, a time.
 using Counters = std::array<uint64_t, sizeof(OffloadStats) / sizeof(uint64_t) - 1>;
 static_assert(offsetof(OffloadStats, pack_unpack_us) == sizeof(Counters));
 
@@ -56,14 +56,14 @@ OffloadStatsRecorder::Part* OffloadStatsRecorder::AddPart(int slot) {
   auto added = std::make_unique<Part>(/*has_owner=*/slot != kNoThreadSlot);
   MutexLock lock(mu_);
   Part* part = parts_[slot].load(std::memory_order_relaxed);
-  if (part != nullptr) return part;  // another thread without a number was first
+  if (part != nullptr) return part;  // another thread without a slot was first
   part = all_parts_.emplace_back(std::move(added)).get();
   parts_[slot].store(part, std::memory_order_release);
   return part;
 }
 
-// The analysis does not know locks by number. All are held at once, and no thread joins meanwhile:
-// else one thread would be seen to let go of a handle that another one was not seen to make.
+// Holds all locks at once, so that no handle's release is seen without its creation. The analysis
+// cannot express a set of locks.
 OffloadStats OffloadStatsRecorder::Get() const ABSL_NO_THREAD_SAFETY_ANALYSIS {
   OffloadStats sum;
   MutexLock lock(mu_);

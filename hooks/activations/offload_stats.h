@@ -1,4 +1,4 @@
-// What an OffloadSession did, as a value.
+// Statistics of an OffloadSession.
 //
 //   const OffloadStats stats = session->GetStats();
 //   std::cout << stats.ToString() << stats.kept_small << " tensors were small\n";
@@ -24,61 +24,61 @@
 
 namespace pinion {
 
-// Counters since the session began. Bytes are of storages that were copied, each once per version.
+// Counters since the session was created. Byte counts cover each copied storage once per version.
 struct OffloadStats {
-  uint64_t packed = 0;      // saved tensors that reached a scope
-  uint64_t offloaded = 0;   // of these: with a host copy of their own
-  uint64_t shared = 0;      //   views and repeats of one that has a copy already
-  uint64_t cast_again = 0;  //   not copied: cast once more from its parameter when it is needed
-  uint64_t kept_small = 0;  //   kept on the device, by reason
+  uint64_t packed = 0;      // reached a scope: offloaded + shared + cast_again + kept()
+  uint64_t offloaded = 0;   //   with a host copy of their own
+  uint64_t shared = 0;      //   views and repeats of a tensor that was counted
+  uint64_t cast_again = 0;  //   not copied: recast from the parameter when needed
+  uint64_t kept_small = 0;  //   kept on the device, by reason:
   uint64_t kept_parameter = 0;
   uint64_t kept_head = 0;  //   saved by a head of the scope's module (module_heads.h)
-  uint64_t kept_held = 0;  //   a leaf that someone else holds: offloading frees nothing
+  uint64_t kept_held = 0;  //   a leaf that the program references: a copy would free nothing
   uint64_t kept_no_host_memory = 0;
   uint64_t kept_in_backward = 0;  //   recomputed during backward, needed at once
   uint64_t kept_scope_ended = 0;  //   saved by a thread that has outlived the scope
   uint64_t kept_capturing = 0;
-  uint64_t kept_copy_failed = 0;   //   or the device could not be set up, or is broken
+  uint64_t kept_copy_failed = 0;   //   also if the device could not be set up, or has failed
   uint64_t kept_unsupported = 0;   //   not strided, not of the session's device type, ...
-  uint64_t kept_as_planned = 0;    //   the memory target leaves room for it, or others go first
-  uint64_t offloaded_bytes = 0;    // as the link carries them: with a group's padding
-  uint64_t groups = 0;             // blocks of host memory that several small tensors share
-  uint64_t grouped = 0;            //   these tensors
-  uint64_t evicted_bytes = 0;      // dropped from the device once copied
-  uint64_t evicted_not_freed = 0;  //   of these tensors: with another owner at that moment
+  uint64_t kept_as_planned = 0;    //   the memory target allows it, at least for now
+  uint64_t offloaded_bytes = 0;    // as copied, with the padding of groups
+  uint64_t groups = 0;             // host blocks that several small tensors share
+  uint64_t grouped = 0;            //   tensors in them
+  uint64_t evicted_bytes = 0;      // evicted from the device after their copy
+  uint64_t evicted_not_freed = 0;  //   tensors whose memory had another owner when evicted
 
-  // With a memory target in bytes: steps that had more on their device than it allows, as far as
-  // was seen in scopes and backwards, and how much more at the most.
+  // With a memory target in bytes: the steps seen to exceed it during a scope or a backward, and by
+  // how many bytes at most.
   uint64_t steps_over_target = 0;
   uint64_t most_bytes_over_target = 0;
 
   uint64_t unpacked = 0;
   uint64_t reused_on_device = 0;  // the storage was still alive: no copy back
-  uint64_t prefetch_hits = 0;     // a group counts once, here and below
+  uint64_t prefetch_hits = 0;     // here and below a group counts once
   uint64_t fetched_on_demand = 0;
-  uint64_t recast = 0;              // weights that were cast again, once for several readers
+  uint64_t recast = 0;              // recasts of weights, once for several readers
   uint64_t prefetches_dropped = 0;  // fetched, never read: partial backward, dead branch
-  uint64_t prefetches_refused = 0;  // could not be started: no device memory, or a failed copy
-  uint64_t prefetch_looks = 0;      // at tensors and groups, to choose what to fetch ahead
+  uint64_t prefetches_refused = 0;  // not started: no device memory, or a failed copy
+  uint64_t prefetch_looks = 0;      // parcels examined to choose prefetches
   uint64_t fetched_bytes = 0;
   uint64_t verified = 0;  // fetched tensors with the right checksum (OffloadOptions::verify)
   uint64_t live_handles = 0;
 
   double pack_unpack_us = 0;  // wall time of the host inside pack and unpack, total
 
-  // Where each saved tensor went adds up to `packed`. Every kept one has exactly one reason.
+  // Returns the number of tensors that stayed on the device. Each has exactly one reason.
   uint64_t kept() const;
-  // Tensors were saved, and none could have been offloaded.
+  // Returns whether tensors were saved and none was of a supported kind and device.
   bool AllElsewhere() const { return packed > 0 && kept_unsupported == packed; }
 
   std::string ToString() const;  // a few lines for people
 };
 
-// The same counters, written from many threads, each its own: a saved tensor is counted some ten
-// times on its way. What one thread has counted up and another one down adds up.
+// Collects OffloadStats from many threads, each in a part of its own. A counter's increments and
+// decrements may be on different threads.
 class OffloadStatsRecorder {
  public:
-  // The first call of the process takes milliseconds; later ones may be made with a lock held.
+  // Takes milliseconds the first time in a process. Later calls may be made under a lock.
   OffloadStatsRecorder() { BiasedMutex::BestBarrier(); }
 
   template <typename Function>
@@ -91,11 +91,11 @@ class OffloadStatsRecorder {
     update(part->stats);
   }
 
-  // All of one moment.
+  // Returns a consistent snapshot of all threads.
   OffloadStats Get() const;
 
  private:
-  // Of the thread that has a number, or of all that have none.
+  // Counters of one thread with a slot, or of all threads without one.
   struct alignas(64) Part {
     explicit Part(bool has_owner)
         : mu(has_owner ? BiasedMutex::BestBarrier() : BiasedMutex::Barrier::kNone) {}
@@ -110,7 +110,7 @@ class OffloadStatsRecorder {
   std::vector<std::unique_ptr<Part>> all_parts_ ABSL_GUARDED_BY(mu_);
 };
 
-// Adds the wall time of its own life to the statistics, and what it was told to count, at once.
+// Adds its lifetime to pack_unpack_us and increments the counter that Count() has set.
 class [[nodiscard]] HostTimer {
  public:
   [[nodiscard]] explicit HostTimer(OffloadStatsRecorder& recorder) : recorder_(recorder) {}

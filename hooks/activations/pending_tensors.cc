@@ -71,7 +71,7 @@ void PendingTensors::Remove(const StorageRecord& record) {
 
 RecordPtrs PendingTensors::EndScope(ScopeId scope) {
   const auto found = scopes_.find(scope);
-  if (found == scopes_.end()) return {};  // it saved nothing on this device
+  if (found == scopes_.end()) return {};  // the scope saved nothing on this device
   for (RecordPtr& saved : std::exchange(found->second.in_use, {})) {
     EndOperator(found->second, std::move(saved));
   }
@@ -92,7 +92,7 @@ RecordPtrs PendingTensors::Take(Scope& scope, bool large, bool small) {
     scope.small.clear();
     scope.small_bytes = 0;
   }
-  // In the order of packing, which is the order in which they are evicted.
+  // Records are evicted in the order of packing.
   std::sort(due.begin(), due.end(),
             [](const RecordPtr& a, const RecordPtr& b) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
               return a->in_schedule.sequence < b->in_schedule.sequence;

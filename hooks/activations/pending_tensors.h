@@ -1,12 +1,12 @@
-// Saved tensors that have not left yet: those whose operators may still run, and those that wait
-// for company, or for an operator of another scope.
+// Saved tensors whose copy out has not begun, because their operator may still run or because they
+// wait to be batched.
 //
-// Nothing reads a saved tensor before the operator that saved it has returned (HasReturned): that
-// is known at the thread's next node, or at the end of the scope. A tensor that does not fill the
-// link by itself then waits until the others hold as much device memory as does, or the scope ends,
-// and leaves with them. Small ones wait for each other in the same way, since they share a parcel.
+// No copy reads a saved tensor before the operator that saved it has returned (HasReturned), which
+// is known at the thread's next node or at the end of the scope. A tensor that is too small to fill
+// the link then waits until the waiting tensors of its scope hold a full batch of device memory, or
+// the scope ends. Small tensors wait in the same way to share a parcel.
 //
-// Thread safety: none; whoever calls holds the lock of the OffloadState that it belongs to.
+// Thread safety: the owner's OffloadState lock guards it.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_PENDING_TENSORS_H_
 #define PINION_HOOKS_ACTIVATIONS_PENDING_TENSORS_H_
@@ -26,51 +26,50 @@ namespace pinion {
 
 class PendingTensors {
  public:
-  // Tensors of at most so many bytes are small (pack_plan.h). Without `company` none waits for it.
+  // Tensors up to `largest_small_bytes` are small (pack_plan.h). False `company`: no batching.
   PendingTensors(uint64_t largest_small_bytes, bool company)
       : largest_small_bytes_(largest_small_bytes), company_(company) {}
 
-  // `node` is about to save something in the scope; operators that have returned by then have.
-  // Returns records that are due: those whose batch holds `batch_bytes`, in the order of packing.
+  // Reports that `node` is about to save in the scope, which shows that earlier operators have
+  // returned. Returns the records of full batches (`batch_bytes`), in the order of packing.
   RecordPtrs TakeDue(ScopeId scope, const NodeId& node, uint64_t batch_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
-  // `node` has saved something, on any thread: the last one that has.
+  // Reports that `node`, on any thread, has saved something.
   void NoteSave(const NodeId& node) { last_saver_ = node; }
   const NodeId& last_saver() const { return last_saver_; }
 
-  // A record that is to leave, saved by `node`.
+  // Adds a record to offload, saved by `node`.
   void Add(const RecordPtr& record, const NodeId& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
-  // Whether operators of the scope may still run: something was saved in it, and it has not ended.
+  // Returns whether operators of the scope may still run: it has saved something and not ended.
   bool IsOpen(ScopeId scope) const { return scopes_.contains(scope); }
   bool IsAnyOpen() const { return !scopes_.empty(); }
 
-  // One more operator has saved the record, which is awaited: nothing is to read it before that
-  // one, too, has returned.
+  // Reports that `node` has also saved an awaited record, whose copy then waits for that operator.
   void AwaitOperator(const RecordPtr& record, const NodeId& node)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
-  // What `node`, whose operator has not returned, has saved: it is awaited no more.
+  // Removes and returns awaited records that `node`, which has not returned, has saved.
   RecordPtrs TakeSavedBy(const NodeId& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
-  // The record, which is awaited, is not needed any more.
+  // Removes an awaited record that is not needed.
   void Remove(const StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
-  // The record, which stays, is to leave, and waits for an operator of a later scope that has saved
-  // it as well. It is not awaited. Whoever takes all asks anew of each, if it still lives.
+  // Adds a resident record whose deferred offload waits for an operator of a later scope. After
+  // TakeLateLeavers the caller must check each again, if it still lives.
   void AddLateLeaver(const RecordPtr& record) { late_leavers_.push_back(record); }
   std::vector<std::weak_ptr<StorageRecord>> TakeLateLeavers() {
     return std::exchange(late_leavers_, {});
   }
 
-  // No operator of the scope runs any more: all that is left of it.
+  // Returns all records of the scope, whose operators have all returned.
   RecordPtrs EndScope(ScopeId scope) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
  private:
   struct Scope {
-    std::vector<RecordPtr> in_use;  // their operators have not returned, as far as is known
-    RecordPtrs large;               // these wait for company
+    std::vector<RecordPtr> in_use;  // their operators may still run
+    RecordPtrs large;               // waiting to be batched
     RecordPtrs small;
     uint64_t large_bytes = 0;
     uint64_t small_bytes = 0;
@@ -80,13 +79,13 @@ class PendingTensors {
     return record.size_bytes() <= largest_small_bytes_;
   }
   void EndOperator(Scope& scope, RecordPtr record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
-  // Large ones do not wait for small ones.
+  // Large records do not wait for small ones.
   static RecordPtrs Take(Scope& scope, bool large, bool small)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
   const uint64_t largest_small_bytes_;
   const bool company_;
-  std::map<ScopeId, Scope> scopes_;  // that have not ended
+  std::map<ScopeId, Scope> scopes_;  // open scopes
   std::vector<std::weak_ptr<StorageRecord>> late_leavers_;
   NodeId last_saver_ = {};
 };

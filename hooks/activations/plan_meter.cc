@@ -44,11 +44,11 @@ bool PlanMeter::BeginStep(const std::shared_ptr<const KnownStep>& last, bool is_
   const bool was_over = is_over_.exchange(false);
   {
     MutexLock lock(mu_);
-    // A plan that did not keep its promise is made again; where none does, less and less often.
+    // Replan after a planned step exceeded the target, at exponentially growing intervals.
     if (was_over && last != nullptr && !is_recorded && std::has_single_bit(++plans_over_)) {
       return true;
     }
-    // As it was when the step's first scope was opened, which decides whether its bytes are told.
+    // Read before OnStep: the step's first scope used it to decide whether to observe memory.
     const bool is_due = watch_.IsDue();
     watch_.OnStep();
     step = std::exchange(step_, std::nullopt);
@@ -56,7 +56,7 @@ bool PlanMeter::BeginStep(const std::shared_ptr<const KnownStep>& last, bool is_
   }
   const StreamHandle stream = NativeStream(CurrentStream(device_));
   const absl::StatusOr<bool> capturing = clock_->IsCapturing(stream);
-  if (!capturing.ok() || *capturing) return false;  // an event would be the graph's
+  if (!capturing.ok() || *capturing) return false;  // an event would become part of the graph
   if (!step.has_value()) {
     peak_bytes_ = 0;
     Keep({.begin = clock_->Now(stream)});
@@ -90,7 +90,7 @@ std::optional<bool> PlanMeter::IsOff(const Step& step) {
       clock_->Read({step.begin, *step.end}, absl::ZeroDuration());
   if (absl::IsDeadlineExceeded(times.status())) return std::nullopt;
   MeasuredStep measured;
-  // The host's clock does not tell when the device has done its work.
+  // Times of the host's clock do not tell when the device was done.
   if (times.ok() && !times->by_host && !step.ran->step().timed_by_host) {
     measured.step_us = times->us.back();
   }

@@ -1,6 +1,6 @@
-// Measures a step that runs as planned, now and then: what it took on the device, and the most that
-// the device had. Nobody waits for it: two events are recorded, and read a step later. With a
-// target in bytes it also counts the steps that had more, each of them.
+// Measures the device time and peak memory of a planned step now and then. It records two events
+// and reads them a step later, so nobody waits. With a target in bytes it also counts all steps
+// that exceed the target.
 //
 // Thread safety: thread-safe.
 
@@ -25,60 +25,60 @@ namespace pinion {
 
 class PlanMeter {
  public:
-  // What steps have had beyond the target.
+  // Steps that exceeded the target.
   struct Overshoot {
     uint64_t steps = 0;
     uint64_t most_bytes = 0;
   };
 
-  // Without a `target_bytes` no step has more than it may.
+  // Without `target_bytes` no step exceeds it.
   PlanMeter(c10::Device device, std::shared_ptr<StreamClock> clock,
             std::optional<uint64_t> target_bytes)
       : device_(device), clock_(std::move(clock)), target_bytes_(target_bytes) {}
 
-  // The next step is to be measured, or the one that runs is: what OnDeviceBytes is told is of use.
+  // Returns whether the next or the current step is measured and needs OnDeviceBytes.
   bool IsDue() const;
-  // What the allocator has given out, whenever that changes; of it, weights have `visiting_bytes`.
+  // Reports the allocator's bytes at each change, and the part of them that streamed weights have.
   // Takes no lock.
   void OnDeviceBytes(int64_t allocated_bytes, int64_t visiting_bytes);
-  // The same at one moment, whatever there was before: it says nothing of the step's peak.
+  // Reports the bytes at one moment, without influence on the measured peak.
   void CompareWithTarget(int64_t allocated_bytes);
 
-  // A step begins, so that the last one has ended, which ran by `last` (null: by no plan). One that
-  // `is_recorded` is not measured. True: a plan was found to be off, and should be made again.
+  // Begins a step and ends the last one, which followed plan `last` or none (null). A recorded step
+  // is not measured. Returns true if a plan was found to be off and should be made again.
   bool BeginStep(const std::shared_ptr<const KnownStep>& last, bool is_recorded);
-  // Nobody needs a tensor of the step any more. Takes no lock.
+  // Reports that no tensor of the step is needed. Takes no lock.
   void EndStep() { is_in_step_ = false; }
   bool IsInStep() const { return is_in_step_; }
   Overshoot overshoot() const { return {steps_over_, most_over_bytes_}; }
-  // PlanWatch's, for plans that are made now.
+  // Returns PlanWatch's margin for new plans.
   uint64_t margin_bytes() const;
 
  private:
   struct Step {
     StreamClock::Moment begin;
     std::optional<StreamClock::Moment> end = std::nullopt;
-    std::shared_ptr<const KnownStep> ran = nullptr;  // once it has ended
-    int64_t peak_bytes = 0;                          // the same; 0: nobody has told
+    std::shared_ptr<const KnownStep> ran = nullptr;  // set at its end
+    int64_t peak_bytes = 0;                          // set at its end; 0: not reported
   };
 
   void Keep(Step step);
-  // Whether a step that has ended was off; empty until the device has got to its end.
+  // Returns whether an ended step was off; nothing until the device has reached its end.
   std::optional<bool> IsOff(const Step& step);
 
   const c10::Device device_;
   const std::shared_ptr<StreamClock> clock_;
   const std::optional<uint64_t> target_bytes_;
-  std::atomic<int64_t> peak_bytes_{0};  // of the step that runs
+  std::atomic<int64_t> peak_bytes_{0};  // in the current step
   std::atomic<bool> is_in_step_{false};
-  std::atomic<bool> is_over_{false};  // the step that runs
+  std::atomic<bool> is_over_{false};  // the current step exceeds the target
   std::atomic<uint64_t> steps_over_{0};
   std::atomic<uint64_t> most_over_bytes_{0};
 
   mutable Mutex mu_;
   PlanWatch watch_ ABSL_GUARDED_BY(mu_);
-  std::optional<Step> step_ ABSL_GUARDED_BY(mu_);  // that is measured
-  uint64_t plans_over_ ABSL_GUARDED_BY(mu_) = 0;   // steps that ran by one and had more
+  std::optional<Step> step_ ABSL_GUARDED_BY(mu_);  // the measured step
+  uint64_t plans_over_ ABSL_GUARDED_BY(mu_) = 0;   // planned steps that exceeded the target
 };
 
 }  // namespace pinion

@@ -1,5 +1,4 @@
-// One saved tensor of those that share a record: which view of the bytes it is, and at which
-// version it was saved.
+// A saved tensor as a view of its record's bytes, with the version at which it was saved.
 //
 // Thread safety: immutable.
 
@@ -28,7 +27,7 @@ namespace pinion {
 
 class RecordView {
  public:
-  // `is_first`: the record was made of `tensor`, and knows all of this already.
+  // `is_first`: the record was made from `tensor` and has its view and version.
   RecordView(RecordPtr record, const at::Tensor& tensor, bool is_first)
       : record_(std::move(record)), own_(is_first ? nullptr : std::make_unique<const Own>(tensor)) {
     if (!NodeGetsCopyOf(tensor)) tensor_.emplace(tensor.getIntrusivePtr());
@@ -37,10 +36,9 @@ class RecordView {
   StorageRecord& record() const { return *record_; }
   const SavedView& view() const { return own_ == nullptr ? record_->origin.view() : own_->view; }
 
-  // Lends the view of a storage, as SavedView::Over makes it, that has each byte `shift_bytes`
-  // behind its place in the one that was saved. Where the node gets the very tensor and the program
-  // still has the saved one over that storage, it is that one: with its class, attributes and
-  // identity in Python.
+  // Returns an alias of the view over `storage`, whose bytes are shifted by `shift_bytes` against
+  // the original. If autograd gives the node the very tensor, and the program still has the saved
+  // one over that storage, returns that one, with its class, attributes and identity in Python.
   at::Tensor Lend(c10::Storage storage, int64_t shift_bytes, c10::DispatchKeySet keys) const {
     const bool node_gets_copy = !tensor_.has_value();
     at::Tensor tensor = node_gets_copy ? at::Tensor() : at::Tensor(tensor_->lock());
@@ -50,7 +48,7 @@ class RecordView {
     return pinion::Lend(tensor, node_gets_copy);
   }
 
-  // As SavedVersion::Check.
+  // See SavedVersion::Check.
   void CheckVersion() const {
     const SavedVersion& version = own_ == nullptr ? record_->version : own_->version;
     version.Check([this] { return view().Describe(); });
@@ -67,7 +65,7 @@ class RecordView {
 
   RecordPtr record_;
   std::unique_ptr<const Own> own_;
-  std::optional<WeakTensor> tensor_;  // nothing where the node gets a copy
+  std::optional<WeakTensor> tensor_;  // nothing if the node gets a copy
 };
 
 }  // namespace pinion

@@ -7,7 +7,7 @@
 namespace pinion {
 namespace {
 
-// As it stands: to ask a view for its node takes a lock of autograd's, and may make the node anew.
+// Does not call grad_fn(), which takes a lock and may recreate a view's node.
 const std::type_info* TypeOfMaker(const at::Tensor& tensor) {
   const torch::autograd::Node* const node = torch::autograd::impl::grad_fn_unsafe(tensor);
   return node == nullptr ? nullptr : &typeid(*node);

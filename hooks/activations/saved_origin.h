@@ -1,4 +1,4 @@
-// Where a saved tensor comes from, kept as cheaply as can be until somebody asks.
+// Where a saved tensor comes from. Formats texts only on demand.
 //
 // Thread safety: immutable.
 
@@ -18,20 +18,19 @@ namespace pinion {
 
 class SavedOrigin {
  public:
-  // `saver` is the node that saves the tensor. Only reads the tensor's fields, so that it may be
-  // made with a lock held.
+  // `saver` is the node that saves the tensor. Reads fields only, so it may be called under a lock.
   SavedOrigin(const at::Tensor& tensor, const NodeId& saver);
 
   const SavedView& view() const { return view_; }
-  // The node whose result the tensor is, "ReluBackward0"; empty for a leaf. A node itself would
-  // keep its graph alive.
+  // Returns the name of the node that computed the tensor, "ReluBackward0"; empty for a leaf. The
+  // node itself is not stored, since it would keep its graph alive.
   std::string MadeBy() const;
-  // The node that saved it, by autograd's sequence number.
+  // Returns autograd's sequence number of the node that saved the tensor.
   uint64_t node() const { return node_; }
 
  private:
   const SavedView view_;
-  const std::type_info* const made_by_;  // null: a leaf
+  const std::type_info* const made_by_;  // null for a leaf
   const uint64_t node_;
 };
 

@@ -8,8 +8,8 @@ RecordPtr SavedStorages::Find(const c10::Storage& storage, const SavedVersion& v
                               const StorageExtent& extent) const {
   const auto found = records_.find(storage.unsafeGetStorageImpl());
   if (found == records_.end()) return nullptr;
-  // Newest first: what was saved since at another version, even by another counter, says that the
-  // bytes may have changed.
+  // Newest first: an overlapping record of another version or counter shows that the bytes may have
+  // changed.
   for (auto it = found->second.rbegin(); it != found->second.rend(); ++it) {
     StorageRecord& record = **it;
     if (record.extent.end_bytes <= extent.begin_bytes ||

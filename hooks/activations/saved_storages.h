@@ -1,6 +1,6 @@
-// Which storages have records, and which record a tensor can share.
+// Finds the record whose bytes a newly saved tensor can share.
 //
-// Thread safety: none; whoever calls holds the lock of the OffloadState that it belongs to.
+// Thread safety: the owner's OffloadState lock guards it.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_SAVED_STORAGES_H_
 #define PINION_HOOKS_ACTIVATIONS_SAVED_STORAGES_H_
@@ -20,19 +20,18 @@ namespace pinion {
 
 class SavedStorages {
  public:
-  // A record of the same bytes, at the same version, of which a tensor with `extent` can be a view;
-  // null: none.
+  // Returns a record of the storage at that version whose bytes contain `extent`; null if none.
   RecordPtr Find(const c10::Storage& storage, const SavedVersion& version,
                  const StorageExtent& extent) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
-  // A record is here while it has live handles. Sets its pending_bytes.
+  // Add sets the record's pending_bytes. Remove it when its last handle is gone.
   void Add(StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
   void Remove(const StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
-  // A record that is here is to stay on the device, as one of the schedule's objects. TakeStaying
-  // finds it by that, once; null: it is gone, or was taken.
+  // Marks an added record as resident. TakeStaying finds it once by the schedule's object number,
+  // and returns null if it was removed or taken.
   void NoteStays(StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
   RecordPtr TakeStaying(uint32_t object) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
-  // All, in the order of packing.
+  // Returns all records in the order of their last save.
   RecordPtrs All() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
   bool Contains(const c10::StorageImpl* storage) const { return records_.contains(storage); }
 

@@ -23,7 +23,7 @@ at::Tensor SavedView::Over(c10::Storage storage, int64_t shift_bytes, c10::Dispa
       sizes_, strides_, (offset_bytes_ + shift_bytes) / static_cast<int64_t>(dtype_.itemsize()));
   if (version != nullptr) {
     impl->set_version_counter(*version);
-  } else if (!impl->version_counter().enabled()) {  // made in inference mode
+  } else if (!impl->version_counter().enabled()) {  // created in inference mode
     impl->set_version_counter(c10::VariableVersion(/*version=*/0));
   }
   return at::Tensor(std::move(impl));

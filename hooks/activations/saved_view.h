@@ -1,4 +1,4 @@
-// One saved tensor without its bytes: what it is a view of them as.
+// Metadata of a saved tensor: sizes, strides, offset and dtype, without its storage.
 //
 // Thread safety: immutable.
 
@@ -25,12 +25,11 @@ class SavedView {
         offset_bytes_(tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize())),
         dtype_(tensor.dtype()) {}
 
-  // For messages: "Float [16, 32]".
+  // Returns "Float [16, 32]" for messages.
   std::string Describe() const;
 
-  // Over a storage that has each byte `shift_bytes` behind its place in the one that was saved,
-  // with `keys` beside those of its device. Without a `version` the tensor has a counter of its
-  // own.
+  // Returns the tensor over a storage whose bytes are shifted by `shift_bytes` against the
+  // original, with `keys` added to its device's. Has a new version counter if `version` is null.
   at::Tensor Over(c10::Storage storage, int64_t shift_bytes, c10::DispatchKeySet keys,
                   const c10::VariableVersion* version) const;
 

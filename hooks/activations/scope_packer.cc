@@ -38,7 +38,7 @@ std::unique_ptr<SavedTensor> ScopePacker::Pack(const at::Tensor& tensor, const G
   return saved == nullptr ? KeepTensor(tensor) : std::move(saved);
 }
 
-// What is saved in a backward, or behind a scope's end, is not recorded.
+// Segments in a backward, or after the scope's end, are not recorded.
 std::optional<uint32_t> ScopePacker::KeepSegment(const SegmentBegin& segment) {
   if (CurrentBackward() != -1 || scope_->ended) return std::nullopt;
   return target_->KeepSegment(segment, scope_->id);

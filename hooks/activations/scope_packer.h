@@ -1,10 +1,10 @@
-// What stands between a scope and its session: parameters known by storage, statistics, and the
-// tensors that stay on the device.
+// Packs the tensors that autograd saves in an OffloadScope: passes them to the session, and keeps
+// those that the session declines on the device.
 //
-// Thread safety: a packer and a session are thread-safe: the autograd workers that run on a scope's
-// behalf save as well. A PackScope is constant but for `ended`, a ScopeModule but for its heads,
-// which have a lock.
-// Ownership: a scope's packer shares its session.
+// Thread safety: a packer and a session are thread-safe, since autograd workers save on a scope's
+// behalf. A PackScope is constant except `ended`, a ScopeModule except its heads, which have a
+// lock.
+// Ownership: a packer shares its session.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_SCOPE_PACKER_H_
 #define PINION_HOOKS_ACTIVATIONS_SCOPE_PACKER_H_
@@ -29,50 +29,48 @@
 
 namespace pinion {
 
-// What is saved together: in the scopes of one session of which each is the innermost around the
-// next.
+// The identity of a scope. Directly nested scopes of one session share it.
 struct PackScope {
   PackScope(ScopeId number, CastNotes notes) : id(number), casts(std::move(notes)) {}
 
   const ScopeId id;
-  const CastNotes casts;               // of parameters, from `begin`
+  const CastNotes casts;               // parameters' states at `begin`
   const NodeId begin = CurrentNode();  // places in the graph count from here
   const std::thread::id opened_on = std::this_thread::get_id();
-  // What a thread that has outlived the scope saves stays on the device.
+  // Tensors that a thread saves after the end of the scope stay on the device.
   std::atomic<bool> ended = false;
 };
 
-// What a scope knows of the module that runs in it.
+// The module that runs in a scope.
 struct ScopeModule {
-  std::optional<ParameterStorages> parameters;  // and buffers; nothing where no module is known
-  std::unique_ptr<HeadNodes> heads;             // null: none is to be left alone
+  std::optional<ParameterStorages> parameters;  // and buffers; nothing without a module
+  std::unique_ptr<HeadNodes> heads;             // null without heads
 };
 
-// The number of a scope that begins now, and of the last one that did.
+// Return a new scope's number, and the number of the newest scope.
 ScopeId NewScopeId();
 ScopeId LastScopeId();
 
-// A session as its scopes see it.
+// The session's interface for its scopes.
 class PackTarget {
  public:
   virtual ~PackTarget() = default;
-  // Null: the tensor stays on the device; the reason has been counted.
+  // Returns null if the tensor stays on the device; its reason is counted.
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
                                             const ScopeModule& module, const PackScope& scope) = 0;
-  // As SavedTensorPacker::KeepSegment.
+  // See SavedTensorPacker::KeepSegment.
   virtual std::optional<uint32_t> KeepSegment(const SegmentBegin& segment, ScopeId scope) = 0;
-  // Once `ended` is set. No operator that has saved tensors in the scope runs any more, on no
-  // thread.
+  // Ends a scope. Call it after `ended` is set and after all operators of the scope have returned,
+  // on every thread.
   virtual void EndScope(ScopeId scope) = 0;
-  // For an outermost scope that begins now.
+  // Records the states of known parameters when an outermost scope begins.
   virtual CastNotes NoteCasts() = 0;
   virtual OffloadStatsRecorder& stats() = 0;
-  // Whoever wants to know of all device memory that is allocated in a scope that begins now, if
-  // anybody does.
+  // Returns the observer of device allocations for a scope that begins, or null.
   virtual std::shared_ptr<MemoryObserver> Observer() = 0;
 };
 
-// In the log: a scope has seen no tensor of its session's device.
+// Logs that a scope has seen no tensor on its session's device type.
 void WarnOfNoTensorOn(c10::DeviceType device_type);
 
 class ScopePacker : public SavedTensorPacker {
@@ -83,7 +81,7 @@ class ScopePacker : public SavedTensorPacker {
   const PackTarget& target() const { return *target_; }
   const std::shared_ptr<PackScope>& scope() const { return scope_; }
 
-  // Never null. Its wall time is counted.
+  // Never returns null. Counts the host's time.
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place) override;
   std::optional<uint32_t> KeepSegment(const SegmentBegin& segment) override;
 

@@ -92,7 +92,7 @@ bool StepLearner::FindGradients() {
   wants_leaves_ = true;
   return std::any_of(leaves.begin(), leaves.end(), [](const auto& leaf) {
     const auto impl = leaf.lock();
-    // Without a copy: another thread may be about to set it.
+    // Reads without a copy, since another thread may be setting the gradient.
     return impl != nullptr && impl->grad().defined();
   });
 }
@@ -105,7 +105,7 @@ void StepLearner::RunAside(absl::FunctionRef<void()> work) {
 void StepLearner::BeginUnobserved() {
   if (!state_.planner->memory_bytes().has_value()) return;
   {
-    // What comes behind a step whose backward was within the scope is none of it.
+    // After a step whose backward ran inside the scope, nothing of it is left to observe.
     OffloadLock lock(state_);
     if (!state_.schedule.target->IsInStep()) return;
   }
@@ -179,7 +179,7 @@ void StepLearner::BeginStep() {
     MutexLock lock(mu_);
     last = recording_;
   }
-  // An event that is recorded now would be the graph's.
+  // An event recorded during a capture would become part of the graph.
   if (last != nullptr && !last->CheckNotCapturing().ok()) {
     OffloadLock lock(state_);
     state_.schedule.target->set_is_recorded(false);
@@ -189,7 +189,7 @@ void StepLearner::BeginStep() {
   SetAside wanted;
   bool is_as_before = false, had_gradients = false;
   {
-    // Another thread that begins the step as well may be faster.
+    // Another thread may have begun the step.
     MutexLock lock(mu_);
     if (recording_ != last) return;
     recording_.reset();
@@ -200,8 +200,8 @@ void StepLearner::BeginStep() {
     state_.schedule.target->set_is_recorded(false);
     if (last != nullptr && !state_.schedule.target->HasBegun())
       ran = state_.schedule.target->TakeRan();
-    // A model was attached since, or has gone. Its weights may have left the device with that, or
-    // come to it: a record from before, of the last step as well, counts them wrongly.
+    // A model was attached or detached, and its weights may have moved. Older recordings, the last
+    // step's too, count them wrongly.
     if (!is_as_before) state_.schedule.target->ForgetKnown();
   }
   if (last != nullptr && is_as_before) Learn(*last, had_gradients, ran, wanted);
@@ -220,7 +220,7 @@ void StepLearner::BeginStep() {
   const bool is_told = is_any_known || !state_.planner->memory_bytes().has_value();
   refusals_ = is_told ? kNothingToTell : AllocatorBytesOf(device_).refusals;
   if (is_off) {
-    // From the next step on: whether this one is observed was decided when its scope was opened.
+    // Takes effect in the next step: whether this one is observed was decided by its first scope.
     OffloadLock lock(state_);
     state_.schedule.target->RecordAgain();
   }
@@ -229,7 +229,7 @@ void StepLearner::BeginStep() {
   next->Start();
   {
     MutexLock lock(mu_);
-    // What another thread has begun meanwhile goes behind the lock, with its events.
+    // Another thread's recording is destroyed after the lock, with its events.
     recording_.swap(next);
   }
   OffloadLock lock(state_);
@@ -270,8 +270,8 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
   if (too_low.empty()) return;
   const SetAside wanted = share_->wanted();
   for (const std::shared_ptr<const KnownStep>& known : too_low) {
-    // Somewhat more, if that fits: a program that has a little more in each step is not to be
-    // planned in each step.
+    // Try with some bytes extra, so that a program whose memory grows a little in each step is not
+    // replanned in each step.
     const uint64_t more_bytes = known->MoreBytes(device_bytes);
     const auto plan_with = [&](uint64_t added_bytes) {
       StepRecord step = known->step().WithMore(added_bytes);
@@ -285,13 +285,13 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
                            << " bytes more than before was not planned: " << raised.status();
       continue;
     }
-    // That of a step which makes gradients counts them twice.
+    // With other gradients than recorded, the raised plan may count gradients twice: do not log it.
     if (known->step().begins_with_gradients == has_gradients_) TellOfShortfall(**raised);
     OffloadLock lock(state_);
     state_.schedule.target->LearnRaised(*std::move(raised), *known);
   }
-  // What is there by now may come in the step itself, as the first gradients do, and was counted
-  // twice then.
+  // The recording may count the same bytes again inside the step, as with first gradients. So
+  // record the step again, at exponentially growing intervals.
   MutexLock lock(mu_);
   if (!std::has_single_bit(++raises_)) return;
   OffloadLock state_lock(state_);
@@ -305,7 +305,7 @@ void StepLearner::Learn(DeviceRecording& recording, bool had_gradients,
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not recorded: " << step.status();
     return;
   }
-  // A step of which nothing came back has no order of reading.
+  // Without reads there is no order to plan for.
   if (step->uses.size() <= step->objects.size()) return;
   step->begins_with_gradients = had_gradients;
   SegmentChoice::Note(ran, *step);
@@ -321,7 +321,7 @@ void StepLearner::Learn(DeviceRecording& recording, bool had_gradients,
   }
   TellOfShortfall(**known);
   MutexLock lock(mu_);
-  if (wanted_ != wanted) return;  // another thread has begun a step since, and forgot the plans
+  if (wanted_ != wanted) return;  // another thread has begun a step and discarded the plans
   OffloadLock state_lock(state_);
   state_.schedule.target->Learn(*std::move(known), ran);
 }

@@ -1,17 +1,14 @@
-// Records the steps of one device that its schedule does not know, and teaches it their plans. A
-// plan that is found to be off is made again. Where a model is attached whose weights visit the
-// device, or goes, all plans are forgotten: what a record counts as everybody else's bytes may be
-// less or more by its weights, and the plans leave another part of the target.
+// Records steps of one device that have no plan, and plans them. A plan that proves to be off is
+// made again. All plans are discarded when a model with streamed weights is attached or detached:
+// its weights change what a recording counts as other memory, and what the plans may use.
 //
-// A step begins with the first tensor that is saved while nobody needs an earlier one. What the
-// last step did is planned then, and not before: its last events are read, for which the host
-// waits.
+// A step begins with the first tensor saved while no earlier one is needed. The last step is
+// planned at that moment; the host waits for its last events.
 //
-// A step that begins without gradients makes them: a first micro-batch. A step that begins with
-// gradients adds to them: the micro-batches behind it. With a target in bytes the learner knows the
-// two apart. It looks at the first leaves whose gradients the last backward made or added to. Until
-// a step of the second kind was recorded, such a step follows the plan of the first kind, which
-// takes more.
+// With a memory target in bytes, steps that begin with and without gradients have separate plans: a
+// first micro-batch creates gradients, later ones add to them. To tell, the learner looks at the
+// first leaves whose gradients the last backward created or added to. Until a step of the second
+// kind is recorded, it follows a plan of the first kind, which takes more memory.
 //
 // Thread safety: thread-safe.
 
@@ -51,7 +48,7 @@ namespace pinion {
 
 class StepLearner {
  public:
-  // The schedule in `state` goes by plans.
+  // The schedule in `state` must follow plans.
   StepLearner(c10::Device device, const OffloadOptions& options,
               const std::shared_ptr<DeviceTier>& tier, OffloadState& state)
       : device_(device),
@@ -62,70 +59,70 @@ class StepLearner {
         state_(state),
         meter_(device, clock_, state.planner->memory_bytes()) {}
 
-  // What `pack` makes of a tensor, which is recorded if the step is. `place` is the number of its
-  // place in the scope; `pack` gets the number by which the schedule knows it. Null where `pack`
-  // says so: the tensor stays what it is.
+  // Packs a tensor by `pack`, and records it if the step is recorded. `place` is the number of its
+  // place in the scope, which `pack` receives. Returns null if `pack` does: the tensor stays as it
+  // is.
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, uint64_t place, bool is_leaf,
                                     absl::FunctionRef<std::unique_ptr<SavedTensor>(uint64_t)> pack);
-  // As MemoryObserver::OnAccumulate.
+  // See MemoryObserver::OnAccumulate.
   void OnAccumulate(const at::Tensor& leaf);
-  // As SavedTensorPacker::KeepSegment.
+  // See SavedTensorPacker::KeepSegment.
   std::optional<uint32_t> KeepSegment(const SegmentBegin& segment, ScopeId scope);
-  // Runs `work`, which is no part of the step.
+  // Runs `work` and excludes it from the recording.
   void RunAside(absl::FunctionRef<void()> work);
 
-  // A scope has ended. What the program does until a backward reads, as with a loss behind the
-  // scope, is not told to OnDeviceBytes.
+  // Reports the end of a scope. OnDeviceBytes is not called until a backward reads, for example
+  // during a loss outside the scope.
   void BeginUnobserved();
-  // A tensor is about to be read, or saved.
+  // Reports that a tensor is about to be read or saved.
   void EndUnobserved();
 
-  // The plans of the steps that are known, as OffloadSession::Explain has them.
+  // Describes the plans of recorded steps (OffloadSession::Explain).
   std::string Explain(PlanFormat format) const;
 
-  // Nobody needs a tensor of the step any more.
+  // Reports that no tensor of the step is needed.
   void EndStep() {
     meter_.EndStep();
     observed_peak_bytes_ = kObserved;
   }
-  // Where a step has ended in which memory ran out, and no step was known by then: in the log, the
-  // target and what the device had.
+  // Logs the target and the device's peak if memory ran out in a step without any earlier plan. For
+  // the end of a step.
   void TellOfRefusals();
   PlanMeter::Overshoot overshoot() const { return meter_.overshoot(); }
 
-  // Peaks are of use: there is a target in bytes, a step is recorded or measured, or the next one's
-  // record would be of use.
+  // Returns whether memory peaks are needed: there is a target in bytes, a step is recorded or
+  // measured, or the next step's recording would be useful.
   bool IsCurious() const;
   void OnDeviceBytes(int64_t allocated_bytes, const void* freed);
-  // At a save or a read, whether somebody observes what lies between them or not.
+  // Reports the allocator's bytes at a save or a read, observed or not.
   void NoteDeviceBytes(uint64_t allocated_bytes) {
     meter_.CompareWithTarget(static_cast<int64_t>(allocated_bytes));
   }
 
  private:
-  // The leaves to which the last backward added first; of the step before, until there is one.
+  // The first leaves to which the last backward added; the previous backward's until it adds.
   struct LeavesOfBackward {
     std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> all;
     bool are_old = false;
   };
 
-  // The record of the step that runs; null: it is not recorded.
+  // Returns the current step's recording, or null.
   std::shared_ptr<DeviceRecording> Current() const;
-  // True if the step has saved nothing yet.
+  // Returns whether the step has saved nothing.
   bool BeginStepIfNone();
   void BeginStep();
-  // Whether any of the leaves has a gradient by now. From now on others may be noted.
+  // Returns whether any of these leaves has a gradient. The next backward may replace them.
   bool FindGradients();
-  // In the log: each least that is more than those before, and once that a step had more.
+  // Log a new largest minimum of memory, and once that a step exceeded the target.
   void TellOfShortfall(const KnownStep& known);
   void TellOfOvershoot();
-  // The step's first tensor is about to be saved. Plans that it may go on by, and whose records had
-  // less on the device by now than there is, are made anew with the difference.
+  // Called before the step's first save. Replans candidates whose recording began with fewer
+  // device bytes, adding the difference.
   void RaisePlans(const at::Tensor& tensor, uint64_t place);
-  // The plan of a step; `wanted` by weights.
+  // Returns a step's plan. `wanted` is reserved for weights.
   absl::StatusOr<std::shared_ptr<const KnownStep>> Plan(StepRecord step, bool mixes,
                                                         const SetAside& wanted) const;
-  // `ran`: what that step has done with its segments. `wanted`: by weights, beside it.
+  // Plans a recording. `ran` is what the step did with its segments.
   void Learn(DeviceRecording& recording, bool had_gradients, const SegmentChoice::Ran& ran,
              const SetAside& wanted);
 
@@ -137,22 +134,22 @@ class StepLearner {
   PlanMeter meter_;
 
   static constexpr size_t kMostLeaves = 8;
-  std::atomic<bool> wants_leaves_ = true;    // fewer were noted since the step began
-  std::atomic<bool> has_gradients_ = false;  // when the step began
+  std::atomic<bool> wants_leaves_ = true;    // fewer than kMostLeaves since the step began
+  std::atomic<bool> has_gradients_ = false;  // at the step's beginning
 
   static constexpr int64_t kNothingToTell = INT64_MAX;
-  // By the allocator, when a step began before which none was known.
+  // The allocator's refusals when a step began without any earlier plan.
   std::atomic<int64_t> refusals_ = kNothingToTell;
 
   static constexpr int64_t kObserved = INT64_MAX;
-  std::atomic<int64_t> observed_peak_bytes_ = kObserved;  // the allocator's, when a scope ended
+  std::atomic<int64_t> observed_peak_bytes_ = kObserved;  // the allocator's peak at a scope's end
 
   mutable Mutex mu_;
   std::shared_ptr<DeviceRecording> recording_ ABSL_GUARDED_BY(mu_);
-  uint64_t told_least_bytes_ ABSL_GUARDED_BY(mu_) = 0;   // the largest least in the log
-  bool told_of_overshoot_ ABSL_GUARDED_BY(mu_) = false;  // in the log
-  uint64_t raises_ ABSL_GUARDED_BY(mu_) = 0;             // of plans
-  SetAside wanted_ ABSL_GUARDED_BY(mu_);                 // by weights, when the last step began
+  uint64_t told_least_bytes_ ABSL_GUARDED_BY(mu_) = 0;   // the largest minimum logged
+  bool told_of_overshoot_ ABSL_GUARDED_BY(mu_) = false;  // whether it was logged
+  uint64_t raises_ ABSL_GUARDED_BY(mu_) = 0;             // calls of RaisePlans that replanned
+  SetAside wanted_ ABSL_GUARDED_BY(mu_);                 // by weights at the last step's beginning
 
   Mutex leaves_mu_;
   LeavesOfBackward leaves_ ABSL_GUARDED_BY(leaves_mu_);

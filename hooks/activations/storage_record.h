@@ -1,8 +1,8 @@
-// One saved storage (or a part of one), at one version: what DeviceOffloader knows about it.
+// DeviceOffloader's record of a saved storage, or of a part of one, at one version.
 //
-// A record is shared by the handles of all saved tensors that are views of the same bytes. All that
-// is about tensors is said of records, all that is about copies of parcels (engine/tier/parcel.h):
-// a large tensor is a parcel of its own, small ones share one.
+// The handles of all saved tensors that are views of the same bytes share a record. Records know
+// tensors, parcels (engine/tier/parcel.h) know copies. A large tensor has its own parcel; small
+// ones share one.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_STORAGE_RECORD_H_
 #define PINION_HOOKS_ACTIVATIONS_STORAGE_RECORD_H_
@@ -34,13 +34,13 @@ namespace pinion {
 
 struct StorageRecord;
 
-// What guards records and the tables of them: the lock of the OffloadState that they belong to,
-// which none of them knows. OffloadLock (offload_state.h) takes both, so clang checks that whoever
-// touches a record holds such a lock. That it is the lock of the record's own device it cannot see.
+// Stands for the OffloadState lock that guards records, which the records do not know. OffloadLock
+// (offload_state.h) takes both, so clang checks that code which touches a record holds such a lock,
+// though not that it is the lock of the record's device.
 struct ABSL_LOCKABLE RecordsLock {};
 inline constexpr RecordsLock kRecordsLock;
 
-// Saved tensors that travel together.
+// A parcel of saved tensors.
 struct SavedParcel final : public Parcel, public ScheduledParcel {
   SavedParcel(uint64_t parcel_bytes, StreamHandle native, std::shared_ptr<ParcelPlace> place,
               const BoundStream& saved_on)
@@ -50,36 +50,35 @@ struct SavedParcel final : public Parcel, public ScheduledParcel {
   }
 
   using Parcel::size_bytes;
-  const BoundStream pack_stream;  // the copy out, and a gather before it, come after its work
-  // Nobody counts as having read what is found on the device in this one: who has done so before
-  // the parcel left is not known, and all of them may read anew in the next.
+  const BoundStream pack_stream;  // the gather and the copy out follow its work
+  // Reads in the backward during which the parcel was offloaded are not counted: earlier reads were
+  // not tracked, and a later backward may read again.
   const int64_t left_in_backward = CurrentBackward();
-  // The copy out reads one block of device memory with the parcel's own layout, in which the
-  // tensors were gathered. Otherwise it reads their storages, each a piece of its own. Written
-  // before the parcel is published.
+  // True: the copy out reads one device block into which the tensors were gathered. False: it reads
+  // their storages, each a piece of its own. Written before the parcel is published.
   bool gathered = false;
 
   absl::InlinedVector<StorageRecord*, 1> records
       ABSL_GUARDED_BY(kRecordsLock);  // with live handles
 };
 
-// Where in a parcel the bytes of a record are, once their copy out is submitted; none before.
+// A record's place in a parcel; empty until the copy out is submitted.
 class ParcelPart {
  public:
   ParcelPart() = default;
-  // They begin `offset_bytes` behind the parcel's. Unless that was gathered, they are its `piece`.
+  // `piece` is the record's index among the pieces of a parcel that is not gathered.
   ParcelPart(std::shared_ptr<SavedParcel> parcel, size_t piece, uint64_t offset_bytes)
       : parcel_(std::move(parcel)), piece_(piece), offset_bytes_(offset_bytes) {}
 
   const std::shared_ptr<SavedParcel>& parcel() const { return parcel_; }
   uint64_t offset_bytes() const { return offset_bytes_; }
 
-  // The parcel has the memory that was saved.
+  // Returns whether the parcel owns the original memory.
   bool HoldsMemory() const {
     return parcel_ != nullptr && !parcel_->gathered && parcel_->Holds(piece_);
   }
   GuardedMemory TakeHeld() const { return parcel_->TakeHeld(piece_); }
-  // The parcel has the bytes on the device, in other memory than that which was saved.
+  // Returns whether the parcel has the bytes on the device in other memory than the original.
   bool IsOnDevice() const {
     return parcel_ != nullptr && parcel_->state() != Parcel::State::kAway &&
            (parcel_->gathered || parcel_->state() != Parcel::State::kHeld);
@@ -91,15 +90,15 @@ class ParcelPart {
   uint64_t offset_bytes_ = 0;
 };
 
-// What was last made by casting a parameter again, for others who read it while it lives.
+// The latest recast, which later readers share while it lives.
 struct LastCast {
   WeakStorage storage;
-  BoundStream stream;  // that made it
+  BoundStream stream;  // the stream that computed it
 };
 
 struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   struct InSchedule {
-    uint64_t sequence = 0;  // in the order in which records were saved last, in their scopes
+    uint64_t sequence = 0;  // order of the records' last saves in their scopes
     uint32_t object = 0;    // the schedule's number
   };
 
@@ -123,7 +122,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
 
   bool IsAwaited() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) { return leaving.IsAwaited(); }
   bool Stays() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) { return leaving.Stays(); }
-  // An operator saves it, and it stays.
+  // Adds an operator that has saved the resident record.
   void NoteSaver(const NodeId& node, ScopeId in) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
     leaving.NoteSaver(node, /*elsewhere=*/in != scope);
   }
@@ -132,45 +131,44 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
     return {scope, in_schedule.sequence};
   }
 
-  // The memory stays until the last handle is gone, as without offload.
+  // Returns whether the memory stays until the last handle is gone, as without offload.
   bool IsKept() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
     return leaving.source() && !leaving.IsAwaited() && !leaving.Stays();
   }
 
-  // Of the storage that was saved.
+  // Returns whether the record or its parcel owns the original storage.
   bool HoldsMemory() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
     return leaving.source() || in_parcel.HoldsMemory();
   }
 
-  // The bytes can be had without a copy or a cast.
+  // Returns whether the bytes are available without a copy or a recast.
   bool IsOnDevice() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
     return !identity.expired() || in_parcel.IsOnDevice() ||
            (last_cast.has_value() && !last_cast->storage.expired());
   }
 
-  // Nobody here holds the bytes, and no copy of them: whoever needs them casts the parameter again.
+  // Returns whether neither the record nor a parcel owns the bytes: readers recast the parameter.
   bool IsCastAgain() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
     return cast != nullptr && in_parcel.parcel() == nullptr && !leaving.source();
   }
-  // And nobody else has them, either.
+  // Returns whether the next reader must recast, because the bytes are nowhere on the device.
   bool HasToBeCast() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
     return IsCastAgain() && identity.expired() &&
            (!last_cast.has_value() || last_cast->storage.expired());
   }
-  // It is cast again from now on. Returns the source, to be let go of.
+  // Drops the record to be recast. Returns the source for the caller to release.
   c10::Storage LeaveToBeCastAgain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
     leaving.Decide();
     return leaving.TakeSource();
   }
 
-  // From a place in the storage to the same byte in the parcel.
+  // Returns the shift from an offset in the storage to the same byte in the parcel.
   int64_t ShiftIntoParcel() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
     return static_cast<int64_t>(in_parcel.offset_bytes()) -
            static_cast<int64_t>(extent.begin_bytes);
   }
 
-  // False once someone has resized `storage`, the one that was saved, or given it other memory:
-  // that raises no version.
+  // Returns false if the saved `storage` was resized or got other memory, which raises no version.
   bool HasItsMemory(const c10::Storage& storage) const {
     return storage.data() == data && storage.nbytes() == storage_bytes;
   }
@@ -178,17 +176,17 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   // The weak reference keeps the StorageImpl's address from being recycled.
   const WeakStorage identity;
   const SavedVersion version;
-  const StorageExtent extent;  // the bytes of the storage that are saved
-  const void* const data;      // of all of the storage
+  const StorageExtent extent;  // the saved bytes of the storage
+  const void* const data;      // the storage's first byte
   const uint64_t storage_bytes;
   const BoundStream pack_stream;
-  const ScopeId scope;                              // in which it was saved first
-  const std::unique_ptr<const ParameterCast> cast;  // that makes these bytes; null: none does
+  const ScopeId scope;                              // the first scope that saved it
+  const std::unique_ptr<const ParameterCast> cast;  // computes these bytes; may be null
 
   const SavedOrigin origin;
 
-  // Of `extent`'s bytes when they leave; only in verify mode. Written before the parcel is
-  // published, read by those who have found the parcel; of a cast, before the record is found.
+  // Checksum of `extent` when it is offloaded, in verify mode only. Written before the parcel is
+  // published, or for a cast before the record is found.
   TensorChecksum checksum;
 
   LeavingMemory leaving ABSL_GUARDED_BY(kRecordsLock);
@@ -199,7 +197,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
 };
 
 using RecordPtr = std::shared_ptr<StorageRecord>;
-// Large tensors leave one by one.
+// Usually one large tensor.
 using RecordPtrs = absl::InlinedVector<RecordPtr, 1>;
 
 }  // namespace pinion

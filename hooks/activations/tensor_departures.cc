@@ -19,13 +19,13 @@
 namespace pinion {
 namespace {
 
-// Where the record's bytes are. Read only; mutable_data() would make a lazily cloned storage copy
-// itself.
+// Returns where the record's bytes begin, to be read only. Not mutable_data(), which would make a
+// lazily cloned storage copy itself.
 char* DataOf(const StorageRecord& record) {
   return static_cast<char*>(const_cast<void*>(record.data)) + record.extent.begin_bytes;
 }
 
-// Of the parcel's records that have live handles.
+// Returns the size of the parcel's records with live handles.
 uint64_t RecordBytes(const SavedParcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
   uint64_t bytes = 0;
   for (const StorageRecord* record : parcel.records) bytes += record->size_bytes();
@@ -50,8 +50,8 @@ void TensorDepartures::CopyOut(DueRecords& due) {
   const absl::Span<const RecordPtr> staying =
       absl::MakeConstSpan(due.records).subspan(due.sources.size());
   if (!staying.empty()) Keep(staying, &OffloadStats::kept_held);
-  // With the last batch, unless the schedule wants to know first what the device has: no lock may
-  // be held while that is asked for.
+  // Evict with the last batch. If the schedule needs the device's bytes, they must be read first,
+  // outside any lock.
   const bool evicts = !state_.asks_for_device_bytes;
   bool has_evicted = false;
   size_t begin = 0;
@@ -100,7 +100,7 @@ bool TensorDepartures::SubmitCopyOut(const BoundStream& stream, absl::Span<const
     Released released;
     OffloadLock lock(state_);
     for (ParcelDraft& leaving : all) Publish(leaving, released);
-    // What was gathered counts as freed once its sources are, which is behind the lock.
+    // The sources of a gather are freed only after the lock, so eviction has to come later.
     if (evicts && released.plain.empty()) {
       TakeExcess(excess);
       has_evicted = true;
@@ -137,7 +137,7 @@ absl::InlinedVector<TensorDepartures::ParcelDraft, 1> TensorDepartures::PlanParc
     absl::StatusOr<std::shared_ptr<SavedParcel>> parcel = tier_.NewParcelIn<SavedParcel>(
         options_.backing.get(), group.size_bytes, stream.native, stream);
     if (!parcel.ok()) {
-      // That the budget is used up is what statistics are for; anything else is a fault.
+      // Lack of budget is counted in the statistics; other errors are logged.
       if (!absl::IsResourceExhausted(parcel.status())) {
         PINION_LOG(kWarning) << "saved tensors stay on the device: " << parcel.status();
       }
@@ -149,14 +149,14 @@ absl::InlinedVector<TensorDepartures::ParcelDraft, 1> TensorDepartures::PlanParc
     leaving.parcel = *std::move(parcel);
     departure.parcel = leaving.parcel;
     try {
-      // The copy is ordered with the pack stream, the memory's reuse with the stream that it was
-      // allocated on.
+      // The copy follows the pack stream, but the memory's reuse follows the stream that allocated
+      // it.
       for (const c10::Storage& source : leaving.sources) RecordOnStream(source, stream.torch);
       if (options_.verify) TakeChecksums(leaving, stream);
       if (group.gather || HoldsMuchMore(leaving)) {
         if (c10::Storage gathered = Gather(leaving, stream)) {
           leaving.parcel->gathered = true;
-          leaving.sources.clear();  // the pack stream has read them, in its order
+          leaving.sources.clear();  // later work of the pack stream may reuse them
           departure.pieces = {{gathered.mutable_data(), 0, group.size_bytes}};
           departure.memory.push_back(TorchMemory(std::move(gathered)));
         }
@@ -209,7 +209,7 @@ c10::Storage TensorDepartures::Gather(const ParcelDraft& leaving, const BoundStr
   try {
     gathered = GatherOnDevice(stream, pieces, leaving.parcel->size_bytes);
   } catch (const std::exception&) {
-    // Out of memory, most likely, which is expensive to find out.
+    // Most likely out of memory. gather_back_off_ avoids repeated failures, which are expensive.
   }
   MutexLock lock(gather_mu_);
   gathered ? gather_back_off_.Worked() : gather_back_off_.Refused();
@@ -226,7 +226,7 @@ void TensorDepartures::Publish(ParcelDraft& leaving, Released& released) {
     StorageRecord& record = *leaving.records[i];
     record_bytes += record.size_bytes();
     if (record.live_handles == 0) {
-      // Its last handle went while the copy was submitted: the memory is the parcel's to guard.
+      // Its last handle was destroyed during the submission.
       if (!parcel.gathered) AddByStream(parcel.TakeHeld(i), released.guarded);
       continue;
     }
@@ -240,13 +240,13 @@ void TensorDepartures::Publish(ParcelDraft& leaving, Released& released) {
       released.plain.push_back(record.leaving.TakeSource());
     } else {
       held.push_back({record.storage(), record.storage_bytes});
-      record.leaving.TakeSource();  // the parcel holds it: nothing is let go of
+      record.leaving.TakeSource();  // not the last reference: the parcel has one
     }
   }
   parcel.AddReaders(readers);
   if (readers > 0) {
     if (parcel.gathered) held.push_back({&parcel, parcel.size_bytes});
-    // Without overlap the parcel is evicted at once.
+    // Without overlap the caller evicts the parcel itself.
     state_.schedule->OnLeft(parcel, options_.overlap ? held : absl::Span<const HeldBytes>());
   } else if (parcel.gathered) {
     AddByStream(parcel.TakeHeld(0), released.guarded);
@@ -288,7 +288,7 @@ void TensorDepartures::CopyOutBlocking(const RecordPtr& record, c10::Storage& so
 
 GuardedMemories TensorDepartures::Evict(absl::Span<ScheduledParcel* const> parcels) {
   GuardedMemories evicted;
-  GuardedMemories dropped;  // what had come back, by copies of the other direction
+  GuardedMemories dropped;  // fetched memory, guarded by copies of the other direction
   uint64_t bytes = 0, not_freed = 0, unread = 0;
   for (ScheduledParcel* scheduled : parcels) {
     auto& parcel = static_cast<SavedParcel&>(*scheduled);
@@ -297,8 +297,8 @@ GuardedMemories TensorDepartures::Evict(absl::Span<ScheduledParcel* const> parce
     AddByStream(parcel.Evict(&not_freed), evicted);
     state_.NoteHeld(parcel, not_freed > before);
     GuardedMemory fetched = parcel.TakeFetched();
-    // Another thread may be fetching it: then it does not count as fetched until that is done, or
-    // the schedule would name it again and again.
+    // Also if another thread is fetching it: otherwise the schedule would return the parcel again
+    // and again until that fetch is done.
     const bool was_unread = state_.schedule->OnDropped(parcel);
     if (!fetched) continue;
     unread += was_unread ? 1 : 0;
@@ -317,7 +317,7 @@ bool TensorDepartures::TakeExcess(Excess& excess) {
   const ScheduledParcels parcels = state_.schedule->TakeEvictions();
   for (const ScheduledParcel* parcel : parcels) excess.bytes += parcel->size_bytes;
   if (!parcels.empty()) excess.memories = Evict(parcels);
-  state_.TellShare();  // behind both, which find what should be gone and is not
+  state_.TellShare();  // after both, which find memory that should have been freed
   return !parcels.empty();
 }
 
@@ -340,7 +340,7 @@ bool TensorDepartures::EvictSome() {
 }
 
 void TensorDepartures::EvictAll() {
-  GuardedMemories evicted;  // let go of after the lock
+  GuardedMemories evicted;  // freed after the lock
   OffloadLock lock(state_);
   evicted = Evict(state_.schedule->TakeAllEvictions());
 }

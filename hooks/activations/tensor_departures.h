@@ -1,5 +1,5 @@
-// How saved tensors that are due leave a device: which of them share a parcel, the copies, and the
-// eviction of what has left.
+// Offloads saved tensors of a device: forms parcels, submits their copies, and evicts copied
+// parcels.
 //
 // Thread safety: thread-safe.
 
@@ -31,7 +31,7 @@
 
 namespace pinion {
 
-// Without overlap, the host waits before it drops device memory.
+// Without overlap the host waits for the copy before it evicts.
 inline constexpr WaitSite kBlockingCopyOut("kBlockingCopyOut", kHooksWaits);
 
 class TensorDepartures {
@@ -45,54 +45,52 @@ class TensorDepartures {
         state_(state),
         stats_(stats) {}
 
-  // The batches leave, but for those whose stream captures a graph, and take the sources with them.
-  // Then the device memory goes that the schedule has in excess.
+  // Submits the copies of the batches, except those whose stream captures a graph. Takes the
+  // sources. Then evicts what the schedule has in excess.
   void CopyOut(DueRecords& due);
 
-  // Their copies will not be made: the device keeps the bytes. They count as kept for `reason`.
+  // Counts records whose copy will not be made as kept for `reason`.
   void Keep(absl::Span<const RecordPtr> records, uint64_t OffloadStats::*reason);
 
-  // Drops all device memory whose copy out was submitted.
+  // Evicts all parcels whose copy was submitted.
   void EvictAll();
 
  private:
-  // A parcel in the making.
+  // A parcel before its copy is submitted.
   struct ParcelDraft {
     std::shared_ptr<SavedParcel> parcel;
     RecordPtrs records;
-    absl::InlinedVector<uint64_t, 1> offsets;      // of each in the parcel
-    absl::InlinedVector<c10::Storage, 1> sources;  // of each
+    absl::InlinedVector<uint64_t, 1> offsets;      // one per record, in the parcel
+    absl::InlinedVector<c10::Storage, 1> sources;  // one per record
     Departure departure;
   };
 
-  // Device memory that the schedule has in excess.
+  // Device memory that the schedule evicts.
   struct Excess {
     GuardedMemories memories;
-    uint64_t bytes = 0;  // of its parcels
+    uint64_t bytes = 0;  // size of its parcels
   };
 
-  // Records of one pack stream, which does not capture a graph, and the source of each, which is
-  // moved from. With `evicts` it may drop what the schedule has in excess as well, under the lock
-  // that it takes anyway; returns whether it has.
+  // Submits records of one pack stream, which does not capture a graph. Moves from `sources`. With
+  // `evicts` it may also evict under the lock that it takes; returns whether it did.
   bool SubmitCopyOut(const BoundStream& stream, absl::Span<const RecordPtr> records,
                      absl::Span<c10::Storage> sources, bool evicts);
-  // The baseline without overlap: the host waits, then the device memory goes.
+  // Copies without overlap: the host waits, then evicts.
   void CopyOutBlocking(const RecordPtr& record, c10::Storage& source);
-  // Those that can leave, each with its place in the host tier, gathered where that was planned and
-  // possible.
+  // Returns parcels with their places in the host tier, gathered as planned if possible. Records
+  // that cannot be offloaded are counted as kept.
   absl::InlinedVector<ParcelDraft, 1> PlanParcels(const BoundStream& stream,
                                                   absl::Span<const RecordPtr> records,
                                                   absl::Span<c10::Storage> sources);
-  // Whether the tensors are small slices of storages that hold far more device memory than the
-  // parcel.
+  // Returns whether the tensors are small slices of storages that are far larger than the parcel.
   bool HoldsMuchMore(const ParcelDraft& leaving);
-  // Empty if that is not possible now: the pieces can be copied one by one.
+  // Returns an empty storage on failure; the pieces can then be copied one by one.
   c10::Storage Gather(const ParcelDraft& leaving, const BoundStream& stream);
   void TakeChecksums(const ParcelDraft& leaving, const BoundStream& stream);
-  // The copy was submitted.
+  // Makes a parcel visible to readers after its copy was submitted.
   void Publish(ParcelDraft& leaving, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);
-  // False: there is none.
+  // Returns false if nothing is in excess.
   bool TakeExcess(Excess& excess) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);
   void Drop(Excess& excess);
   bool EvictSome();
@@ -107,7 +105,7 @@ class TensorDepartures {
   OffloadStatsRecorder& stats_;
 
   Mutex gather_mu_;
-  BackOff gather_back_off_ ABSL_GUARDED_BY(gather_mu_);  // in gathers
+  BackOff gather_back_off_ ABSL_GUARDED_BY(gather_mu_);  // counts gathers
 };
 
 }  // namespace pinion

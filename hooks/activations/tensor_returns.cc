@@ -21,7 +21,7 @@
 namespace pinion {
 namespace {
 
-// A fetch of the parcel would bring something back that the device does not have.
+// Whether a fetch would provide bytes that the device lacks.
 bool IsAway(const SavedParcel& parcel) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
   return parcel.state() == Parcel::State::kAway &&
          std::any_of(parcel.records.begin(), parcel.records.end(),
@@ -37,10 +37,10 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, const Reading& by,
   const BoundStream& stream = by.stream;
   const bool is_captured = tier_.engine().IsCapturing(stream.native).value_or(false);
   for (;;) {
-    Released released;  // let go of after the lock
+    Released released;  // freed after the lock
     BytesOnDevice bytes;
     uint64_t dropped = 0;
-    SavedParcel* parcel = nullptr;  // which the record keeps
+    SavedParcel* parcel = nullptr;  // owned by the record
     std::optional<Parcel::Read> read;
     bool is_cast_again = false;
     bool was_ahead = false;
@@ -58,7 +58,7 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, const Reading& by,
           dropped += state_.LetGoOfFetched(parcel->MarkRead(by.reader), *parcel, released);
         }
       } else if (parcel != nullptr) {
-        // The device may hold it still, but not as it was saved.
+        // The original memory, if any, was resized or replaced.
         released.Add(parcel->Evict());
         bytes.shift_bytes = record.ShiftIntoParcel();
         was_ahead = parcel->ReadIfFetched(by.reader, read, state_.AfterReading(*parcel)) &&
@@ -125,20 +125,19 @@ BytesOnDevice TensorReturns::Find(StorageRecord& record, Released& released) {
     if (auto impl = record.identity.lock()) storage = c10::Storage(std::move(impl));
   }
   if (!storage) return {};
-  // What has no copy is read as it is by now, as without offload: sharded training frees gathered
+  // A record without a copy is read as it is, as without offload: sharded training frees gathered
   // parameters after forward and gathers them into other memory for backward.
   const bool is_kept = record.in_parcel.parcel() == nullptr && !record.IsCastAgain();
   const bool is_readable = is_kept && storage.nbytes() >= record.extent.end_bytes;
   if (!record.HasItsMemory(storage) && !is_readable) {
-    released.plain.push_back(std::move(storage));  // this may be the last owner by now
+    released.plain.push_back(std::move(storage));  // may be the last reference
     return {};
   }
   return {std::move(storage), /*shift_bytes=*/0};
 }
 
-// One copy brings many tensors back, and a later copy is done after an earlier one. What a thread
-// has seen a stream wait for is remembered only within one backward: later, another stream may have
-// its handle.
+// Many tensors share a copy, and later copies finish after earlier ones, so a repeated wait is
+// skipped. Remembered only within a backward, since stream handles are reused.
 void TensorReturns::WaitForCopyIn(const Transfer& copy, const Reading& by) {
   using Waiter = std::tuple<uint64_t, int64_t, c10::StreamId>;  // OffloadState::id, the backward
   thread_local std::pair<Waiter, uint64_t> last = {{0, -1, 0}, 0};
@@ -207,7 +206,7 @@ BytesOnDevice TensorReturns::CastAgain(StorageRecord& record, const Reading& by,
   }
   const bool comes_again = by.backward == -1 || BackwardKeepsGraph();
   OffloadLock lock(state_);
-  // The record's only reader, who does not come again, may have it for its own.
+  // A record's only reader, which does not read again, may own and modify the bytes.
   bytes.is_copy = record.live_handles == 1 && !comes_again;
   if (!bytes.is_copy) record.last_cast = {bytes.storage.getWeakStorageImpl(), stream};
   return bytes;
@@ -248,7 +247,7 @@ void TensorReturns::FetchNow(SavedParcel& parcel, FetchClaim claim, const Readin
 void TensorReturns::Prefetch(const StorageRecord& record, int64_t backward) {
   if (!options_.overlap) return;
   for (;;) {
-    Arrivals wanted;  // they keep their parcels until after the lock
+    Arrivals wanted;  // share the parcels until after the lock
     bool is_all = false;
     const uint64_t device_bytes = state_.DeviceBytes(record.pack_stream.torch.device());
     {
@@ -265,7 +264,7 @@ void TensorReturns::Prefetch(const StorageRecord& record, int64_t backward) {
         if (claim.has_value()) {
           wanted.push_back({*std::move(claim), DeviceMemory()});
         } else {
-          state_.schedule->OnDropped(parcel);  // another thread is faster
+          state_.schedule->OnDropped(parcel);  // another thread fetches it
         }
       }
       is_all = fetches.is_all;
@@ -295,7 +294,7 @@ bool TensorReturns::FetchAhead(Arrivals& wanted, int64_t backward) {
     }
     room_was_made = AllocationRetries(stream.torch.device()) > retries;
     copy = tier_.Fetch(absl::MakeSpan(wanted), stream.native, unneeded);
-  } catch (const std::exception&) {  // out of memory, most likely
+  } catch (const std::exception&) {  // most likely out of memory
   }
   if (!copy.ok()) {
     for (auto& [claim, memory] : wanted) {
@@ -316,7 +315,7 @@ bool TensorReturns::FetchAhead(Arrivals& wanted, int64_t backward) {
   return false;
 }
 
-// --------------------------------------------------------------------------------------- let go
+// ----------------------------------------------------------------------------------------- free
 
 void TensorReturns::FreeUnneeded() {
   SettleLoans();

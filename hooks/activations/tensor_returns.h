@@ -1,5 +1,5 @@
-// How saved tensors come back: from the device if it still has them, else from the host tier, on
-// demand or ahead of it.
+// Returns saved tensors to backward: from the device if it still has them, else by a fetch on
+// demand, a prefetch or a recast.
 //
 // Thread safety: thread-safe.
 
@@ -30,25 +30,25 @@
 
 namespace pinion {
 
-// Backward reads a fetched tensor after its copy in is done.
+// Backward reads a fetched tensor after its copy.
 inline constexpr WaitSite kUnpackAfterCopyIn("kUnpackAfterCopyIn", kHooksWaits);
 // Backward on another stream than forward waits for forward's work.
 inline constexpr WaitSite kUnpackOnOtherStream("kUnpackOnOtherStream", kHooksWaits);
 
-// Where backward finds the bytes of a saved tensor.
+// The bytes of a saved tensor on the device.
 struct BytesOnDevice {
   c10::Storage storage;
-  int64_t shift_bytes = 0;  // from a place in the original storage to the same byte here
-  // A copy: nobody reaches it through the tensor that was saved.
+  int64_t shift_bytes = 0;  // added to a byte's offset in the original storage
+  // True for a copy that the originally saved tensor does not share.
   bool is_copy = false;
-  bool cast_again = false;        // by the call that returns it
-  c10::DispatchKeySet keys = {};  // of the tensor, beside its device's
+  bool cast_again = false;        // this call has recast it
+  c10::DispatchKeySet keys = {};  // dispatch keys to add to the device's
 };
 
-// Who wants the bytes.
+// A reader of the bytes.
 struct Reading {
   Parcel::Reader& reader;
-  const BoundStream& stream;  // on which they are used
+  const BoundStream& stream;  // the stream that uses them
   int64_t backward;           // CurrentBackward()
 };
 
@@ -58,42 +58,42 @@ class TensorReturns {
                 OffloadStatsRecorder& stats)
       : options_(options), tier_(tier), state_(state), stats_(stats) {}
 
-  // The record's bytes, ready for use on the reader's stream. Throws c10::Error if they cannot be
-  // had; `describe` tells its message which tensor it is.
+  // Returns the record's bytes, ready for use on the reader's stream. Throws c10::Error on failure;
+  // `describe` names the tensor for its message.
   BytesOnDevice Acquire(StorageRecord& record, const Reading& by,
                         absl::FunctionRef<std::string()> describe);
 
-  // Fetches what `backward` will read after the record.
+  // Prefetches what `backward` will read after the record.
   void Prefetch(const StorageRecord& record, int64_t backward);
 
-  // Lets go of what was fetched and not read, of what nobody needs any more but for its copy out,
-  // and of what came back from those that it was lent to.
+  // Frees unread prefetches, memory of released tensors whose copy is pending, and aliases that
+  // autograd has released.
   void FreeUnneeded();
 
-  // Of what was fetched in the backward, which has ended.
+  // Frees unread fetches of a backward that has ended.
   void EndBackward(int64_t backward);
 
  private:
   using Arrivals = absl::InlinedVector<Arrival, 1>;
 
-  // Without a copy back; no storage if there is none.
+  // Finds the bytes on the device without a fetch or a recast. No storage if there are none.
   BytesOnDevice Find(StorageRecord& record, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);
-  // The record's bytes by a cast of its parameter, or the last one's if they live.
+  // Recasts the parameter, or returns the latest recast if it lives.
   BytesOnDevice CastAgain(StorageRecord& record, const Reading& by,
                           absl::FunctionRef<std::string()> describe);
-  // Memory that `made_on` has the last work on is about to be used on `stream`.
+  // Orders `stream` after `made_on`, and records the use of the memory.
   void UseOnStream(const c10::Storage& storage, const BoundStream& made_on,
                    const BoundStream& stream);
-  // The reader's stream waits for the copy, unless it waits for a later one already.
+  // Makes the reader's stream wait for the copy, unless it waits for a later one already.
   void WaitForCopyIn(const Transfer& copy, const Reading& by);
-  // Throws unless the bytes are those that were saved. `tell` says of the tensor which it is, and
-  // how its bytes went and came.
+  // Throws c10::Error unless the bytes have the saved checksum. `tell` describes the tensor and its
+  // transfers.
   void Verify(const StorageRecord& record, const BytesOnDevice& bytes,
               absl::FunctionRef<std::string()> tell);
   void FetchNow(SavedParcel& parcel, FetchClaim claim, const Reading& by);
-  // False when that failed: backward goes on without more prefetches for now. Whatever is wrong
-  // with the device is for a fetch that is needed to report.
+  // Returns false on failure, which stops prefetching for now. Device errors are left to a fetch on
+  // demand to report.
   bool FetchAhead(Arrivals& wanted, int64_t backward);
 
   TraceSink* trace() const { return options_.engine.trace.get(); }
