@@ -43,7 +43,8 @@ DevicePeaks::Since DevicePeaks::Take(int64_t allocated_bytes, std::optional<int6
 
 std::vector<bool> CountAsHeld(int64_t peak_bytes, absl::Span<const LetGo> gone) {
   std::vector<bool> held(gone.size());
-  // From then on, had those that count as held stayed. Less came after those that went last.
+  // The peak from here on, if the objects that count as held had stayed. Backwards, so that later
+  // ones are included.
   int64_t later_peak_bytes = 0;
   for (size_t i = gone.size(); i-- > 0;) {
     later_peak_bytes = std::max(later_peak_bytes, gone[i].later_peak_bytes);

@@ -1,11 +1,11 @@
-// How much was allocated on a device between two moments, at the most, how much of that came after
-// the program had let go of memory that it held, and what was freed.
+// Tracks the peak of allocated device memory between two moments, what was freed, and how high the
+// peak was after the program freed memory that it had referenced.
 //
-//   peaks.Hold(storage.data());                  // somebody beside the packers has it
+//   peaks.Hold(storage.data());                  // an object beside the packers owns it
 //   ... OnDeviceBytes, at each change ...
 //   const DevicePeaks::Since since = peaks.Take(allocated_bytes, frees);
 //
-// Thread safety: thread-safe. Its lock is the last one to be taken.
+// Thread safety: thread-safe. Its lock is the innermost.
 
 #ifndef PINION_HOOKS_PLAN_DEVICE_PEAKS_H_
 #define PINION_HOOKS_PLAN_DEVICE_PEAKS_H_
@@ -27,46 +27,45 @@ class DevicePeaks {
  public:
   struct Freed {
     const void* data = nullptr;
-    int64_t later_peak_bytes = 0;  // allocated at the most, from then until the next one went
+    int64_t later_peak_bytes = 0;  // peak of allocated bytes from then until the next free
   };
   struct Since {
     int64_t peak_bytes = 0;
-    std::vector<Freed> freed = {};  // of what is held, in the order in which it went
-    // Of all memory, what was told; and whether that is all that was freed. It is not where another
-    // thread frees, of which nobody tells.
+    std::vector<Freed> freed = {};  // of the held memory, in the order of the frees
+    // Addresses of all reported frees, and whether they are all frees. They are not if a thread
+    // frees unobserved.
     absl::InlinedVector<const void*, 4> told = {};
     bool told_all = false;
   };
 
-  // As MemoryObserver::OnDeviceBytes.
+  // See MemoryObserver::OnDeviceBytes.
   void OnDeviceBytes(int64_t allocated_bytes, const void* freed);
   void Hold(const void* data);
-  // Nobody holds it any more. OnDeviceBytes does the same for what was freed.
+  // Removes an address from the held ones. OnDeviceBytes does the same for freed memory.
   void Drop(const void* data);
-  // Since the last call; `allocated_bytes` are allocated now. `frees`: how often the allocator has
-  // freed something by now, if it counts that.
+  // Returns what happened since the last call. `allocated_bytes` are allocated at this moment.
+  // `frees` is the allocator's count of frees, if it has one.
   Since Take(int64_t allocated_bytes, std::optional<int64_t> frees);
 
  private:
-  // Between two moments: a program that saves nothing for long is not remembered for long.
+  // Bounds the memory for a program that saves nothing for long.
   static constexpr size_t kMaxTold = 1000;
 
   Mutex mu_;
   Since since_ ABSL_GUARDED_BY(mu_);
-  std::optional<int64_t> frees_ ABSL_GUARDED_BY(mu_);  // of the last moment
+  std::optional<int64_t> frees_ ABSL_GUARDED_BY(mu_);  // at the last Take
   absl::flat_hash_set<const void*> held_ ABSL_GUARDED_BY(mu_);
 };
 
-// The memory of an object went with the hold of the program, while its packer had none.
+// The memory of an object that the program freed while no packer owned it.
 struct LetGo {
   int64_t size_bytes = 0;
-  int64_t later_peak_bytes = 0;  // as DevicePeaks::Freed has it
+  int64_t later_peak_bytes = 0;  // DevicePeaks::Freed::later_peak_bytes
 };
 
-// By object, in the order in which they went between two moments, between which `peak_bytes` were
-// allocated at the most: whether it may count as held until the second moment, as if it had stayed.
-// It may not where what came later has taken its place: an object that stays takes room beside
-// that.
+// Returns for each object, in the order of the frees between two moments, whether a plan may count
+// it as resident until the second moment. It may not if later allocations reused its memory, since
+// a resident object needs room beside them. `peak_bytes` is the peak between the moments.
 std::vector<bool> CountAsHeld(int64_t peak_bytes, absl::Span<const LetGo> gone);
 
 }  // namespace pinion

@@ -18,8 +18,8 @@ namespace {
 
 constexpr absl::Duration kFinishTimeout = absl::Minutes(1);
 
-// At most, between two moments of which nobody was told: what was there and all that came, and no
-// more than the allocator's peak, unless the user has reset that meanwhile.
+// Returns an upper bound of the bytes between two moments: the initial bytes plus all allocations,
+// at most the allocator's peak. A lower peak at the end means that the user has reset it.
 int64_t MostBytesBetween(const AllocatorBytes& begin, const AllocatorBytes& end) {
   const int64_t most_bytes = begin.current + end.allocated - begin.allocated;
   return end.peak < begin.peak ? most_bytes : std::min(most_bytes, end.peak);
@@ -37,14 +37,14 @@ absl::Status DeviceRecording::CheckNotCapturing() const {
 }
 
 void DeviceRecording::Abandon() {
-  std::vector<NotedEntry> entries;  // their events go after the lock
+  std::vector<NotedEntry> entries;  // destroyed after the lock, with their events
   MutexLock lock(mu_);
   finished_ = true;
   entries.swap(entries_);
 }
 
 void DeviceRecording::Start() {
-  // An event that a graph has captured tells no time.
+  // An event captured by a graph has no time.
   if (!IsRecording()) return;
   const StreamClock::Moment now = clock_->Now(NativeStream(CurrentStream(device_)));
   MutexLock lock(mu_);
@@ -58,7 +58,8 @@ bool DeviceRecording::IsRecording() {
   return capturing.ok() && !*capturing;
 }
 
-// To count bytes takes the host's time, which is none of the step's: it lies within begin and end.
+// Counts the bytes after the event, as End() does before its own: the host's time for that is not
+// the step's.
 DeviceRecording::Moment DeviceRecording::Begin() {
   StreamClock::Moment time = clock_->Now(NativeStream(CurrentStream(device_)));
   Moment moment = CountBytes();
@@ -99,7 +100,7 @@ DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at
                                                    const std::optional<SegmentPart>& part) {
   const Moment end = End();
   MutexLock lock(mu_);
-  if (finished_) return 0;  // nobody asks what it was
+  if (finished_) return 0;  // the id is never used
   const ObjectId id = objects_.FindOrAdd(tensor, place, is_leaf, uses_);
   NotedObject& object = objects_[id];
   objects_.storages().NoteAllocations(begin.bytes, end.bytes);
@@ -109,8 +110,8 @@ DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at
       saved.IsComputedAgain() && (object.handles == 1 || object.is_computed_again);
   object.last_save = uses_;
   Append(begin, end, {.used = id, .by = place / 2, .part = part});
-  // What was one of the other bytes until here is an object's in all of the stretch, which began
-  // behind the last use.
+  // The object counts in the whole interval since the last access, so its bytes are removed from
+  // the interval's other bytes.
   const int64_t object_bytes = other_bytes - entries_.back().other_bytes;
   auto entry = entries_.rbegin();
   entry->peak_other_bytes -= object_bytes;
@@ -118,7 +119,7 @@ DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at
     entry->peak_other_bytes -= object_bytes;
     entry->other_bytes -= object_bytes;
   }
-  object.saved.push_back(&saved);  // last: what throws has registered nothing
+  object.saved.push_back(&saved);  // last, so that an exception leaves nothing registered
   return id;
 }
 
@@ -129,7 +130,7 @@ DeviceRecording::Moment DeviceRecording::BeginRead() {
     MutexLock lock(mu_);
     is_first = endings_.try_emplace(backward).second;
   }
-  // Before whoever packs can have asked for the same: callbacks run in their order.
+  // Before the packer can register its own callback: callbacks run in order of registration.
   if (is_first) {
     AtEndOfBackward([self = shared_from_this(), backward] { self->BeginEnding(backward); });
   }
@@ -147,7 +148,7 @@ void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Te
     MutexLock lock(mu_);
     if (finished_) return;
     objects_.storages().NoteAllocations(begin.bytes, end.bytes);
-    // A backward that makes a graph may save what it reads.
+    // With gradients enabled the reader may save the tensor in another graph.
     objects_.NoteRead(object, tensor, /*reader_keeps=*/c10::GradMode::is_enabled(), peaks_);
     if (is_user_code) objects_[object].planned.comes_alone = true;
     Append(begin, end,
@@ -235,7 +236,7 @@ void DeviceRecording::Append(const Moment& begin, const Moment& end, NotedEntry 
   what.end = end.time;
   what.peak_other_bytes = begin.peak_bytes;
   what.object_bytes = end.bytes.allocated - objects_.storages().OtherBytes(end.bytes);
-  // Objects that have gone since then count in all of the stretch, so they are no other bytes.
+  // Objects released since the last entry count in the whole interval, so they are no other bytes.
   if (!entries_.empty()) what.peak_other_bytes -= entries_.back().object_bytes;
   what.other_bytes = objects_.storages().OtherBytes(end.bytes);
   if (what.used.has_value()) ++uses_;

@@ -1,15 +1,14 @@
-// What a step saves and reads on one device, noted as it happens and made into a StepRecord in the
-// end.
+// Records what a step saves and reads on one device, and makes a StepRecord from it.
 //
 //   DeviceRecording::Moment begin = recording->Begin();
-//   ... the tensor is packed, by whoever packs it ...
+//   ... a packer packs the tensor ...
 //   recording->EndSave(begin, tensor, place, is_leaf);
 //
-// What happens between Begin and End is what others do for the tensor: their waits are no compute,
-// and the memory that they allocate is none of the other live bytes.
+// Work between Begin and End belongs to the packer: its waits do not count as compute, nor its
+// allocations as other live bytes.
 //
-// Thread safety: thread-safe. No call of the device is made with the mutex held, nor one of
-// LibTorch that may block or free.
+// Thread safety: thread-safe. The mutex is not held during calls of the device, or of LibTorch
+// where it may block or free.
 
 #ifndef PINION_HOOKS_PLAN_DEVICE_RECORDING_H_
 #define PINION_HOOKS_PLAN_DEVICE_RECORDING_H_
@@ -48,74 +47,77 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
 
   using ObjectId = NotedObjects::Id;
 
-  // A point of the device's current stream.
+  // A point in the device's current stream.
   struct Moment {
     StreamClock::Moment time;
     KnownStorages::Bytes bytes;
-    int64_t peak_bytes = 0;  // since the last moment, as far as OnDeviceBytes was told
+    int64_t peak_bytes = 0;  // reported by OnDeviceBytes since the last moment
   };
 
-  // What weights have there by `share`, which come and go by themselves, is left out of all bytes.
-  // Null: there is no such thing.
+  // Excludes the memory of streamed weights, as reported by `share`, from all bytes. `share` may be
+  // null.
   DeviceRecording(c10::Device device, std::shared_ptr<StreamClock> clock,
                   std::shared_ptr<const DeviceShare> share = nullptr)
       : device_(device), clock_(std::move(clock)), share_(std::move(share)) {}
 
-  // The step begins here, unless it has begun.
+  // Begins the step, unless it has begun.
   void Start();
 
-  // As MemoryObserver::OnDeviceBytes.
+  // See MemoryObserver::OnDeviceBytes.
   void OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
     peaks_.OnDeviceBytes(allocated_bytes - visiting_bytes(), freed);
   }
 
-  // Until the next moment OnDeviceBytes is not told, and the most that there may have been counts
-  // as a peak.
+  // Declares that OnDeviceBytes is not called until the next moment. An upper bound of the memory
+  // then counts as the peak.
   void BeginUnobserved();
 
-  // Not while the current stream captures a graph, and not once Finish was called. A step of so
-  // many entries that it has no end, most likely, is abandoned: somebody keeps a graph for good.
+  // Returns false after Finish, and while the current stream captures a graph. Abandons a recording
+  // that reached kMaxEntries, because a graph that is never released leaves the step without an
+  // end.
   bool IsRecording();
 
   Moment Begin();
-  // The same for a read. In a backward it also sees to what is done at that one's end.
+  // Begins a read. In a backward it also excludes work at the backward's end from the step.
   Moment BeginRead();
-  // One more handle of the object that `tensor` is part of. `place` goes into its signature.
-  // `saved`, what was made of it, lives until ForgetSaved. `part`: of the forward that saves it.
+  // Adds a handle to the object that contains `tensor`. `place` is hashed into its signature.
+  // `saved`, the packer's result, must live until ForgetSaved. `part` is the segment that saves it.
   ObjectId EndSave(const Moment& begin, const at::Tensor& tensor, uint64_t place, bool is_leaf,
                    const SavedTensor& saved, const std::optional<SegmentPart>& part);
-  // `tensor` is what was read of `saved`, which was saved in that part.
+  // Records that reading `saved`, which was saved in `part`, returned `tensor`.
   void EndRead(const Moment& begin, ObjectId object, const at::Tensor& tensor,
                const SavedTensor& saved, const std::optional<SegmentPart>& part);
-  // A segment that is kept begins, inside of CurrentPart() if there is one. Inputs of less than
-  // `min_bytes` would be no objects if it were computed again.
+  // Records the begin of a kept segment inside CurrentPart(). Inputs below `min_bytes` would not be
+  // objects if the segment were recomputed.
   void NoteSegment(const SegmentBegin& segment, uint32_t ordinal, uint64_t min_bytes);
-  // `saved` is about to go, whether that is recorded or not.
+  // Must be called before `saved` is destroyed, also if that is not recorded.
   void ForgetSaved(ObjectId object, const SavedTensor& saved);
-  // One handle less.
+  // Removes a handle.
   void EndRelease(const Moment& begin, ObjectId object);
-  // Nothing was saved, read or released.
+  // Excludes the work since `begin` from the step.
   void EndAside(const Moment& begin);
 
-  // FailedPrecondition while the current stream captures: the last event would be the graph's.
+  // Returns FailedPrecondition while the current stream captures a graph, which would then contain
+  // the step's last event.
   absl::Status CheckNotCapturing() const;
-  // Errors as those of StreamClock::Read.
+  // Ends the step and returns its record. Returns the errors of StreamClock::Read, and
+  // FailedPrecondition after an earlier Finish or if the recording was abandoned.
   absl::StatusOr<StepRecord> Finish();
 
  private:
-  // What packers do when a backward ends lies between our first call at its end and our second.
+  // Excludes the packers' work at a backward's end, which lies between our two callbacks there.
   struct Ending {
-    bool has_end = false;  // the second call is asked for
+    bool has_end = false;  // the second callback is registered
     std::optional<Moment> begin;
   };
 
   int64_t visiting_bytes() const {
     return share_ == nullptr ? 0 : static_cast<int64_t>(share_->visiting_bytes());
   }
-  // Nothing is recorded any more, and what was is forgotten.
+  // Stops the recording and discards its entries.
   void Abandon();
   Moment End();
-  // All of a moment but its time.
+  // Returns a moment without its time.
   Moment CountBytes();
   void BeginEnding(int64_t backward);
   void EndEnding(int64_t backward);
@@ -125,18 +127,18 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   const c10::Device device_;
   const std::shared_ptr<StreamClock> clock_;
   const std::shared_ptr<const DeviceShare> share_;
-  DevicePeaks peaks_;  // holds what the program holds of objects_
+  DevicePeaks peaks_;  // holds memory of objects_ that the program references
 
   mutable Mutex mu_;
-  // Both are written under mu_, so that to ask before each save and read takes no lock.
+  // Atomic, so that IsRecording takes no lock. Written under mu_.
   std::atomic<bool> finished_ = false;
   std::atomic<bool> has_no_end_ = false;
   std::optional<AllocatorBytes> last_ ABSL_GUARDED_BY(mu_);  // at the last moment
-  bool is_unobserved_ ABSL_GUARDED_BY(mu_) = false;          // since then
+  bool is_unobserved_ ABSL_GUARDED_BY(mu_) = false;          // since the last moment
   std::vector<NotedEntry> entries_ ABSL_GUARDED_BY(mu_);     // the first is the step's begin
-  size_t uses_ ABSL_GUARDED_BY(mu_) = 0;                     // among them
+  size_t uses_ ABSL_GUARDED_BY(mu_) = 0;                     // number of accesses in entries_
   NotedObjects objects_ ABSL_GUARDED_BY(mu_);
-  std::map<int64_t, Ending> endings_ ABSL_GUARDED_BY(mu_);  // by backward, those that run
+  std::map<int64_t, Ending> endings_ ABSL_GUARDED_BY(mu_);  // by running backward
 };
 
 }  // namespace pinion

@@ -32,7 +32,7 @@ class WatchedStorages {
 
   void Count(const at::Tensor& written) {
     if (!IsPlainTensor(written)) return;
-    std::shared_ptr<std::atomic<uint64_t>> writes;  // by now its last owner may be this one
+    std::shared_ptr<std::atomic<uint64_t>> writes;  // may be the last owner: destroyed after mu_
     MutexLock lock(mu_);
     const auto found = watched_.find(written.storage().unsafeGetStorageImpl());
     if (found == watched_.end()) return;
@@ -41,7 +41,7 @@ class WatchedStorages {
   }
 
  private:
-  // Unless somebody else watches it by now.
+  // Does nothing if the storage has been watched anew.
   void Forget(const c10::StorageImpl* storage) {
     MutexLock lock(mu_);
     const auto found = watched_.find(storage);
@@ -54,7 +54,7 @@ class WatchedStorages {
 };
 
 WatchedStorages& TheWatched() {
-  // Leaked: graphs may be destroyed by static destructors.
+  // Leaked: static destructors may destroy graphs.
   static WatchedStorages* const watched = new WatchedStorages;
   return *watched;
 }

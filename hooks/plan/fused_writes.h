@@ -1,8 +1,8 @@
-// Writes in place that raise no version: those of LibTorch's fused optimizers (_fused_adamw_ and
-// its like). Of storages that somebody watches they are counted.
+// Counts in-place writes that raise no version: those of LibTorch's fused optimizers
+// (_fused_adamw_ and others), on watched storages.
 //
-// The first watch registers kernels for these operators with the dispatcher, in front of LibTorch's
-// own, where other operators raise versions.
+// The first watch registers kernels for these operators with the dispatcher, at the key
+// ADInplaceOrView, where other operators raise versions.
 //
 // Thread safety: thread-safe.
 
@@ -17,8 +17,8 @@
 
 namespace pinion {
 
-// How many there are of the storage while someone holds the count. A weak reference to the storage
-// has to outlive it: the storage is known by its address.
+// The number of such writes to a storage, counted while a FusedWrites of it exists. The caller must
+// keep a weak reference to the storage, which is identified by its address.
 using FusedWrites = std::shared_ptr<const std::atomic<uint64_t>>;
 FusedWrites WatchFusedWrites(const c10::Storage& storage);
 

@@ -20,7 +20,7 @@ KnownStorages::Bytes KnownStorages::CountAfter(int64_t allocated_bytes,
   for (const void* data : freed) {
     const auto found = by_data_.find(data);
     if (found == by_data_.end()) continue;
-    if (!CountOutIfGone(found->second)) untold_.push_back(found->second);  // it has other memory
+    if (!CountOutIfGone(found->second)) untold_.push_back(found->second);  // memory was replaced
     by_data_.erase(found);
   }
   std::erase_if(untold_, [this](Id id) { return CountOutIfGone(id); });
@@ -63,7 +63,7 @@ void KnownStorages::NoteData(const c10::Storage& storage, Id id) {
     return;
   }
   const auto [found, is_only] = by_data_.try_emplace(data.get(), id);
-  // What was known there has gone, or has other memory by now.
+  // The storage known at this address was destroyed or has other memory.
   if (!is_only) untold_.push_back(std::exchange(found->second, id));
 }
 

@@ -1,21 +1,19 @@
-// The device storages that the record of a step knows: those that its objects lie in, and those
-// that were fetched for them. It tells how many of the bytes that LibTorch's allocator has given
-// out are none of theirs.
+// Tracks a step's device storages, of its objects and of fetched copies, and computes how many of
+// the allocator's bytes are not theirs.
 //
 //   const KnownStorages::Bytes begin = storages.CountAt(allocated_bytes);
-//   ... a tensor is packed, by whoever packs it ...
+//   ... a packer packs a tensor ...
 //   const KnownStorages::Bytes end = storages.CountAt(allocated_bytes);
 //   storages.NoteAllocations(begin, end);
 //   storages.Hold(storages.FindOrAdd(tensor.storage()));
 //   entry.other_bytes = storages.OtherBytes(end);
 //
-// A storage that is gone stays known, by a weak reference: no other one gets its address. CountAt
-// walks those that live. CountAfter is told instead what was freed, and walks none but those of
-// which it would not be told: whose memory is not the allocator's own, or was exchanged for other
-// memory. (Memory that one storage hands to another without freeing it, as copies on write do, is
-// not told of either: who had it counts as living until the next CountAt.)
+// Destroyed storages stay known by a weak reference, which keeps their address from being reused.
+// CountAt visits all living storages. CountAfter visits the freed ones that it is given, and those
+// with memory that is not the allocator's own or was replaced. It misses memory that one storage
+// passes to another without a free (copy on write) until the next CountAt.
 //
-// Thread safety: none. Nothing here frees memory or calls the device.
+// Thread safety: not thread-safe. Frees no memory and does not call the device.
 
 #ifndef PINION_HOOKS_PLAN_KNOWN_STORAGES_H_
 #define PINION_HOOKS_PLAN_KNOWN_STORAGES_H_
@@ -37,39 +35,39 @@ namespace pinion {
 
 class KnownStorages {
  public:
-  using Id = size_t;  // in the order in which they became known
+  using Id = size_t;  // ascending
   using Objects = absl::InlinedVector<uint32_t, 2>;
 
-  // On the device at one moment.
+  // Device bytes at one moment.
   struct Bytes {
     int64_t allocated = 0;
-    int64_t known = 0;  // of all storages that are known and live
+    int64_t known = 0;  // of all known living storages
   };
 
   Bytes CountAt(int64_t allocated_bytes);
-  // The same. `freed`: all that the device's allocator has got back since the last such call.
+  // Like CountAt. `freed` must be all memory that the allocator got back since the last such call.
   Bytes CountAfter(int64_t allocated_bytes, absl::Span<const void* const> freed);
-  // What was allocated in between, less what was let go of, is none of the other bytes: it was
-  // fetched ahead, into storages that are not known yet.
+  // Excludes bytes that a packer allocated and did not free between the moments from the other
+  // bytes: they are prefetches into storages that are not known yet.
   void NoteAllocations(const Bytes& begin, const Bytes& end);
-  // At `end`, which the last of these calls has returned, beside what is held or was fetched.
+  // Returns the bytes that are neither held nor fetched. `end` must be from the latest count.
   int64_t OtherBytes(const Bytes& end) const;
 
-  // Known from now on.
+  // Makes the storage known.
   Id FindOrAdd(const c10::Storage& storage);
-  // `storage` was read. If it is not known, it was fetched for an object, just now or ahead, and
-  // all of it is that one's. Where the reader keeps it, as a backward that makes a graph does, it
-  // is among the other bytes: the object's drop does not free it. Whether it was fetched.
+  // Reports that `storage` was read. An unknown storage was fetched for one object, which owns all
+  // of it. If the reader keeps it, as a backward that builds a graph does, it counts as other
+  // bytes, since the object's eviction does not free it. Returns whether it was fetched.
   bool NoteRead(const c10::Storage& storage, bool reader_keeps);
 
-  // It is an object's, until it is released as often as it was held.
+  // Counts the storage as an object's, until Release was called as often as Hold.
   void Hold(Id id);
   void Release(Id id);
 
   size_t size() const { return storages_.size(); }
   bool IsGone(Id id) const { return storages_[id].reference.expired(); }
   size_t Owners(Id id) const { return storages_[id].reference.use_count(); }
-  // The caller's: which objects lie in it.
+  // For the caller: the objects in the storage.
   Objects& objects(Id id) { return storages_[id].objects; }
   const Objects& objects(Id id) const { return storages_[id].objects; }
 
@@ -82,22 +80,22 @@ class KnownStorages {
     uint64_t size_bytes;
     Objects objects = {};
     int holds = 0;
-    bool is_living = true;  // when it was last looked at
+    bool is_living = true;  // at the last count
   };
 
-  // Whether it has gone. Then its bytes count no more.
+  // Returns whether the storage is destroyed, and then subtracts its bytes.
   bool CountOutIfGone(Id id);
-  // Where the memory of one that is known from now on lies.
+  // Indexes the memory of a storage that becomes known.
   void NoteData(const c10::Storage& storage, Id id);
 
   std::vector<Storage> storages_;  // by Id
   absl::flat_hash_map<const c10::StorageImpl*, Id> ids_;
-  std::vector<Id> living_;  // and those that went since the last CountAt
+  std::vector<Id> living_;  // also those destroyed since the last CountAt
   absl::flat_hash_map<const void*, Id> by_data_;
-  std::vector<Id> untold_;     // that CountAfter has to look at, and some that have gone
-  uint64_t living_bytes_ = 0;  // of all that live, as far as was seen
-  uint64_t held_bytes_ = 0;    // of these, what is held
-  int64_t ahead_bytes_ = 0;    // fetched, and not read yet
+  std::vector<Id> untold_;     // storages that CountAfter must visit; some may be destroyed
+  uint64_t living_bytes_ = 0;  // of all storages known to live
+  uint64_t held_bytes_ = 0;    // of these, the held ones
+  int64_t ahead_bytes_ = 0;    // prefetched, not read
 };
 
 }  // namespace pinion

@@ -21,7 +21,7 @@ NotedObjects::Id NotedObjects::FindOrAdd(const at::Tensor& tensor, uint64_t plac
   const KnownStorages::Id known = storages_.FindOrAdd(storage);
   for (const Id id : storages_.objects(known)) {
     const NotedObject& object = all_[id];
-    // What was released in between is saved anew by whoever packs.
+    // Packers save the bytes anew if the last handle was released.
     if (object.handles > 0 && object.version == version && object.extent.Contains(extent)) {
       return id;
     }
@@ -131,7 +131,7 @@ bool NotedObjects::IsHeld(const NotedObject& object) {
   const KnownStorages::Objects& in_it = storages_.objects(object.storage);
   size_t saved = 0;
   for (const Id id : in_it) saved += all_[id].saved.size();
-  if (owners > saved) return true;  // without asking each of them
+  if (owners > saved) return true;  // avoids asking each saved tensor
   absl::InlinedVector<const void*, 4> packers;
   for (const Id id : in_it) {
     std::erase_if(all_[id].saved, [&packers](const SavedTensor* saved) {
@@ -175,7 +175,8 @@ void NotedObjects::End(size_t uses) {
   DecideReleased();
   for (const Id id : held_) all_[id].let_go = uses;
   for (KnownStorages::Id storage = 0; storage < storages_.size(); ++storage) CountRest(storage);
-  // A graph that is left holds its own: what is no leaf is taken for its alone.
+  // A remaining graph owns its objects. Assume that it is the only owner of those that are no
+  // leaves.
   for (NotedObject& object : all_) {
     if (object.is_decided) continue;
     object.planned.frees = storages_.IsGone(object.storage) || !object.is_leaf;

@@ -13,32 +13,32 @@
 namespace pinion {
 namespace {
 
-// A plan counts an object in whole stretches, but objects come and go within them. This is what to
-// add to the other bytes of each entry's peak, so that the plan's sum is what was on the device. It
-// is negative where a counted object has gone, and positive where an uncounted one is still there.
+// A plan charges an object for whole intervals. Returns, per entry, the correction of its peak that
+// makes the plan's sum equal the bytes on the device. It is negative while the plan charges an
+// object that was already freed, positive while an object that it does not charge exists.
 std::vector<int64_t> CorrectionsOf(absl::Span<const NotedEntry> entries,
                                    absl::Span<const NotedObject> objects) {
   std::vector<int64_t> corrections(entries.size());
-  std::vector<int64_t> more(entries.size() + 1);    // than for the entry before
-  std::vector<int64_t> let_go(entries.size() + 1);  // with the program, by that entry
+  std::vector<int64_t> more(entries.size() + 1);    // change against the previous entry
+  std::vector<int64_t> let_go(entries.size() + 1);  // bytes that the program freed by that entry
   for (const NotedObject& object : objects) {
     let_go[object.gone_by] += static_cast<int64_t>(object.planned.size_bytes);
   }
-  size_t first = 1;                      // entry of the stretch
-  absl::flat_hash_set<uint32_t> in_use;  // by the operator of the last use
-  int64_t released_bytes = 0;            // of these, in this stretch
-  int64_t gone_bytes = 0;                // of them, what was really let go of
+  size_t first = 1;                      // first entry of the interval
+  absl::flat_hash_set<uint32_t> in_use;  // objects of the last access's operator
+  int64_t released_bytes = 0;            // of in_use, released in this interval
+  int64_t gone_bytes = 0;                // of released_bytes, actually freed
   for (size_t i = 1; i < entries.size(); ++i) {
     const NotedEntry& entry = entries[i];
     corrections[i] -= gone_bytes;
-    // These do not count in this stretch (HeldUntil).
+    // The plan does not charge these objects in this interval (HeldUntil).
     more[first] += let_go[i];
     more[i + 1] -= let_go[i];
     if (entry.released.has_value()) {
       const StepObject& object = objects[*entry.released].planned;
       const auto size_bytes = static_cast<int64_t>(object.size_bytes);
       if (!object.frees) {
-        // It is among the other bytes up to the stretch before, and from its release on.
+        // Its bytes are other bytes until the previous interval, and again after its release.
         more[first] += size_bytes;
         more[i + 1] -= size_bytes;
       } else if (in_use.contains(*entry.released)) {
@@ -58,15 +58,16 @@ std::vector<int64_t> CorrectionsOf(absl::Span<const NotedEntry> entries,
   return corrections;
 }
 
-// The last stretch in which the program holds it. Where it was away and its memory went with the
-// program's hold, what came later in that stretch came in its place: an object that stays takes
-// room beside that, so it must not count as held there.
+// Returns the last interval in which the program references the object. If the program freed the
+// memory and later allocations of that interval reused it, the interval before: an object that
+// stays needs room beside those allocations.
 size_t HeldUntil(const NotedObject& object) {
   return object.gone_by > 0 ? object.let_go - 1 : object.let_go;
 }
 
-// What the objects of one storage add to the other bytes of each stretch: all of it while one of
-// them that frees nothing is needed; and until its last part is saved, what does not count yet.
+// Adds the bytes of a storage that its objects do not cover to each interval's other bytes: the
+// whole storage while an object that frees nothing is needed, and uncovered parts until the last
+// part is saved.
 void AddStorage(absl::Span<const NotedObject* const> objects, StepRecord& step) {
   if (objects.size() == 1 && objects.front()->planned.frees) return;
   const uint64_t storage_bytes = objects.front()->storage_bytes;
@@ -100,8 +101,8 @@ void AddStorage(absl::Span<const NotedObject* const> objects, StepRecord& step) 
 // A cast reads twice the bytes that it writes, at 1 TB/s or more.
 constexpr double kLikelyUsPerByte = 3e-6;
 
-// Of objects that nobody has computed in this step, though their readers could have, it takes as
-// long as of those that were, in proportion to their bytes.
+// Sets the time to recompute each recomputable object: the measured time, else an estimate in
+// proportion to its bytes from the objects that were measured.
 void SetRecompute(absl::Span<const NotedObject> objects,
                   absl::Span<const std::optional<double>> recompute_us, StepRecord& step) {
   std::optional<double> us_per_byte;
@@ -118,11 +119,11 @@ void SetRecompute(absl::Span<const NotedObject> objects,
   }
 }
 
-// What lies between two uses, as it is noted.
+// The recorded data between two accesses.
 struct Between {
   double compute_us = 0;
-  int64_t peak_other_bytes = 0;     // whatever has gone
-  int64_t counted_other_bytes = 0;  // with the corrections
+  int64_t peak_other_bytes = 0;     // without corrections
+  int64_t counted_other_bytes = 0;  // with corrections
 
   void Add(int64_t bytes) {
     peak_other_bytes += bytes;
@@ -138,17 +139,17 @@ struct Between {
   }
 };
 
-// The segments of a step, in the order of entries.
+// Collects the segments of a step in the order of entries.
 class NotedSegments {
  public:
   void Begin(const NotedEntry& entry, const Between& before, size_t stretch) {
     Noted& noted = At(*entry.begins);
-    // Its number was given to another one as well: what belongs to which is not known.
+    // The ordinal was given twice: the accesses cannot be told apart.
     noted.is_seen = noted.uses.empty();
     noted.before = before;
     noted.other_bytes = entry.other_bytes;
     noted.stretch = stretch;
-    // Whoever packs gives ascending numbers; of others it is not known what is inside of what.
+    // Packers number segments in ascending order. With another order the nesting is unknown.
     const bool is_inside =
         noted.is_seen && entry.part.has_value() && entry.part->ordinal < *entry.begins;
     noted.outer = is_inside ? std::optional(entry.part->ordinal) : std::nullopt;
@@ -157,13 +158,13 @@ class NotedSegments {
     if (!entry.part.has_value()) return;
     for (std::optional<uint32_t> in = entry.part->ordinal; in.has_value(); in = At(*in).outer) {
       Noted& noted = At(*in);
-      // Another thread may have saved something since it began.
+      // Another thread may have saved a tensor since the segment began.
       if (noted.uses.empty() && noted.stretch != use) noted.is_seen = false;
       noted.uses.push_back(use);
     }
   }
   size_t size() const { return segments_.size(); }
-  // With their inputs, of the uses and objects of `step`.
+  // Adds the segments and their inputs to `step`, which has its accesses and objects.
   void AddTo(std::vector<std::vector<uint32_t>> inputs, StepRecord& step) {
     for (uint32_t i = 0; i < segments_.size(); ++i) {
       Noted& noted = segments_[i];
@@ -172,8 +173,8 @@ class NotedSegments {
       segment.inputs = std::move(inputs[i]);
       segment.outer = noted.outer;
       if (!noted.is_seen || segment.uses.empty()) continue;
-      // The object of the first use was taken off the whole stretch. Unless it is an input, it is
-      // not saved where the segment is computed again.
+      // The bytes of the first access's object were removed from the whole interval. A recomputed
+      // segment does not save the object, unless it is an input, so they are added back.
       const uint32_t object = step.uses[noted.stretch];
       const bool is_input =
           std::find(segment.inputs.begin(), segment.inputs.end(), object) != segment.inputs.end();
@@ -188,10 +189,10 @@ class NotedSegments {
  private:
   struct Noted {
     std::vector<uint32_t> uses = {};
-    bool is_seen = false;  // when it began
+    bool is_seen = false;  // whether its begin was recorded
     Between before = {};
     int64_t other_bytes = 0;
-    size_t stretch = 0;  // in which it began
+    size_t stretch = 0;  // the interval in which it began
     std::optional<uint32_t> outer = std::nullopt;
   };
 
@@ -207,15 +208,15 @@ class NotedSegments {
   std::vector<Noted> segments_;
 };
 
-// Whether `other`, an object or an input, has all bytes of the input.
+// Whether `other`, an object or an input, contains all bytes of the input.
 template <typename Noted>
 bool HasBytesOf(const NotedInput& input, const Noted& other) {
   return other.storage == input.storage && other.version == input.version &&
          other.extent.Contains(input.extent);
 }
 
-// The object that has the input's bytes: what is saved of it when the segment begins, or else first
-// behind that.
+// Returns the object with the input's bytes: one that exists when the segment begins, else the
+// first one saved later.
 std::optional<uint32_t> ObjectWith(const NotedInput& input, absl::Span<const NotedObject> objects) {
   std::optional<uint32_t> found;
   for (uint32_t i = 0; i < objects.size(); ++i) {
@@ -227,7 +228,7 @@ std::optional<uint32_t> ObjectWith(const NotedInput& input, absl::Span<const Not
   return found;
 }
 
-// By segment; what nobody saves becomes an unsaved input of the step, which has all its uses.
+// Returns each segment's inputs. Inputs that are no objects become unsaved inputs of the step.
 std::vector<std::vector<uint32_t>> InputsOf(size_t segments, absl::Span<const NotedInput> inputs,
                                             absl::Span<const NotedObject> objects,
                                             StepRecord& step) {
@@ -243,7 +244,7 @@ std::vector<std::vector<uint32_t>> InputsOf(size_t segments, absl::Span<const No
       number = static_cast<uint32_t>(objects.size() + unsaved.size());
       unsaved.push_back(&input);
       const size_t held_until = std::max<size_t>(input.let_go, 1) - 1;
-      // A leaf that outlives the step is the program's own: a batch, for example.
+      // A leaf that outlives the step belongs to the program, such as a batch.
       const bool is_kept = input.is_leaf && input.let_go >= step.uses.size();
       step.unsaved_inputs.push_back({.size_bytes = AllocationBytes(input.extent.size_bytes()),
                                      .held_until = static_cast<uint32_t>(held_until),
@@ -258,7 +259,7 @@ std::vector<std::vector<uint32_t>> InputsOf(size_t segments, absl::Span<const No
 
 void NoteGone(const DevicePeaks::Since& since, absl::Span<NotedObject* const> gone, size_t entry) {
   std::vector<LetGo> let_go;
-  std::vector<const void*> in_order;  // their storages
+  std::vector<const void*> in_order;  // addresses of their storages
   for (const DevicePeaks::Freed& freed : since.freed) {
     const auto object = std::find_if(gone.begin(), gone.end(),
                                      [&](const auto* one) { return one->data == freed.data; });
@@ -266,7 +267,7 @@ void NoteGone(const DevicePeaks::Since& since, absl::Span<NotedObject* const> go
       in_order.push_back(freed.data);
       let_go.push_back({static_cast<int64_t>((*object)->storage_bytes), freed.later_peak_bytes});
     } else if (!let_go.empty()) {
-      // A peak after a later free came after this one, too.
+      // A peak after a later free is also after this one.
       int64_t& later_peak_bytes = let_go.back().later_peak_bytes;
       later_peak_bytes = std::max(later_peak_bytes, freed.later_peak_bytes);
     }
@@ -288,8 +289,8 @@ StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedOb
   Between between;
   uint64_t last_by = 0;
   NotedSegments segments;
-  // What reads took of the stream's time that computed an object again: the shortest, since some
-  // wait for other things as well.
+  // The shortest time of a read that recomputed the object, since some reads wait for other things
+  // as well.
   std::vector<std::optional<double>> recompute_us(objects.size());
   for (size_t i = 1; i < entries.size(); ++i) {
     const NotedEntry& entry = entries[i];
@@ -326,7 +327,7 @@ StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedOb
     if (object.last_save > object.first_use) {
       step.objects.back().saved_until = static_cast<uint32_t>(object.last_save);
     }
-    // Until the operator that saves it has returned, it is there in any case.
+    // Until its saving operator returns, the object is resident anyway.
     if (HeldUntil(object) > operator_ends[object.last_save] + 1) {
       step.objects.back().held_until = static_cast<uint32_t>(HeldUntil(object));
     }

@@ -1,8 +1,8 @@
-// What a recording has noted of a step, entry by entry, and the StepRecord that comes of it.
+// The data of a step's recording, and its conversion to a StepRecord.
 //
 //   StepRecord step = StepOf(entries, objects, times);
 //
-// Thread safety: pure functions, but for the objects that they are given.
+// Thread safety: pure functions, except that NoteGone writes its objects.
 
 #ifndef PINION_HOOKS_PLAN_NOTED_STEP_H_
 #define PINION_HOOKS_PLAN_NOTED_STEP_H_
@@ -27,21 +27,21 @@ namespace pinion {
 struct NotedObject {
   StepObject planned;
   KnownStorages::Id storage = 0;
-  const void* data = nullptr;  // where the storage had its memory
+  const void* data = nullptr;  // the storage's memory when first saved
   SavedVersion version;
   StorageExtent extent;
-  uint64_t storage_bytes = 0;  // that all of the storage takes
+  uint64_t storage_bytes = 0;  // size of the whole storage
   bool is_leaf = false;
   bool is_computed_again = false;
-  bool is_readers = false;  // its memory: who has read it keeps it (LeaveToReader)
-  bool is_decided = false;  // planned.frees is
+  bool is_readers = false;  // its memory counts as a reader's (LeaveToReader)
+  bool is_decided = false;  // whether planned.frees is final
   int handles = 0;
-  std::vector<const SavedTensor*> saved = {};  // by the handles whose packer still has its memory
+  std::vector<const SavedTensor*> saved = {};  // handles whose packer still owns the memory
   size_t first_use = 0;
-  size_t last_save = 0;        // a use, too
-  size_t let_go = 0;           // the stretch in which the program let go of it; 0: not seen
-  size_t gone_by = 0;          // the entry by which others took its place then; 0: none did
-  size_t uses_at_release = 0;  // of all objects, when the last handle went
+  size_t last_save = 0;        // access index of the last save
+  size_t let_go = 0;           // interval in which the program released it; 0: not seen
+  size_t gone_by = 0;          // entry by which its memory was reused after that; 0: it was not
+  size_t uses_at_release = 0;  // number of accesses when the last handle was released
 
   bool IsNeededLongerThan(const NotedObject& other) const {
     if (handles > 0 || other.handles > 0) return handles > 0 && other.handles == 0;
@@ -49,39 +49,39 @@ struct NotedObject {
   }
 };
 
-// What a segment that is kept began with, which nobody has to save.
+// An input of a kept segment. It need not be saved by any operator.
 struct NotedInput {
   uint32_t segment = 0;
   KnownStorages::Id storage = 0;
   SavedVersion version;
   StorageExtent extent;
   bool is_leaf = false;
-  size_t begin = 0;   // the stretch in which the segment began
-  size_t let_go = 0;  // the stretch in which its memory went, or the step ended
+  size_t begin = 0;   // interval in which the segment began
+  size_t let_go = 0;  // interval in which the memory was freed, or the step ended
 };
 
-// Something that whoever packs did: between its begin and its end nothing is the step's own.
+// One action of a packer. The time between its begin and end is not the step's.
 struct NotedEntry {
   StreamClock::Moment begin = {};
   StreamClock::Moment end = {};
-  std::optional<uint32_t> used = std::nullopt;      // the object that was saved or read
-  std::optional<uint32_t> released = std::nullopt;  // the object whose last handle went
-  std::optional<uint32_t> begins = std::nullopt;    // the segment, which is kept
-  bool computed_again = false;                      // by who read it
-  bool into_graph = false;                          // a read, as StepRecord::graph_reads has it
-  uint64_t by = 0;                                  // which operator has used it, by any number
-  std::optional<SegmentPart> part = std::nullopt;   // of forward, in which it was saved or begins
+  std::optional<uint32_t> used = std::nullopt;      // object that was saved or read
+  std::optional<uint32_t> released = std::nullopt;  // object whose last handle was released
+  std::optional<uint32_t> begins = std::nullopt;    // kept segment
+  bool computed_again = false;                      // the read recomputed the object
+  bool into_graph = false;                          // a read as in StepRecord::graph_reads
+  uint64_t by = 0;                                  // id of the operator
+  std::optional<SegmentPart> part = std::nullopt;   // segment that saves it or contains `begins`
   int64_t other_bytes = 0;
-  int64_t peak_other_bytes = 0;  // since the entry before
-  int64_t object_bytes = 0;      // on the device, behind it
+  int64_t peak_other_bytes = 0;  // since the previous entry
+  int64_t object_bytes = 0;      // on the device, after the entry
 };
 
-// `gone` are objects whose memory went, `since` the last moment, with the hold of the program:
-// marks those whose place others took, by that entry.
+// Marks objects freed by the program since the last moment (`since`) whose memory was reused before
+// `entry`.
 void NoteGone(const DevicePeaks::Since& since, absl::Span<NotedObject* const> gone, size_t entry);
 
-// The first entry is the step's begin, the last one its end. `times` are those of each entry's
-// begin and end, in turn.
+// Returns the record. The first entry is the step's begin, the last one its end. `times` has each
+// entry's begin and end in turn.
 StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedObject> objects,
                   absl::Span<const NotedInput> inputs, const StreamClock::Times& times);
 

@@ -7,9 +7,8 @@
 namespace pinion {
 namespace {
 
-// Plain tensors whose bytes are not the data: conjugate and negative views, zeros without memory;
-// and weights that visit the device (hooks/weights/visiting_tensor.h), which are in host memory
-// already.
+// Plain tensors whose storage does not hold their values: conjugate and negative views, zeros
+// without memory, and streamed weights (hooks/weights/visiting_tensor.h), which are on the host.
 constexpr c10::DispatchKeySet kNotTheData({
     c10::DispatchKey::DeferredInit,
     c10::DispatchKey::Conjugate,
@@ -50,7 +49,7 @@ TensorKind ClassifyTensor(const at::Tensor& tensor, c10::DeviceType device_type,
     return TensorKind::kParameter;
   }
   const StorageExtent extent = ExtentOf(tensor);
-  // The storage was shrunk under the tensor: what is behind its end is somebody else's.
+  // The storage was shrunk under the tensor; bytes after its end belong to others.
   if (extent.end_bytes > tensor.storage().nbytes()) return TensorKind::kUnsupported;
   const uint64_t size_bytes = extent.size_bytes();
   if (size_bytes == 0 || size_bytes < min_offload_bytes) return TensorKind::kSmall;

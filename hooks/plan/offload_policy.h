@@ -1,6 +1,6 @@
-// Which saved tensors leave the device: decisions about a tensor alone, without state.
+// Decides which saved tensors may be offloaded, from the tensor alone.
 //
-// Parameters are recognised by storage, since autograd saves Linear's weight as a view of it.
+// Parameters are recognised by storage, because autograd saves Linear's weight as a view of it.
 //
 // Thread safety: ParameterStorages is immutable after construction.
 
@@ -20,8 +20,8 @@ namespace pinion {
 
 using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-// The storages of a module's parameters and buffers. Holds weak references: while one exists, its
-// address cannot be recycled, so comparing addresses is comparing identities.
+// The storages of a module's parameters and buffers. Weak references keep their addresses from
+// being reused.
 class ParameterStorages {
  public:
   void Add(const at::Tensor& tensor);
@@ -32,31 +32,31 @@ class ParameterStorages {
 };
 
 enum class TensorKind {
-  kActivation,   // a candidate
-  kHeldLeaf,     // a candidate only if nobody else holds its storage: an input, or a dropout mask
-  kParameter,    // stays
-  kSmall,        // stays
-  kUnsupported,  // stays: another device type, not plain, conjugated, ...
+  kActivation,   // may be offloaded
+  kHeldLeaf,     // an input or a dropout mask: only if nothing else references its storage
+  kParameter,    // stays on the device
+  kSmall,        // stays on the device
+  kUnsupported,  // stays on the device: another device type, not plain, conjugated, ...
 };
 
-// Saved tensors of at least so many bytes are worth moving (TRL's default and boundary).
+// Saved tensors of at least this size are worth offloading (TRL's default).
 inline constexpr uint64_t kMinOffloadBytes = 1024;
 
-// A plain tensor (IsPlainTensor) whose storage is its data: no conjugate view, for example.
+// Returns whether the tensor is plain (IsPlainTensor) and its storage holds its values, which a
+// conjugate view's does not.
 bool IsPlainStrided(const at::TensorBase& tensor);
 
-// What the tensor is a view of, or the tensor itself.
+// Returns the base of a view, or the tensor itself.
 const at::TensorBase& BaseOf(const at::TensorBase& tensor);
 
-// Null `parameters`: no module is known, and leaves that require a gradient, and views of them, are
-// parameters.
+// Without `parameters` all leaves that require a gradient, and their views, count as parameters.
 TensorKind ClassifyTensor(const at::Tensor& tensor, c10::DeviceType device_type,
                           uint64_t min_offload_bytes, const ParameterStorages* parameters);
 
-// What moves of a storage with so many bytes of which a tensor can touch `extent`: all of it when
-// the tensor covers half of it or more, so that its other views share one copy; else only what the
-// tensor can touch (a small view of a flat buffer must not move it all). Either begins at a
-// multiple of every item's size: views of other types can share it.
+// Returns which bytes of a storage to save for a tensor that can touch `extent`. If that is half of
+// the storage or more, the whole storage, so that other views share the copy. Else the extent, so
+// that a small view of a flat buffer does not move the buffer. The result begins at a multiple of
+// every item size, so that views of other types can share it.
 StorageExtent ExtentToSave(StorageExtent extent, uint64_t storage_bytes);
 
 }  // namespace pinion

@@ -16,13 +16,13 @@ namespace {
 
 bool IsLowPrecision(c10::ScalarType type) { return type == at::kBFloat16 || type == at::kHalf; }
 
-// All of its storage, in its order.
+// Whether the tensor covers all of its storage, without gaps.
 bool FillsItsStorage(const at::TensorBase& tensor) {
   return tensor.storage_offset() == 0 && tensor.is_non_overlapping_and_dense() &&
          tensor.nbytes() == tensor.storage().nbytes();
 }
 
-// A view, and a part of a flat buffer, can be written by others that have a version of their own.
+// A view, or a part of a flat buffer, can be written through tensors with other version counters.
 bool MayBeCastAgain(const at::Tensor& parameter, const at::TensorBase& cast) {
   return parameter.is_floating_point() && parameter.scalar_type() != cast.scalar_type() &&
          parameter.device() == cast.device() && IsPlainStrided(parameter) && !parameter.is_view() &&
@@ -51,13 +51,13 @@ std::unique_ptr<const ParameterCast> ParameterCast::Of(const at::Tensor& tensor)
   const torch::autograd::Node* const node = cast.grad_fn().get();
   if (node == nullptr || node->num_outputs() != 1) return nullptr;
   const torch::autograd::Node* const source = node->next_edge(0).function.get();
-  // In this order: nearly all that is no cast of a parameter is no function of one alone.
+  // Cheapest check first: few tensors are functions of one leaf alone.
   if (source == nullptr || typeid(*source) != typeid(torch::autograd::AccumulateGrad) ||
       node->name() != "ToCopyBackward0" || !IsLowPrecision(cast.scalar_type())) {
     return nullptr;
   }
   const auto& leaf = static_cast<const torch::autograd::AccumulateGrad&>(*source);
-  // Who has written it may have left the node as it was.
+  // An in-place write may leave the node unchanged.
   if (cast._version() != 0 || !MayBeCastAgain(leaf.variable, cast)) return nullptr;
   std::optional<NodeId> made_by;
   if (node->thread_id() == at::RecordFunction::currentThreadId()) {

@@ -1,5 +1,5 @@
-// Saved tensors that are nothing but a parameter in another type, as autocast makes them of
-// weights: their bytes can be had once more by another cast.
+// Recognises saved tensors that are casts of a parameter, as autocast makes them of weights, and
+// recasts them.
 //
 // Thread safety: immutable.
 
@@ -22,14 +22,14 @@
 
 namespace pinion {
 
-// Which bytes a parameter has, as far as anybody can tell: its memory, the version of it, and what
-// is known of writes that raise none.
+// Identifies a parameter's bytes: its memory, its version, and the number of recorded writes that
+// raise no version.
 class ParameterState {
  public:
-  // As it is now.
+  // Takes the parameter's present state.
   explicit ParameterState(const at::Tensor& parameter);
 
-  // False once it was changed in place, or given other memory.
+  // Returns false if the parameter was changed in place or got other memory.
   bool IsOf(const at::Tensor& parameter) const;
 
  private:
@@ -42,24 +42,23 @@ class ParameterState {
 
 class ParameterCast {
  public:
-  // What the tensor, or the tensor that it is a view of, is a cast of; null if that is anything
-  // else, or if another cast could not make all of its storage. What is no 16-bit tensor costs a
-  // comparison.
+  // Returns the cast that the tensor is, or is a view of. Returns null if it is no cast, or a
+  // recast could not produce all of its storage. Costs one comparison unless the tensor has 16-bit
+  // floating-point values.
   static std::unique_ptr<const ParameterCast> Of(const at::Tensor& tensor);
 
   const at::Tensor& parameter() const { return parameter_; }
-  // The cast's place among the nodes of the calling thread at Of(); nothing if another thread made
-  // it.
+  // Returns the cast's node if the thread that called Of() made it, else nothing.
   const std::optional<NodeId>& node() const { return node_; }
 
-  // Whether the parameter is what it was at Of().
+  // Returns whether the parameter is unchanged since Of().
   bool IsUnchanged() const;
 
-  // Casts once more, on the current stream of the parameter's device, into memory of the same
-  // layout. Does not look whether the parameter is unchanged.
+  // Recasts on the current stream of the parameter's device, into new memory of the same layout.
+  // Does not check whether the parameter is unchanged.
   c10::Storage Again() const;
 
-  // For messages: "Float [32, 16]", the parameter.
+  // Returns "Float [32, 16]", the parameter, for messages.
   std::string Describe() const;
 
  private:

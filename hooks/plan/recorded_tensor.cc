@@ -13,7 +13,7 @@
 namespace pinion {
 namespace {
 
-// Notes when what somebody made of a tensor is read, and when it goes.
+// Records reads and the release of a packer's saved tensor.
 class RecordedTensor : public SavedTensor {
  public:
   RecordedTensor(std::unique_ptr<SavedTensor> saved, std::shared_ptr<DeviceRecording> recording)
@@ -25,7 +25,7 @@ class RecordedTensor : public SavedTensor {
     try {
       if (!recording_->IsRecording()) return;
       const DeviceRecording::Moment begin = recording_->Begin();
-      // The record refers to storages, which is why tensors are lent that would not be otherwise.
+      // The recording's weak references make tensors aliased that otherwise would not be.
       SettleLoans();
       saved_.reset();
       recording_->EndRelease(begin, *object_);
@@ -42,14 +42,14 @@ class RecordedTensor : public SavedTensor {
     return tensor;
   }
 
-  // Before anybody else has it.
+  // Call before the object is shared.
   void Note(const DeviceRecording::Moment& begin, const at::Tensor& tensor, uint64_t place,
             bool is_leaf) {
     part_ = CurrentPart(tensor.device());
     object_ = recording_->EndSave(begin, tensor, place, is_leaf, *saved_, part_);
   }
 
-  // For whoever records beside this one.
+  // For a second recording of the same tensor.
   bool IsComputedAgain() const override { return saved_->IsComputedAgain(); }
   bool WasComputedAgain() const override { return saved_->WasComputedAgain(); }
   const void* MemoryOwner() const override { return saved_->MemoryOwner(); }
@@ -69,7 +69,7 @@ std::unique_ptr<SavedTensor> PackRecorded(const std::shared_ptr<DeviceRecording>
   if (!recording->IsRecording()) return pack();
   const DeviceRecording::Moment begin = recording->Begin();
   std::unique_ptr<SavedTensor> saved = pack();
-  // Only what holds no memory is asked for its type, which takes longer.
+  // Only tensors without memory can be placeholders; a dynamic_cast of each would be slow.
   const bool is_placeholder = saved != nullptr && saved->MemoryOwner() == nullptr &&
                               dynamic_cast<const PlaceholderTensor*>(saved.get()) != nullptr;
   if (saved == nullptr || is_placeholder) {
@@ -84,7 +84,7 @@ std::unique_ptr<SavedTensor> PackRecorded(const std::shared_ptr<DeviceRecording>
 void RunBeside(absl::Span<const std::shared_ptr<DeviceRecording>> recordings,
                absl::FunctionRef<void()> work) {
   std::vector<std::pair<DeviceRecording*, DeviceRecording::Moment>> begun;
-  // Scopes' destructors come here.
+  // Must not throw, since destructors of scopes call this.
   try {
     for (const auto& recording : recordings) {
       if (recording->IsRecording()) begun.emplace_back(recording.get(), recording->Begin());

@@ -1,4 +1,4 @@
-// What packers do, recorded: a saved tensor's save, reads and release, and their other work.
+// Records a saved tensor's save, reads and release, and the packers' other work.
 
 #ifndef PINION_HOOKS_PLAN_RECORDED_TENSOR_H_
 #define PINION_HOOKS_PLAN_RECORDED_TENSOR_H_
@@ -15,14 +15,14 @@
 
 namespace pinion {
 
-// What `pack` makes of the tensor, recorded if there is anything, it is no placeholder
-// (placeholder_tensor.h), and the device's stream does not capture a graph. `place` and `is_leaf`
-// as DeviceRecording::EndSave has them.
+// Calls `pack` and records its result. Returns an unrecorded result if that is null or a
+// placeholder (placeholder_tensor.h), or if the device's stream captures a graph. `place` and
+// `is_leaf` as in DeviceRecording::EndSave.
 std::unique_ptr<SavedTensor> PackRecorded(const std::shared_ptr<DeviceRecording>& recording,
                                           const at::Tensor& tensor, uint64_t place, bool is_leaf,
                                           absl::FunctionRef<std::unique_ptr<SavedTensor>()> pack);
 
-// Runs `work`, which is no part of the steps. Only the work itself throws.
+// Runs `work` and excludes it from the recordings. Throws only what `work` throws.
 void RunBeside(absl::Span<const std::shared_ptr<DeviceRecording>> recordings,
                absl::FunctionRef<void()> work);
 

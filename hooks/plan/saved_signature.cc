@@ -8,7 +8,7 @@ uint64_t PlaceNumber(const NodeId& begin, const GraphPlace& place) {
   return 2 * NodesSince(begin, place.node).value_or(0) + (place.is_output ? 1 : 0);
 }
 
-// FNV-1a: the same in every process, unlike absl::Hash.
+// FNV-1a, which is the same in every process, unlike absl::Hash.
 uint64_t SignatureOf(const at::Tensor& tensor, uint64_t place, uint64_t size_bytes) {
   uint64_t hash = 0xcbf29ce484222325;
   const auto add = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };

@@ -1,4 +1,4 @@
-// By what a saved tensor is known again in a later step that does the same.
+// Identifies a saved tensor across steps that repeat the same work.
 //
 // Thread safety: pure functions.
 
@@ -13,12 +13,12 @@
 
 namespace pinion {
 
-// A number of a place in the graph, the same in each step that does the same where `begin` is
-// CurrentNode() at the step's or a scope's beginning. Other threads number their nodes by
-// themselves, and what they save has the number 0.
+// Returns a number for a place in the graph. Repeated steps get the same numbers if `begin` is
+// CurrentNode() at the step's or a scope's beginning. Returns 0 or 1 for other threads, which count
+// their own nodes.
 uint64_t PlaceNumber(const NodeId& begin, const GraphPlace& place);
 
-// StepObject::signature of a saved tensor, of which so many bytes are saved at that PlaceNumber.
+// Returns StepObject::signature for a tensor at PlaceNumber `place` with `size_bytes` to save.
 uint64_t SignatureOf(const at::Tensor& tensor, uint64_t place, uint64_t size_bytes);
 
 }  // namespace pinion

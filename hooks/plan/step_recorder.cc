@@ -41,7 +41,7 @@ class StepRecorderImpl final : public StepRecorder,
   StepRecorderImpl(DeviceBackend backend, c10::DeviceType type)
       : backend_(std::move(backend)), type_(type) {}
 
-  // On the device that is current.
+  // Begins the step on the current device.
   void Start() {
     const c10::Device device = c10::impl::VirtualGuardImpl(type_).getDevice();
     if (const std::shared_ptr<DeviceRecording> recording = RecordingOf(device)) recording->Start();
@@ -51,7 +51,7 @@ class StepRecorderImpl final : public StepRecorder,
 
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
                                     SavedTensorPacker* packer) override {
-    // What a backward saves is needed at once or soon.
+    // Saves of a backward are needed soon.
     if (CurrentBackward() != -1) return PackUnrecorded(tensor, place, packer);
     const TensorKind kind = ClassifyTensor(tensor, type_, kMinOffloadBytes, /*parameters=*/nullptr);
     if (kind != TensorKind::kActivation && kind != TensorKind::kHeldLeaf) {
@@ -76,7 +76,7 @@ class StepRecorderImpl final : public StepRecorder,
     RunBeside(recordings, work);
   }
 
-  // The lock is never held while an allocator of a device is called.
+  // mu_ is never held during a call of a device's allocator, which calls this.
   void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, const void* freed) override {
     if (device.type() != type_) return;
     std::shared_ptr<DeviceRecording> recording;
@@ -123,13 +123,14 @@ class StepRecorderImpl final : public StepRecorder,
     return PlaceNumber(*begin_, place);
   }
 
-  // This step's, begun where there is none; null for a device that cannot be reached.
+  // Returns the step's recording, which it creates if necessary; null if the device cannot be
+  // opened.
   std::shared_ptr<DeviceRecording> RecordingOf(c10::Device device);
 
   const DeviceBackend backend_;
   const c10::DeviceType type_;
   Mutex mu_;
-  std::optional<NodeId> begin_ ABSL_GUARDED_BY(mu_);  // of the step
+  std::optional<NodeId> begin_ ABSL_GUARDED_BY(mu_);  // newest node at the step's begin
   std::map<int, std::shared_ptr<StreamClock>> clocks_ ABSL_GUARDED_BY(mu_);
   std::map<int, std::shared_ptr<DeviceRecording>> recordings_ ABSL_GUARDED_BY(mu_);
 };

@@ -1,5 +1,5 @@
-// Records what a step of training saves and reads, for those who plan: as one StepRecord for each
-// device (engine/plan/step_record.h).
+// Records what a training step saves and reads, as input for planners: one StepRecord per device
+// (engine/plan/step_record.h).
 //
 //   PINION_ASSIGN_OR_RETURN(auto recorder, StepRecorder::Create(CudaBackend()));
 //   {
@@ -11,40 +11,36 @@
 //   PINION_ASSIGN_OR_RETURN(auto steps, recorder->Finish());
 //   const StepRecord& step = steps[0];               // of device 0
 //
-// It stands beside whatever packs the saved tensors, and changes nothing of what they do. The
-// record is of the step as if nothing was offloaded: a session's waits, and the memory that it lets
-// go of and fetches, are taken out. Open a RecordScope around the OffloadScope: inside of it works
-// as well, but what a session does at its scope's end then counts as compute.
+// The recorder works beside any packer and does not change what it does. The record describes the
+// step as if nothing were offloaded: a session's waits, frees and fetches are excluded. Open the
+// RecordScope around the OffloadScope. Inside it, work at the end of the OffloadScope counts as
+// compute.
 //
-// What is an object: the bytes that an OffloadScope without a module would move, by the default
-// options. Parameters, what is small and what is of another kind of device are none, and count
-// among the other live bytes. Views of the same bytes at the same version are uses of one object.
-// An object frees nothing if somebody else holds its storage when the backward that has read it
-// ends. All are made on the device, and none is clean; what it takes to compute one again is not
-// known.
+// Objects are the bytes that an OffloadScope without a module would offload by default. Parameters,
+// small tensors and tensors on other types of device count as other live bytes. Views of the same
+// bytes at one version are accesses to one object. An object frees nothing if its storage has
+// another owner when the backward that read it ends. All objects originate on the device, and none
+// is clean. Only recasts have a recomputation time.
 //
-// Compute is timed on the device, by an event before and one behind each save, read and release,
-// which are read in Finish: the device is not synchronised before. A device without such events
-// gives the host's time, and StepRecord::timed_by_host says so. Compute begins where RecordScope
-// does on the device that is current there, and on others with their first save. What is submitted
-// between two events counts, so that a device that idles for the host's calls idles in the record,
-// too.
+// Compute is timed on the device by events around each save, read and release, which Finish reads;
+// the device is not synchronised before. A device without timed events gets the host's time, and
+// StepRecord::timed_by_host is true. Compute begins at the RecordScope on the device that is
+// current there, on other devices at their first save. Idle time of the device counts as compute.
 //
-// Other live bytes are those that LibTorch's allocator of the device has given out, at each use.
-// What operators take and give back in between is seen where the allocator reports it to profilers
-// and nobody else is in their place (hooks/autograd/memory_observer.h); elsewhere
-// StepStretch::transient_bytes is what was there at the stretch's begin and has gone at its end. A
-// profiler may run before a RecordScope begins, and may start when it has ended, but not inside.
+// Other live bytes are the bytes of LibTorch's allocator at each access, without the objects. Peaks
+// in between are seen if the allocator reports them and no profiler takes the reports
+// (hooks/autograd/memory_observer.h). Otherwise StepStretch::transient_bytes is the drop from the
+// interval's begin to its end. A profiler may run before the RecordScope begins or start after it,
+// but must not start inside.
 //
-// A step costs some microseconds a save more: record a step now and then, not each.
+// Recording costs some microseconds per save: record a step now and then.
 //
-// Not recorded: what is saved inside a backward, while a stream captures a graph, and under hooks
-// of Python.
+// Not recorded: saves inside a backward, during a graph capture, and under Python's hooks.
 //
-// Thread safety: StepRecorder is thread-safe; a scope belongs to the thread that made it, as
-// OffloadScope does. Several threads that save on one device at a time share one record, in the
-// order in which they come, which then differs from step to step.
-// Ownership: graphs share ownership of what records them, and may outlive the recorder.
+// Thread safety: StepRecorder is thread-safe. A scope belongs to the thread that made it, like an
+// OffloadScope. Threads that save on one device at a time share a record, in an order that differs
+// from step to step.
+// Ownership: graphs share the recording and may outlive the recorder.
 
 #ifndef PINION_HOOKS_PLAN_STEP_RECORDER_H_
 #define PINION_HOOKS_PLAN_STEP_RECORDER_H_
@@ -60,21 +56,21 @@ namespace pinion {
 
 class StepRecorder {
  public:
-  // InvalidArgument where LibTorch knows no device type of the backend's name; Unimplemented where
-  // its allocator does not tell how many bytes are live.
+  // InvalidArgument if LibTorch does not know the backend's device type. Unimplemented if its
+  // allocator does not report its bytes.
   static absl::StatusOr<std::shared_ptr<StepRecorder>> Create(DeviceBackend backend);
   virtual ~StepRecorder() = default;
 
-  // What was recorded since the last call, by device, after waiting for the devices to get there.
-  // The last stretch ends here. Reads of graphs that are left are not recorded any more. The errors
-  // of a device that is broken, or that does not get there within a minute. FailedPrecondition,
-  // with nothing lost, while a current stream captures a graph.
+  // Returns the records since the last call, by device index, and ends their last interval. Waits
+  // until the devices are done, at most a minute. Later reads of remaining graphs are not recorded.
+  // Returns errors of the devices. FailedPrecondition while a current stream captures a graph; then
+  // nothing is lost.
   virtual absl::StatusOr<std::map<int, StepRecord>> Finish() = 0;
 };
 
-// While it lives, what autograd saves on this thread is recorded. Scopes may be opened one after
-// the other for one step, and end before it is finished: the places of what is saved count from the
-// first one's beginning. Of nested ones the innermost records.
+// Records what autograd saves on this thread. A step may have several scopes in a row, which may
+// end before it is finished; places in the graph count from the first scope's beginning. Of nested
+// scopes the innermost records.
 class [[nodiscard]] RecordScope {
  public:
   [[nodiscard]] explicit RecordScope(const std::shared_ptr<StepRecorder>& recorder);
