@@ -140,7 +140,7 @@ void StepLearner::TellOfShortfall(const KnownStep& known) {
     told_least_bytes_ = least_bytes;
   }
   PINION_LOG(kError) << "OffloadOptions::memory_target_bytes cannot be met on " << device_.str()
-                     << ", all leaves that can: " << known.shortfall();
+                     << "; everything that can be offloaded is: " << known.shortfall();
 }
 
 void StepLearner::TellOfOvershoot() {

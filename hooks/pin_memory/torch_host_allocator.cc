@@ -156,7 +156,7 @@ void TorchHostAllocator::Release(HeldBlock& held) {
   if (first) {
     PINION_LOG(kWarning) << "a pinned block of " << size_bytes
                          << " bytes is never used again: " << uses.never_reusable.message()
-                         << " (said of the first one only)";
+                         << " (logged for the first block only)";
   }
 }
 

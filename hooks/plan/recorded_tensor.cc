@@ -90,13 +90,15 @@ void RunBeside(absl::Span<const std::shared_ptr<DeviceRecording>> recordings,
       if (recording->IsRecording()) begun.emplace_back(recording.get(), recording->Begin());
     }
   } catch (const std::exception& error) {
-    PINION_LOG(kWarning) << "what packers do counts as the step's: " << error.what();
+    PINION_LOG(kWarning) << "step recording: this step's compute includes offload work: "
+                         << error.what();
   }
   work();
   try {
     for (const auto& [recording, begin] : begun) recording->EndAside(begin);
   } catch (const std::exception& error) {
-    PINION_LOG(kWarning) << "what packers did counts as the step's: " << error.what();
+    PINION_LOG(kWarning) << "step recording: this step's compute includes offload work: "
+                         << error.what();
   }
 }
 

@@ -149,8 +149,8 @@ std::shared_ptr<DeviceRecording> StepRecorderImpl::RecordingOf(c10::Device devic
   if (clock == nullptr) {
     absl::StatusOr<std::shared_ptr<Device>> native = backend_.Open(device.index());
     if (!native.ok()) {
-      PINION_LOG(kWarning) << "what is saved on " << device.str()
-                           << " is not recorded: " << native.status();
+      PINION_LOG(kWarning) << "step recording: saved tensors on " << device.str()
+                           << " are not recorded: " << native.status();
       return nullptr;
     }
     clock = std::make_shared<StreamClock>(*std::move(native));
