@@ -11,7 +11,7 @@
 namespace pinion {
 namespace {
 
-// Each arrow is a flow of its own, since a flow's steps would be joined one after the other.
+// Each arrow is a flow of its own: Perfetto would join the steps of one flow one after the other.
 void AddArrows(const std::vector<ChromeTrace::Slice>& slices, nlohmann::json& events) {
   std::map<uint64_t, const ChromeTrace::Slice*> origins;
   for (const ChromeTrace::Slice& slice : slices) {
@@ -25,7 +25,7 @@ void AddArrows(const std::vector<ChromeTrace::Slice>& slices, nlohmann::json& ev
                       {"name", "comes back"},
                       {"pid", at.process},
                       {"tid", at.row},
-                      // Inside the slice, so that a reader's rounding cannot lose it.
+                      // Inside the slice: rounding in the reader cannot detach it.
                       {"ts", (at.start_ms + at.end_ms) / 2 * 1e3}});
   };
   for (const ChromeTrace::Slice& slice : slices) {

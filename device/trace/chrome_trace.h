@@ -1,8 +1,12 @@
-// A timeline as a Chrome trace: Perfetto (ui.perfetto.dev) and chrome://tracing open it.
+// Writes a timeline as a Chrome trace file, for Perfetto (ui.perfetto.dev) or chrome://tracing.
 //
-// Processes have rows, rows have slices; arrows lead from slice to slice, and samples make a graph
-// of a number over time. In Pinion's traces a process is a device or the host, and a row a stream
-// or a thread.
+//   ChromeTrace trace("measured");
+//   trace.NameProcess(0, "host");
+//   trace.Add(ChromeTrace::Slice{.name = "step", .start_ms = 0, .end_ms = 12});
+//   PINION_RETURN_IF_ERROR(trace.Write("steps.json"));
+//
+// A process has rows, and a row has slices. Arrows connect slices; samples plot a number over time.
+// In Pinion's traces a process is a device or the host, and a row is a stream or a thread.
 //
 // Thread safety: none; a value.
 
@@ -28,14 +32,14 @@ class ChromeTrace {
     std::string name;
     double start_ms = 0;
     double end_ms = 0;
-    uint64_t size_bytes = 0;         // 0: not said
+    uint64_t size_bytes = 0;         // 0: unknown
     uint64_t transfer_number = 0;    // 0: none
-    std::string operator_name = "";  // "": not said
-    // An arrow leads from the slice whose arrow_from is N to every slice whose arrows_to has N.
+    std::string operator_name = "";  // "": unknown
+    // The slice with arrow_from == N has an arrow to every slice whose arrows_to contains N.
     uint64_t arrow_from = 0;  // 0: none
     std::set<uint64_t> arrows_to = {};
   };
-  // A graph's value from `time_ms` on. A graph is known by its process and name.
+  // A graph's value from `time_ms` on. Process and name identify the graph.
   struct Sample {
     int process = 0;
     std::string name;
@@ -43,18 +47,18 @@ class ChromeTrace {
     uint64_t value_bytes = 0;
   };
 
-  // `times` tells the reader what the times are: "measured", "modelled".
+  // `times` tells the reader how the times arose: "measured", "modelled".
   explicit ChromeTrace(std::string times) : times_(std::move(times)) {}
 
   void NameProcess(int process, std::string name);
   void NameRow(int process, int row, std::string name);
   void Add(Slice slice) { slices_.push_back(std::move(slice)); }
   void Add(Sample sample) { samples_.push_back(std::move(sample)); }
-  // Forgets slices and samples, and keeps the names.
+  // Removes slices and samples; keeps the names.
   void Clear();
   size_t slice_count() const { return slices_.size(); }
 
-  // Unavailable, with the path and the reason, if the file cannot be written.
+  // Returns Unavailable, with the path and the reason, if the file cannot be written.
   absl::Status Write(const std::string& path) const;
 
  private:

@@ -1,4 +1,4 @@
-// A TraceSink that keeps everything for a file that Perfetto opens.
+// Records ranges, transfers and stalls for a trace file that Perfetto opens.
 //
 //   auto trace = std::make_shared<ChromeTraceSink>();
 //   options.engine.trace = trace;
@@ -11,8 +11,8 @@
 //            | H2D                                    [ copy H2D    ]
 //            | stalls of stream 1                        [ kUnpackAfterCopyIn ]
 //
-// Some 200 bytes of memory per range, transfer and stall: for a few steps, not for a whole training
-// run. Beyond `max_slices` nothing is kept, and the file says so.
+// Each range, transfer and stall takes some 200 bytes of memory: trace a few steps, not a whole
+// training run. The sink drops slices beyond `max_slices`, and the file reports their number.
 //
 // Thread safety: thread-safe.
 
@@ -43,18 +43,17 @@ class ChromeTraceSink final : public TraceSink {
   void OnTransfer(const TransferRecord& transfer) override;
   void OnStall(const StallRecord& stall) override;
 
-  // Forgets what has ended so far, such as the pinning and the calibration of a first step; now
-  // becomes time 0.
+  // Forgets recorded slices, such as a first step's pinning and calibration; time restarts at 0.
   void Restart();
 
-  // What has ended so far; time 0 is the sink's construction, or Restart. Unavailable, with the
-  // path and the reason, if the file cannot be written.
+  // Writes the recorded slices; time 0 is the sink's construction or the last Restart. Unavailable,
+  // with the path and the reason, if the file cannot be written.
   absl::Status Write(const std::string& path) const;
 
  private:
   struct DeviceRows {
     int process = 0;
-    std::map<void*, int> streams;  // rows of stalls, by native handle
+    std::map<void*, int> streams;  // row of a stream's stalls, by native handle
   };
 
   DeviceRows& RowsOf(const std::string& device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -1,7 +1,12 @@
-// A trace while it is recorded: what lies before its origin is cut off, and the ranges of host
-// threads are rows of one process, a row for each thread.
+// Builds a ChromeTrace from nested host ranges (a row per thread) and slices, relative to a start
+// time.
 //
-// Times are milliseconds of a clock that the caller reads; in the trace they count from the origin.
+//   TraceRecorder recorder("measured", /*host=*/0, "host", SteadyClockMs());
+//   recorder.BeginRange("step", 0, SteadyClockMs());
+//   recorder.Add(recorder.EndRange(SteadyClockMs()));
+//
+// The caller reads the clock, in milliseconds. The trace counts from the origin; earlier parts are
+// cut off.
 //
 // Thread safety: none; a value.
 
@@ -20,21 +25,21 @@ namespace pinion {
 
 class TraceRecorder {
  public:
-  // `times` as ChromeTrace has it; the host is process `host`.
+  // `times` as in ChromeTrace; `host` is the process of the host's rows.
   TraceRecorder(std::string times, int host, std::string host_name, double origin_ms);
 
-  // For names and samples. Slices go through Add.
+  // Returns the trace, for names and samples. Add slices through Add.
   ChromeTrace& trace() { return trace_; }
   const ChromeTrace& trace() const { return trace_; }
   double origin_ms() const { return origin_ms_; }
 
   void Add(ChromeTrace::Slice slice);
-  // Of the calling thread, whose ranges nest. `name` is a literal.
+  // Opens a range of the calling thread; ranges nest. `name` is a literal.
   void BeginRange(const char* name, uint64_t size_bytes, double now_ms);
-  // The slice of the range that was begun last, for Add.
+  // Closes the calling thread's innermost range and returns its slice, for Add.
   ChromeTrace::Slice EndRange(double now_ms);
 
-  // Forgets slices and samples; `now_ms` becomes the origin.
+  // Removes slices and samples; `now_ms` becomes the origin.
   void Restart(double now_ms);
 
  private:

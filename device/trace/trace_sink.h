@@ -1,4 +1,5 @@
-// Where Pinion says what it does and how long it took: ranges of host code, transfers, stalls.
+// Receives Pinion's timings: ranges of host code, transfers and stalls. Implement it to export
+// them.
 //
 //   EngineOptions options;
 //   options.trace = std::make_shared<NvtxTraceSink>();   // device/cuda: Nsight Systems
@@ -8,12 +9,12 @@
 // Sinks: device/trace/chrome_trace_sink (a file for Perfetto), device/cuda/nvtx_trace_sink,
 // hooks/profiler_trace_sink (LibTorch's profiler).
 //
-// Times are milliseconds of the host's steady clock (std::chrono::steady_clock, from its epoch).
-// Those of a device are its own clock, set to the host's when its engine was created; where they
-// are modelled they run in virtual time from there.
+// Times are milliseconds of std::chrono::steady_clock, counted from its epoch. Device times come
+// from the device's own clock, which is set to the host's when its engine is created. On the
+// emulated device they run in virtual time from there.
 //
-// Thread safety: sinks are thread-safe; ranges of one thread nest. Calls are made with no lock
-// held. A sink must not call back into what it observes, and must not throw.
+// Thread safety: sinks are thread-safe; ranges of one thread nest. Pinion calls a sink with no lock
+// held. A sink must not call back into the object that calls it, and must not throw.
 
 #ifndef PINION_DEVICE_TRACE_TRACE_SINK_H_
 #define PINION_DEVICE_TRACE_TRACE_SINK_H_
@@ -27,30 +28,30 @@
 
 namespace pinion {
 
-// The clock of the times below.
+// Returns the time of the clock that all records below use.
 inline double SteadyClockMs() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration<double, std::milli>(now).count();
 }
 
-// A transfer that is done, or a chunk of a large one.
+// A finished transfer, or a finished chunk of a large one.
 struct TransferRecord {
   std::string device;  // "cuda:0"
   CopyDirection direction = CopyDirection::kHostToDevice;
-  uint64_t number = 0;  // on its direction's timeline
+  uint64_t number = 0;  // submission number on its direction's timeline
   uint64_t size_bytes = 0;
   uint64_t pieces = 0;
-  double submitted_ms = 0;  // the host's clock
-  double start_ms = 0;      // the device's clock, as all below
+  double submitted_ms = 0;  // host clock
+  double start_ms = 0;      // device clock, like end_ms
   double end_ms = 0;
 };
 
-// A stream that reached a wait for a transfer, and the moment at which the wait let it go on. The
-// two are the same, but for the cost of the events, when the transfer was done in time.
+// A stream's wait for a transfer, from the moment the stream reached the wait until it continued.
+// If the transfer was done in time, both moments are equal up to the cost of the events.
 struct StallRecord {
   std::string device;
   StreamHandle stream;
-  const char* wait_site = "";                              // what it waited for, by name; a literal
+  const char* wait_site = "";                              // name of the WaitSite; a literal
   CopyDirection direction = CopyDirection::kHostToDevice;  // of the transfer
   uint64_t transfer_number = 0;
   double start_ms = 0;
@@ -61,19 +62,18 @@ class TraceSink {
  public:
   virtual ~TraceSink() = default;
 
-  // The calling thread enters a range, and leaves the one that it entered last. `name` is a
-  // literal; size_bytes is 0 where there is nothing to count.
+  // Open and close the calling thread's innermost range. `name` is a literal; size_bytes may be 0.
   virtual void BeginRange(const char* name, uint64_t size_bytes) = 0;
   virtual void EndRange() = 0;
 
-  // False, as of sinks of ranges alone, spares engines the two timed events around each transfer
-  // and each wait: then they report neither.
+  // Returns true if OnTransfer and OnStall are wanted. False saves engines two timed events around
+  // each transfer and each wait.
   virtual bool WantsTransfers() const = 0;
   virtual void OnTransfer(const TransferRecord& /*transfer*/) {}
   virtual void OnStall(const StallRecord& /*stall*/) {}
 };
 
-// A range as long as the object lives. Without a sink it costs one test of a pointer.
+// Records a range that lasts as long as the object. Costs one pointer test if the sink is null.
 class [[nodiscard]] ScopedRange {
  public:
   [[nodiscard]] ScopedRange(TraceSink* sink, const char* name, uint64_t size_bytes = 0)
