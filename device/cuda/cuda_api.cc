@@ -26,9 +26,9 @@ bool CopyBatchAsked() {
   return true;
 }
 
-// Through the runtime, which has loaded the driver.
+// Asks the runtime, which has loaded the driver.
 void* DriverFunction(const char* name) {
-  constexpr unsigned int kSince = 7000;  // all that are asked for are older
+  constexpr unsigned int kSince = 7000;  // every function that Pinion looks up is older
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
   const cudaError_t error =

@@ -1,8 +1,9 @@
-// The part of the CUDA runtime that Pinion uses, as one table of function pointers.
+// The CUDA runtime calls that Pinion makes, as a table of function pointers that tests replace.
 //
-// The real files of this folder run against RealCudaApi() on a GPU and, in tests without one,
-// against a fake runtime. The real table is bound at link time to the shared runtime that LibTorch
-// loads too: the static one would keep a state of its own.
+//   CudaDevice device(RealCudaApi(), /*index=*/0);
+//
+// RealCudaApi() links to the shared runtime that LibTorch loads too: a static runtime would keep a
+// state of its own. Tests without a GPU pass the table of a fake runtime instead.
 
 #ifndef PINION_DEVICE_CUDA_CUDA_API_H_
 #define PINION_DEVICE_CUDA_CUDA_API_H_
@@ -23,12 +24,10 @@ struct CudaApi {
   cudaError_t (*GetDeviceProperties)(cudaDeviceProp* properties, int device);
   decltype(&cudaThreadExchangeStreamCaptureMode) ThreadExchangeStreamCaptureMode;
 
-  // Contexts, by the driver: the runtime has no such calls.
-  // Whether the device has a context yet; CUDA makes it at first use, and cudaSetDevice counts as
-  // one.
+  // Driver calls on device contexts; the runtime has none. HasContext tells whether a device has a
+  // context yet. CUDA makes it at first use, for example in cudaSetDevice.
   cudaError_t (*HasContext)(int device, bool* has_context);
-  // Makes the device's context current on this thread until PopContext, which puts back what was
-  // current before, be it nothing.
+  // Makes the device's context current on this thread. PopContext restores the previous one.
   cudaError_t (*PushContext)(int device);
   cudaError_t (*PopContext)();
 
@@ -62,8 +61,8 @@ struct CudaApi {
 
   // Copies.
   decltype(&cudaMemcpyAsync) MemcpyAsync;
-  // All pieces in one call, each source read in the order of the stream. Null: the runtime has no
-  // such call, or nobody has asked for it by PINION_COPY_BATCH=1 in the environment.
+  // Copies all pieces in one call, and reads each source in stream order. Null if the runtime lacks
+  // the call or the environment does not set PINION_COPY_BATCH=1.
   cudaError_t (*MemcpyBatchAsync)(void* const* dsts, const void* const* srcs, const size_t* sizes,
                                   size_t count, cudaStream_t stream);
 

@@ -1,11 +1,11 @@
-// The CUDA devices of this process, for the layers above.
+// Makes Pinion use the CUDA devices of this process.
 //
 //   PINION_ASSIGN_OR_RETURN(auto session, OffloadSession::Create({}, CudaBackend()));
 //
-// Every call leaves the thread's current device as it was, and makes no context on any device but
-// its own.
+// Calls leave the thread's current device unchanged. A device's calls create no context on another
+// device.
 //
-// Thread safety: a backend is a value, which any thread may use; its devices are thread-safe.
+// Thread safety: a backend is a value that any thread may use; its devices are thread-safe.
 // Ownership: devices are shared, and may outlive the backend.
 
 #ifndef PINION_DEVICE_CUDA_CUDA_BACKEND_H_
@@ -17,10 +17,10 @@
 
 namespace pinion {
 
-// type_name "cuda". `api` outlives the backend and its devices.
+// Returns a backend with type_name "cuda". `api` outlives the backend and its devices.
 DeviceBackend CudaBackend(const CudaApi& api = RealCudaApi());
 
-// How many devices there are, at least 1. NotFound says what is missing: the driver, or a device.
+// Returns the number of CUDA devices, at least 1. NotFound: no driver, or no device.
 absl::StatusOr<int> CudaDeviceCount(const CudaApi& api = RealCudaApi());
 
 }  // namespace pinion

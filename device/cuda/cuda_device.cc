@@ -16,12 +16,11 @@
 namespace pinion {
 namespace {
 
-// Programs are known to hang, or to crash, in one call of some ten thousand pieces (vllm#49276).
+// Some programs hang or crash in one call of some ten thousand pieces (vllm#49276).
 constexpr size_t kMaxPiecesPerBatch = 1024;
 
-// From this size on a piece gets a call of its own, whatever it is copied with. It takes the link
-// longer than the call takes the host, so that the call costs nothing, and only such a call is sure
-// to use a copy engine.
+// Pieces from this size on get calls of their own. The copy outlasts the host's call, so
+// batching saves nothing, and only a single copy is sure to use a copy engine.
 constexpr uint64_t kLargePieceBytes = kMiB;
 
 absl::Status Check(StreamHandle stream) {
@@ -114,7 +113,7 @@ DeviceInfo CudaDevice::info() const {
   if (is_on(cudaDevAttrPageableMemoryAccessUsesHostPageTables)) {
     info.link = LinkKind::kNvlinkC2c;
     info.link_name = "NVLink-C2C";
-    // Per GPU and direction: 900 GB/s both ways for one Hopper; two Blackwells share as much.
+    // Per GPU and direction: one Hopper has 900 GB/s both ways together; two Blackwells share that.
     info.rated_gb_per_s = properties.major == 9 ? 450 : properties.major > 9 ? 225 : 0;
   }
   AddPciLink(PciLinkOf(api_, index_), &info);
@@ -176,7 +175,7 @@ absl::StatusOr<bool> CudaDevice::IsCapturing(StreamHandle stream) {
   PINION_RETURN_IF_ERROR(Call("cudaStreamIsCapturing", [&] {
     const cudaError_t error = api_.StreamIsCapturing(Native(stream), &status);
     if (error != cudaErrorStreamCaptureImplicit) return error;
-    // The legacy stream, while a blocking stream captures: touching it would spoil that capture.
+    // The legacy stream while a blocking stream captures: using it would break that capture.
     api_.GetLastError();
     status = cudaStreamCaptureStatusActive;
     return cudaSuccess;
@@ -238,7 +237,7 @@ absl::StatusOr<bool> CudaDevice::QueryEvent(EventHandle event) {
   PINION_RETURN_IF_ERROR(CallRelaxed("cudaEventQuery", [&] {
     const cudaError_t error = api_.EventQuery(Native(event));
     if (error != cudaErrorNotReady) return error;
-    api_.GetLastError();  // it is latched like any error, and must not be found by anybody else
+    api_.GetLastError();  // latched, and must not surface in another call
     done = false;
     return cudaSuccess;
   }));
@@ -264,9 +263,10 @@ absl::Status CudaDevice::CopyAsync(CopyDirection direction, absl::Span<const Cop
   if (!copied.ok() && split.size() > 1 && !IsSticky(copied)) {
     const absl::Status settled = SynchronizeStream(stream);
     if (!settled.ok()) {
-      // As bad as a sticky error: memory may be written that the caller believes to be his.
-      return absl::InternalError(absl::StrCat(copied.message(), "; what was enqueued of it could ",
-                                              "not be waited for: ", settled.message()));
+      // As bad as a sticky error: a copy may still write memory that the caller believes is free.
+      return absl::InternalError(absl::StrCat(copied.message(),
+                                              "; its enqueued pieces could not be ",
+                                              "waited for: ", settled.message()));
     }
   }
   return copied;
@@ -277,7 +277,7 @@ absl::Status CudaDevice::CopyPieces(CopyDirection direction, std::vector<CopyPie
   const auto large = std::partition(pieces.begin(), pieces.end(), IsSmall);
   const absl::Span<const CopyPiece> small(pieces.data(), large - pieces.begin());
   size_t batched = 0;
-  // The batch call does not take the legacy default stream.
+  // The batch call refuses the legacy default stream.
   if (small.size() > 1 && !IsLegacy(stream)) {
     PINION_ASSIGN_OR_RETURN(batched, CopyInBatches(small, stream));
   }

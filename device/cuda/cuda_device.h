@@ -1,18 +1,16 @@
-// A CUDA device behind device.h.
+// A CUDA GPU as a Device: streams, events, cudaMallocAsync memory and cudaMemcpyAsync copies.
 //
-// Every call makes its device current and restores the one that the calling thread had. Streams are
-// non-blocking ones. Device memory comes from the device's default pool
-// (cudaMallocAsync): LibTorch programs use it only where Pinion itself needs memory.
+// Each call makes its device current and restores the calling thread's device. Streams are
+// non-blocking. Device memory comes from the device's default pool. LibTorch programs use that pool
+// only for memory that Pinion itself needs.
 //
-// The pieces of a copy go one by one. PINION_COPY_BATCH=1 in the environment asks for the batch
-// call: then those of less than 1 MiB go in one cudaMemcpyBatchAsync for every 1024 of them where
-// the runtime and the driver have it (a runtime of 12.8 or newer also runs on drivers that lack
-// the call, and only the first call tells).
-// CUDA does not say how much of a failed batch was enqueued, so a failed copy of several pieces
-// waits for the stream: nothing is written later. Pieces are split where the host's memory may be
-// two registrations (cuda_registered_source.h).
+// A copy makes one cudaMemcpyAsync call per piece. PINION_COPY_BATCH=1 in the environment selects
+// cudaMemcpyBatchAsync for pieces below 1 MiB, up to 1024 pieces a call. If the driver lacks the
+// call, the first attempt finds out, and pieces go one by one again. After a failed copy of several
+// pieces CopyAsync waits for the stream, because CUDA does not report which pieces were enqueued.
+// Pieces are split at registration borders (cuda_registered_source.h).
 //
-// Thread safety: thread-safe, as the runtime is.
+// Thread safety: thread-safe, like the CUDA runtime.
 
 #ifndef PINION_DEVICE_CUDA_CUDA_DEVICE_H_
 #define PINION_DEVICE_CUDA_CUDA_DEVICE_H_
@@ -65,25 +63,25 @@ class CudaDevice final : public Device {
                          StreamHandle stream) override;
 
  private:
-  // Makes this device current, calls, and puts both the result and the thread right again.
+  // Calls `function` with this device current and converts its error. Restores the thread's device.
   template <typename Function>
   absl::Status Call(const char* name, const Function& function) const;
-  // The same for a call that may be unsafe while another stream captures a graph.
+  // Like Call, for functions that CUDA considers unsafe while another stream captures a graph.
   template <typename Function>
   absl::Status CallRelaxed(const char* name, const Function& function) const;
   absl::StatusOr<EventHandle> NewEvent(unsigned int flags);
   absl::Status CopyPieces(CopyDirection direction, std::vector<CopyPiece> pieces,
                           cudaStream_t stream);
-  // How many of the pieces, the first ones, the driver has taken: fewer than all where it has no
-  // batch call.
+  // Copies pieces in batches. Returns how many leading pieces were enqueued: all, or fewer if the
+  // driver lacks the batch call.
   absl::StatusOr<size_t> CopyInBatches(absl::Span<const CopyPiece> pieces, cudaStream_t stream);
-  // False: the driver has no such call.
+  // Returns false if the driver has no batch call.
   absl::StatusOr<bool> CopyInBatch(absl::Span<const CopyPiece> pieces, cudaStream_t stream);
 
   const CudaApi& api_;
   const int index_;
   const std::shared_ptr<HostMemorySource> pinned_source_;
-  std::atomic<bool> has_batch_;  // falls once the driver has refused it
+  std::atomic<bool> has_batch_;  // false once the driver has refused it
 };
 
 }  // namespace pinion

@@ -30,8 +30,9 @@ absl::StatusOr<HostSegment> CudaPinnedSource::Allocate(uint64_t size_bytes) {
     return absl::FailedPreconditionError(
         absl::StrCat(name(), ": the process is exiting; no more memory is pinned"));
   }
-  // CUDA promises pages only. Large allocations have come on 2 MiB boundaries; where they do not,
-  // a boundary is cut out of a larger one, at once from then on: pinning takes long.
+  // CUDA promises page alignment only, although large allocations usually start at 2 MiB
+  // boundaries. After the first unaligned one, all requests are enlarged at once, because pinning
+  // is too slow to repeat.
   if (comes_aligned_.load(std::memory_order_relaxed)) {
     PINION_ASSIGN_OR_RETURN(void* data, Pin(size_bytes));
     if (reinterpret_cast<uintptr_t>(data) % granularity_bytes() == 0) {
@@ -72,9 +73,9 @@ absl::StatusOr<void*> CudaPinnedSource::Pin(uint64_t size_bytes) {
   if (!LocksPages()) return data;
   const absl::Status locked = LockPages(data, size_bytes, /*flags=*/0);
   if (!locked.ok() && is_pinned_.exchange(false)) {
-    PINION_LOG(kWarning) << "cuda:" << index_ << " reads the host's page tables, so that CUDA need "
-                         << "not lock host memory, and the system refuses to: pages may be swapped "
-                         << "or moved (" << locked.message() << ")";
+    PINION_LOG(kWarning) << "cuda:" << index_ << " reads the host's page tables, so CUDA does not "
+                         << "lock host memory, and the system refuses to: pages may be swapped or "
+                         << "moved (" << locked.message() << ")";
   }
   return data;
 }
@@ -98,7 +99,7 @@ absl::Status CudaPinnedSource::Free(const HostSegment& segment) {
   if (unaligned.empty()) return Unpin(segment.data, segment.size_bytes);
   absl::Status unpinned = Unpin(unaligned.mapped(), segment.size_bytes + granularity_bytes());
   if (!unpinned.ok()) {
-    // It is still pinned, and whoever asks once more means the same memory.
+    // The memory is still pinned, and a repeated Free names the same address.
     MutexLock lock(mu_);
     unaligned_.insert(std::move(unaligned));
   }

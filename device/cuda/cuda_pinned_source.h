@@ -1,16 +1,17 @@
-// Page-locked host memory from cudaHostAlloc, usable by every CUDA device of the process.
+// Allocates page-locked host memory by cudaHostAlloc, usable by every CUDA device of the process.
 //
-// Memory comes from the NUMA node next to the device where the system lets the thread move there.
-// Where the device reads the host's page tables (GH200), CUDA promises no lock, so the source locks
-// the pages itself (mlock2). Once the system has refused that, pinned() is false: copies stay
-// right, but the system may swap or move the pages.
+//   auto source = std::make_shared<CudaPinnedSource>(RealCudaApi(), /*index=*/0);
+//   PINION_ASSIGN_OR_RETURN(auto allocator, PinnedAllocator::Create({}, std::move(source)));
+//
+// Memory comes from the NUMA node next to the device if the system lets the thread move there.
+// CUDA does not promise to lock pages if the device reads the host's page tables (GH200). There the
+// source locks the pages itself (mlock2). If the system refuses, pinned() becomes false: copies
+// stay correct, but the system may swap or move the pages.
 //
 // While the process exits, and in a child of fork(), Free leaves the memory to the operating
-// system: the runtime may be gone, or is another process's. Allocate is refused there
-// (FailedPrecondition).
+// system, and Allocate returns FailedPrecondition.
 //
-// Thread safety: thread-safe. Pinning can stall other threads that use the driver, and freeing
-// waits for the device.
+// Thread safety: thread-safe. Pinning can stall other driver users; freeing waits for the device.
 
 #ifndef PINION_DEVICE_CUDA_CUDA_PINNED_SOURCE_H_
 #define PINION_DEVICE_CUDA_CUDA_PINNED_SOURCE_H_
@@ -42,7 +43,7 @@ class CudaPinnedSource final : public HostMemorySource {
   absl::Status Free(const HostSegment& segment) override;
 
  private:
-  // Whether CUDA promises no lock.
+  // Returns true if this source has to lock pages, because CUDA does not promise to.
   bool LocksPages() const;
   absl::StatusOr<void*> Pin(uint64_t size_bytes);
   absl::Status Unpin(void* data, uint64_t size_bytes);
@@ -51,11 +52,10 @@ class CudaPinnedSource final : public HostMemorySource {
   const int index_;
   const std::string sysfs_;
   const ForkOrigin origin_;
-  std::atomic<bool> is_pinned_{true};      // falls once the system has refused to lock pages
-  std::atomic<bool> comes_aligned_{true};  // falls once CUDA has returned other memory
+  std::atomic<bool> is_pinned_{true};      // false once the system has refused to lock pages
+  std::atomic<bool> comes_aligned_{true};  // false once CUDA has returned unaligned memory
   Mutex mu_;
-  // What CUDA returned, by the aligned address inside it that was handed out; only where they
-  // differ.
+  // CUDA's unaligned allocations, by the aligned address inside that Allocate returned.
   std::map<void*, void*> unaligned_ ABSL_GUARDED_BY(mu_);
 };
 

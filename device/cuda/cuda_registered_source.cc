@@ -13,8 +13,8 @@
 namespace pinion {
 namespace {
 
-// The registration that begins at `at_bytes` of the segment. A segment that one call may have gets
-// one, wherever it lies: nobody who copies its memory need know of borders.
+// Returns the size of the registration that begins at `at_bytes`. A segment of at most
+// kRegistrationBytes is one registration at any address, so copies of it need no splitting.
 uint64_t RegistrationBytesAt(const HostSegment& segment, uint64_t at_bytes) {
   if (segment.size_bytes <= kRegistrationBytes) return segment.size_bytes;
   return BytesToRegistrationBorder(static_cast<const char*>(segment.data) + at_bytes,
@@ -69,7 +69,7 @@ bool CudaRegisteredSource::JoinsAt(const void* border) const {
 
 absl::StatusOr<HostSegment> CudaRegisteredSource::Allocate(uint64_t size_bytes) {
   PINION_ASSIGN_OR_RETURN(const HostSegment segment, memory_->Allocate(size_bytes));
-  // Asked now, because touching takes a while.
+  // Checked after the mapping, because touching pages takes a while.
   if (ProcessIsExiting()) {
     memory_->Free(segment).IgnoreError();
     return absl::FailedPreconditionError(
@@ -95,8 +95,8 @@ absl::Status CudaRegisteredSource::Register(const HostSegment& segment) {
     if (registered.ok()) done_bytes += size_bytes;
   }
   if (registered.ok()) return registered;
-  // What CUDA still holds as registered must never be given to somebody else by mmap. The caller
-  // learns why it has no memory, whatever becomes of the addresses.
+  // CUDA still holds these addresses as registered, so mmap must never reuse them. The caller gets
+  // the error that explains the missing memory.
   if (Unregister(segment, done_bytes).ok()) memory_->Free(segment).IgnoreError();
   return registered;
 }
@@ -116,7 +116,7 @@ absl::Status CudaRegisteredSource::Unregister(const HostSegment& segment, uint64
 
 absl::Status CudaRegisteredSource::Free(const HostSegment& segment) {
   if (ProcessIsExiting() || origin_.InForkedChild()) return absl::OkStatus();
-  // See Register: with an error, the addresses stay taken.
+  // After an error the addresses stay mapped: see Register.
   PINION_RETURN_IF_ERROR(Unregister(segment, segment.size_bytes));
   return memory_->Free(segment);
 }

@@ -1,7 +1,5 @@
-// Page-locked host memory that is mapped here and registered with CUDA (cudaHostRegister): memory
-// of a chosen NUMA node, touched by several threads and in huge pages where that is asked for.
-// It copies as fast as cudaHostAlloc's and may be pinned several times faster; which of the two
-// wins on a host only a measurement tells (bench/).
+// Allocates page-locked host memory that is mapped by Pinion and registered with CUDA
+// (cudaHostRegister): on a chosen NUMA node, in huge pages, touched by several threads.
 //
 //   MmapOptions memory;
 //   memory.numa_node = device->info().numa_node;
@@ -9,19 +7,19 @@
 //   PINION_ASSIGN_OR_RETURN(auto source, CudaRegisteredSource::Create(RealCudaApi(), 0, memory));
 //   PINION_ASSIGN_OR_RETURN(auto allocator, PinnedAllocator::Create({}, std::move(source)));
 //
-// Registering holds a lock of the driver that stops every process on the host, and fails from
-// 512 GiB on, so segments of more than 1 GiB are registered piece by piece, at addresses that are
-// multiples of kRegistrationBytes. cudaMemcpyBatchAsync refuses a piece that spans two
-// registrations (sglang#36798): CudaDevice splits copies at those addresses, and whoever else
-// copies a block that crosses one must do the same. For that reason segments that lie side by side
-// are joined at those addresses only.
+// Copies are as fast as with cudaHostAlloc, and pinning may be several times faster. Measure both
+// on your host (bench/).
 //
-// While the process exits, and in a child of fork, Free leaves the memory to the operating system:
-// the runtime may be gone, or is another process's; the child has no copy of the memory. Allocate
-// is refused there (FailedPrecondition).
+// Registering holds a driver lock that stops every process on the host, and fails from 512 GiB on.
+// So segments above 1 GiB are registered in parts that end at multiples of kRegistrationBytes.
+// cudaMemcpyBatchAsync refuses a piece that spans two registrations (sglang#36798). CudaDevice
+// splits copies at these borders; code that copies such blocks by itself must split them too.
+// Neighbouring segments are joined at these borders only.
 //
-// Thread safety: thread-safe. Pinning can stall other threads that use the driver, and freeing
-// waits for the device.
+// While the process exits, and in a child of fork(), Free leaves the memory to the operating
+// system, and Allocate returns FailedPrecondition. A child has no copy of the memory.
+//
+// Thread safety: thread-safe. Pinning can stall other driver users; freeing waits for the device.
 
 #ifndef PINION_DEVICE_CUDA_CUDA_REGISTERED_SOURCE_H_
 #define PINION_DEVICE_CUDA_CUDA_REGISTERED_SOURCE_H_
@@ -39,20 +37,20 @@
 
 namespace pinion {
 
-// The most that one cudaHostRegister call gets.
+// Largest size of one cudaHostRegister call.
 inline constexpr uint64_t kRegistrationBytes = uint64_t{1} << 30;
 
-// The end of the part of [data, data + size_bytes) up to which no border of registrations lies
-// inside: at most size_bytes.
+// Returns the bytes from `data` to the next registration border, at most size_bytes.
 uint64_t BytesToRegistrationBorder(const void* data, uint64_t size_bytes);
 
 class CudaRegisteredSource final : public HostMemorySource {
  public:
-  // Registers through device `index`; `api` outlives the source. InvalidArgument for bad options.
-  // FailedPrecondition where the device sees registered memory at another address than the host
-  // does (WSL2), because its copies in batches would go astray (sglang#40232), and where the device
-  // uses the host's page tables (GH200, GB200), because CUDA does not lock the pages then. Use
-  // CudaPinnedSource there.
+  // Creates a source that registers through device `index`; `api` outlives the source.
+  // InvalidArgument for bad options. FailedPrecondition on two kinds of systems, which need
+  // CudaPinnedSource instead:
+  //   WSL2          the device sees registered memory at another address; batch copies go astray
+  //                 (sglang#40232)
+  //   GH200, GB200  the device uses the host's page tables, and CUDA does not lock the pages
   static absl::StatusOr<std::shared_ptr<CudaRegisteredSource>> Create(
       const CudaApi& api, int index, const MmapOptions& memory = {});
 
@@ -67,7 +65,7 @@ class CudaRegisteredSource final : public HostMemorySource {
   CudaRegisteredSource(const CudaApi& api, int index, std::shared_ptr<MmapSource> memory);
 
   absl::Status Register(const HostSegment& segment);
-  // All registrations of the first `size_bytes`; the first error.
+  // Unregisters the first `size_bytes` of the segment. Returns the first error.
   absl::Status Unregister(const HostSegment& segment, uint64_t size_bytes);
 
   const CudaApi& api_;

@@ -1,4 +1,4 @@
-// What a call changes on the calling thread and puts back when it is done.
+// Scopes that change the calling thread's CUDA state for one call and then restore it.
 
 #ifndef PINION_DEVICE_CUDA_CUDA_SCOPE_H_
 #define PINION_DEVICE_CUDA_CUDA_SCOPE_H_
@@ -8,12 +8,11 @@
 
 namespace pinion {
 
-// Makes a device current. status() says whether that worked.
+// Makes a device current. status() tells whether that worked.
 //
-// cudaSetDevice makes a context on the device, some hundred MiB of its memory, if it has none yet:
-// to put device 0 back on a thread that never chose one would cost each rank of a host that much
-// of device 0. A device without a context cannot have been chosen, so the thread's own state is
-// left alone then: the driver pushes a context on top of it, and pops it again.
+// Restoring by cudaSetDevice would create a context on a previous device that has none yet. On a
+// thread that never chose a device this would cost some hundred MiB of device 0, per rank of a
+// host. In that case the scope pushes the new device's context instead, and the destructor pops it.
 class [[nodiscard]] CudaDeviceScope {
  public:
   [[nodiscard]] CudaDeviceScope(const CudaApi& api, int index);
@@ -32,8 +31,8 @@ class [[nodiscard]] CudaDeviceScope {
   absl::Status status_;
 };
 
-// Lets this thread make the calls that CUDA calls potentially unsafe while another stream captures
-// a graph in the "global" mode, which would otherwise refuse the call and spoil the capture.
+// Permits calls that CUDA considers potentially unsafe while another stream captures a graph in
+// "global" mode. Without this scope CUDA would refuse the call and invalidate the capture.
 class [[nodiscard]] RelaxedCaptureScope {
  public:
   [[nodiscard]] explicit RelaxedCaptureScope(const CudaApi& api);
@@ -47,9 +46,9 @@ class [[nodiscard]] RelaxedCaptureScope {
   const bool is_relaxed_;
 };
 
-// Makes the device's primary context current. A program may have a green context current, and a
-// stream that is created then is destroyed with that context. Best effort: without the driver's
-// functions nothing happens.
+// Makes the device's primary context current for creating a stream. A stream created under a
+// program's green context would be destroyed with that context. Best effort: does nothing if the
+// driver's functions are missing.
 class [[nodiscard]] PrimaryContextScope {
  public:
   [[nodiscard]] PrimaryContextScope(const CudaApi& api, int index)

@@ -8,7 +8,7 @@ namespace {
 absl::StatusCode CodeOf(cudaError_t error) {
   switch (error) {
     case cudaErrorMemoryAllocation:
-    case cudaErrorOperatingSystem:  // page-locking refused: ulimit -l, or no memory left to lock
+    case cudaErrorOperatingSystem:  // page locking refused: ulimit -l, or no lockable memory
       return absl::StatusCode::kResourceExhausted;
 
     case cudaErrorNotReady:
@@ -38,7 +38,7 @@ absl::StatusCode CodeOf(cudaError_t error) {
     case cudaErrorNoKernelImageForDevice:
     case cudaErrorSymbolNotFound:
     case cudaErrorUnsupportedPtxVersion:
-    case cudaErrorCallRequiresNewerDriver:  // the one call; older ones go on
+    case cudaErrorCallRequiresNewerDriver:  // only this call; older calls work
     case cudaErrorStreamCaptureUnsupported:
     case cudaErrorStreamCaptureInvalidated:
     case cudaErrorStreamCaptureMerge:
@@ -66,7 +66,7 @@ absl::StatusCode CodeOf(cudaError_t error) {
 
 absl::Status CudaStatus(const CudaApi& api, cudaError_t error, const std::string& what) {
   if (error == cudaSuccess) return absl::OkStatus();
-  api.GetLastError();  // clears it; a sticky error comes back by itself
+  api.GetLastError();  // clears it; a sticky error is reported again by the next call
   return absl::Status(CodeOf(error), absl::StrCat(what, ": ", api.GetErrorName(error), " (",
                                                   api.GetErrorString(error), ")"));
 }

@@ -1,4 +1,4 @@
-// cudaError_t -> absl::Status, in one place.
+// Converts cudaError_t to absl::Status.
 
 #ifndef PINION_DEVICE_CUDA_CUDA_STATUS_H_
 #define PINION_DEVICE_CUDA_CUDA_STATUS_H_
@@ -10,10 +10,9 @@
 
 namespace pinion {
 
-// OkStatus for cudaSuccess. Otherwise a status by device.h's table of codes, saying
-// "<what>: <name> (<text>)", and the runtime's record of the error on this thread is cleared: a
-// recoverable error that stays latched is blamed on the next unrelated kernel launch. Errors that
-// are sticky, or that nobody knows to be harmless, are Internal.
+// Returns OkStatus for cudaSuccess, else a status by device.h's table of codes: "<what>: <name>
+// (<text>)". Sticky and unknown errors are Internal. Also clears the runtime's latched error of
+// this thread, which CUDA would otherwise report at the next unrelated kernel launch.
 absl::Status CudaStatus(const CudaApi& api, cudaError_t error, const std::string& what);
 
 }  // namespace pinion

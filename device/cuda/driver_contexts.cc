@@ -3,7 +3,7 @@
 namespace pinion {
 namespace {
 
-// The runtime's codes are the driver's since CUDA 10.1.
+// Runtime and driver share their error codes since CUDA 10.1.
 cudaError_t RuntimeError(CUresult result) { return static_cast<cudaError_t>(result); }
 
 }  // namespace

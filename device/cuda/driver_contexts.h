@@ -1,5 +1,4 @@
-// Contexts of devices, by the CUDA driver: the runtime has no such calls (CudaApi says what they
-// do).
+// Queries and switches CUDA contexts by the driver API; CudaApi documents the calls.
 //
 // Thread safety: thread-safe.
 
@@ -15,8 +14,9 @@ namespace pinion {
 
 class DriverContexts {
  public:
-  // `lookup` finds a function of the driver by its name, or null: nothing links libcuda, which a
-  // machine without a GPU does not have. Where one is missing, calls return cudaErrorNotSupported.
+  // `lookup` returns a driver function by name, or null. Looking functions up avoids linking
+  // libcuda, which machines without a GPU lack. If a function is missing, calls return
+  // cudaErrorNotSupported.
   explicit DriverContexts(void* (*lookup)(const char* name));
   DriverContexts(const DriverContexts&) = delete;
   DriverContexts& operator=(const DriverContexts&) = delete;
@@ -34,7 +34,7 @@ class DriverContexts {
   decltype(&cuCtxPushCurrent) push_;
   decltype(&cuCtxPopCurrent) pop_;
   bool usable_;
-  // Retained once and never released: the runtime, too, keeps what it has used.
+  // Retained once and never released, as in the runtime.
   std::atomic<CUcontext> contexts_[kDevices];
 };
 

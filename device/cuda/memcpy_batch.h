@@ -1,4 +1,4 @@
-// cudaMemcpyBatchAsync behind one signature, whichever of its two the runtime has.
+// Calls cudaMemcpyBatchAsync with either of its two signatures.
 
 #ifndef PINION_DEVICE_CUDA_MEMCPY_BATCH_H_
 #define PINION_DEVICE_CUDA_MEMCPY_BATCH_H_
@@ -10,11 +10,10 @@
 
 namespace pinion {
 
-// Calls `memcpy_batch` with the arguments that it takes: CUDA 13's, or those of 12.8 and 12.9,
-// which have one more and lack the const. Each source is read in the order of the stream, not "any
-// order": what a copy out reads may have been written a moment ago by the work that the stream has
-// just waited for. The hint asks for copy engines: a driver that copies small pieces by a kernel
-// lets them queue behind the compute that they are to run beside (cudf#23674).
+// Calls `memcpy_batch` with CUDA 13's arguments, or with those of 12.8 and 12.9 (one more, and no
+// const). Sources are read in stream order, because the stream's preceding work may have just
+// written them. The hint asks for copy engines: small pieces copied by a kernel would queue behind
+// the compute (cudf#23674).
 template <typename MemcpyBatch>
 cudaError_t MemcpyBatchInStreamOrder(MemcpyBatch memcpy_batch, void* const* dsts,
                                      const void* const* srcs, const size_t* sizes, size_t count,

@@ -1,10 +1,10 @@
-// Pinion's ranges for Nsight Systems, as NVTX ranges of a domain of their own ("pinion").
+// Shows Pinion's host ranges in Nsight Systems, as NVTX ranges of the domain "pinion".
 //
 //   options.engine.trace = std::make_shared<NvtxTraceSink>();
 //   $ nsys profile --trace=cuda,nvtx ./train        (--nvtx-domain-include=pinion for these alone)
 //
-// A range's bytes are its NVTX payload. Transfers are not repeated here: Nsight Systems sees every
-// copy itself, on the stream that made it. Without a tool attached an NVTX call does nothing.
+// The NVTX payload of a range is its size in bytes. Transfers are left out: Nsight Systems records
+// every copy on its stream. Without an attached tool an NVTX call does nothing.
 //
 // Thread safety: thread-safe.
 

@@ -12,7 +12,7 @@
 namespace pinion {
 namespace {
 
-constexpr int kUnknownWidth = 255;  // PCIE_LNK_WIDTH_UNKNOWN of the kernel
+constexpr int kUnknownWidth = 255;  // the kernel's PCIE_LNK_WIDTH_UNKNOWN
 
 struct Generation {
   double gt_per_s;     // as sysfs prints it
@@ -28,16 +28,16 @@ constexpr std::array<Generation, 6> kGenerations = {{
     {64.0, 64.0 / 8},
 }};
 
-constexpr int kMostLanes = 16;  // of anything that is built
+constexpr int kMostLanes = 16;  // widest existing slot
 
-// Of the device whose folder it is. 0 where the kernel does not tell.
+// Reads a lane count from the device's folder; 0 if unknown.
 int ReadLanes(const std::string& folder, const char* file) {
   int lanes = 0;
   std::ifstream(folder + file) >> lanes;
   return lanes == kUnknownWidth ? 0 : lanes;
 }
 
-// 0 where the kernel does not tell, or tells of none that there is.
+// Reads the PCIe generation; 0 if the kernel reports none or an unknown speed.
 int ReadGeneration(const std::string& folder) {
   double gt_per_s = 0;  // "32.0 GT/s PCIe"
   std::ifstream(folder + "max_link_speed") >> gt_per_s;
@@ -50,7 +50,7 @@ int ReadGeneration(const std::string& folder) {
 }  // namespace
 
 PciLink ReadPciLink(const std::string& bus_id, const std::string& devices) {
-  // sysfs writes the same address in lower case.
+  // sysfs writes the address in lower case.
   const std::string folder = absl::StrCat(devices, "/", absl::AsciiStrToLower(bus_id), "/");
   PciLink link;
   std::ifstream node(folder + "numa_node");
@@ -58,7 +58,7 @@ PciLink ReadPciLink(const std::string& bus_id, const std::string& devices) {
   link.generation = ReadGeneration(folder);
   link.lanes = ReadLanes(folder, "max_link_width");
   if (link.generation == 0) return link;
-  // The folder is a link into that of the bridge above.
+  // The folder is a symbolic link into the bridge's folder.
   const int lanes_in_use = ReadLanes(folder, "current_link_width");
   for (std::string bridge = folder + "../";; bridge += "../") {
     const int generation = ReadGeneration(bridge);

@@ -1,4 +1,4 @@
-// The PCIe link of a device, as sysfs tells.
+// Reads the generation, width and bandwidth of a device's PCIe link from sysfs.
 
 #ifndef PINION_DEVICE_CUDA_PCI_LINK_H_
 #define PINION_DEVICE_CUDA_PCI_LINK_H_
@@ -17,19 +17,19 @@ struct PciLink {
   int numa_node = -1;   // -1: unknown, or a host of one node
 };
 
-// `bus_id` as CUDA prints it ("0000:C1:00.0"); `devices` is /sys/bus/pci/devices, tests inject
-// another. The least that the device, its slot and the bridges above can do. The link's present
-// speed is not read, because an idle link slows down. The ports of virtual machines, which make
-// their figures up, do not count: those with fewer lanes than the device uses, or with more than
-// 16. What cannot be read stays unknown.
+// Returns the slowest link among the device, its slot and the bridges above. `bus_id` is CUDA's
+// address ("0000:C1:00.0"); `devices` is /sys/bus/pci/devices, and tests inject another. Unreadable
+// values stay unknown.
+//
+// Reads the maximum speed, because an idle link slows down. Ignores virtual machines' ports with
+// invented figures: those with fewer lanes than the device uses, or more than 16.
 PciLink ReadPciLink(const std::string& bus_id, const std::string& devices = "/sys/bus/pci/devices");
 
-// The same for CUDA's device `index`. All is unknown where CUDA does not tell its address.
+// Returns the link of CUDA's device `index`, or unknown values if CUDA does not report its address.
 PciLink PciLinkOf(const CudaApi& api, int index,
                   const std::string& devices = "/sys/bus/pci/devices");
 
-// Adds what is known of the PCIe link to what is known of a device. A link that is known already
-// is another one.
+// Adds the NUMA node, and the PCIe link if the device's link is unknown so far.
 void AddPciLink(const PciLink& pci, DeviceInfo* info);
 
 }  // namespace pinion

@@ -1,9 +1,11 @@
-// How the host waits for what can only be asked for: CUDA waits for an event with no timeout.
+// Waits on the host with a timeout, by polling: CUDA cannot wait for an event with a timeout.
 //
-// Asking goes on without a pause at first, then with pauses that grow with what has elapsed, so
-// that a wait takes at most about 2 % longer than what it waits for. A thread that sleeps is late
-// by the kernel's timer slack (50 us by default): while 2 % is less than that, the thread yields
-// instead.
+//   PINION_ASSIGN_OR_RETURN(const bool is_done,
+//                           PollUntil([&] { return device.QueryEvent(event); }, absl::Seconds(1)));
+//
+// Polls without a pause at first, then with pauses of 2 % of the elapsed time (at most 1 ms).
+// Sleeping is late by the kernel's timer slack (50 us by default), so the thread yields while 2 %
+// is less than that.
 //
 // Thread safety: PollUntil has no state; the real clock is thread-safe.
 
@@ -16,19 +18,18 @@
 
 namespace pinion {
 
-// A clock that nobody sets, and ways to let it run.
+// A monotonic clock, and ways to let time pass.
 class PollClock {
  public:
   virtual ~PollClock() = default;
-  virtual absl::Duration Now() = 0;  // since some moment in the past
+  virtual absl::Duration Now() = 0;  // since an arbitrary start
   virtual void Yield() = 0;
   virtual void Sleep(absl::Duration duration) = 0;
 };
 
 PollClock& SteadyPollClock();
 
-// Asks `done` until it says true or an error, or until `timeout` has passed: false. It is asked
-// once at least.
+// Polls `done`, at least once, until it returns true or an error. Returns false after `timeout`.
 absl::StatusOr<bool> PollUntil(absl::FunctionRef<absl::StatusOr<bool>()> done,
                                absl::Duration timeout, PollClock& clock = SteadyPollClock());
 
