@@ -20,12 +20,11 @@ struct PresetConstants {
   double h2d, d2h, h2d_duplex, d2h_duplex, host, pageable;
 };
 
-// FLOP/s are half of the data sheet's dense peak, which is about what training reaches (40 to 50 %
-// model FLOPs utilisation); float32 without TF32, as LibTorch's default is. Memory bandwidth is the
-// data sheet's. The host's memory is the rated bandwidth of one socket of a DGX or superchip, times
-// 0.8, which is what a triad reaches: NVIDIA's Grace tuning guide expects 410 GB/s or more of 512;
-// for x86 the same fraction is assumed. Links are copy-engine measurements in GB/s, from public
-// reports:
+// FLOP/s are half of the data sheet's dense peak, because training reaches 40 to 50 % model FLOPs
+// utilisation. float32 is without TF32, LibTorch's default. Memory bandwidth is the data sheet's.
+// Host memory is the bandwidth of one socket of a DGX or superchip, times 0.8 for a triad. NVIDIA's
+// Grace tuning guide expects 410 of 512 GB/s; x86 is assumed to reach the same fraction. Links are
+// copy-engine measurements in GB/s, from public reports:
 constexpr std::array<PresetConstants, 5> kPresets = {{
     {
         .name = "a100_pcie4",
@@ -98,7 +97,7 @@ constexpr std::array<PresetConstants, 5> kPresets = {{
         .host_memory = 410,     // Grace, LPDDR5X: 512
         .h2d = 375,             // single-superchip study, 2024 (450 is the link's limit)
         .d2h = 297,             // the same study; nvbandwidth#23 agrees that D2H is the slow way
-        .h2d_duplex = 187,      // nvbandwidth#41: about half of the peak when both ways are busy
+        .h2d_duplex = 187,      // nvbandwidth#41: about half of the peak with both directions busy
         .d2h_duplex = 148,      // nvbandwidth#41
         .host = 0,
         .pageable = 13.0,  // as h100_pcie5: no measurement
@@ -222,8 +221,8 @@ std::vector<std::string> PresetNames() {
 }
 
 DevicePreset ScalePreset(const DevicePreset& base, const Workload& large, const Workload& small) {
-  // The link and both memories keep their bandwidths, so a byte costs what it did. FLOPs per byte
-  // shrink, and with them the peaks; tensors shrink, and with them all that is paid per tensor.
+  // The link and both memories keep their bandwidths, so a byte costs the same. FLOPs per byte
+  // shrink, and with them the peaks; tensors shrink, and with them all costs per tensor.
   const double flops = small.flops_per_saved_byte / large.flops_per_saved_byte;
   const double fixed = small.mean_saved_tensor_bytes / large.mean_saved_tensor_bytes;
   DevicePreset scaled = base;

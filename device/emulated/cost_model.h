@@ -1,12 +1,14 @@
-// What things cost on the emulated accelerator: a roofline for kernels, a link model for copies.
+// Models the cost of kernels and copies on an emulated accelerator: a roofline, and a link model.
+//
+//   PINION_ASSIGN_OR_RETURN(options.preset, FindPreset("gh200_c2c"));
 //
 //   kernel  launch_us + max(flops / peak_flops(type), bytes / memory_bandwidth)
 //   copy    fixed_us + bytes / bandwidth             (half-performance size = fixed_us * bandwidth)
 //   batch   fixed_us + (pieces - 1) * piece_us + bytes / bandwidth
-//   host    bytes / host_memory_bandwidth             (arithmetic over them on the host)
+//   host    bytes / host_memory_bandwidth            (arithmetic on the host)
 //
-// All times are modelled, never measured, and are labelled so wherever they are printed. The
-// constants of each preset, with their sources, stand in cost_model.cc and nowhere else.
+// All times are modelled, never measured, and printed with that label. cost_model.cc holds the
+// constants of each preset and their sources.
 
 #ifndef PINION_DEVICE_EMULATED_COST_MODEL_H_
 #define PINION_DEVICE_EMULATED_COST_MODEL_H_
@@ -29,57 +31,56 @@ struct LinkModel {
   double rated_gb_per_s = 0;  // raw, per direction
   double h2d_gb_per_s = 0;    // 1e9 bytes per second, one direction alone
   double d2h_gb_per_s = 0;
-  double h2d_duplex_gb_per_s = 0;  // with the other direction busy
+  double h2d_duplex_gb_per_s = 0;  // while the other direction is busy
   double d2h_duplex_gb_per_s = 0;
-  double host_gb_per_s = 0;      // all devices of the host together, per direction; 0: no limit
+  double host_gb_per_s = 0;      // limit of all devices of a host together, per direction; 0: none
   double fixed_us = 0;           // per copy
   double piece_us = 0;           // per further piece of a batched copy
-  double pageable_gb_per_s = 0;  // pageable memory: slower, and the host blocks
-  // A direction's copies are served one after the other, first come, first served, as one copy
-  // engine does. Otherwise they share its bandwidth.
+  double pageable_gb_per_s = 0;  // for pageable memory; the copy also blocks the host
+  // True: each direction copies one at a time, first come, first served, like a single copy engine.
+  // False: copies share the bandwidth.
   bool one_copy_at_a_time = false;
 };
 
 struct DevicePreset {
   std::string name;
-  std::string description;     // the device, the link, and that it is modelled
-  double float32_tflop_per_s;  // as training reaches them, not the data sheet's
+  std::string description;     // device and link, marked as modelled
+  double float32_tflop_per_s;  // as reached in training, not the data sheet's peak
   double bfloat16_tflop_per_s;
   double float64_tflop_per_s;
   double memory_gb_per_s;
   double launch_us;       // on the device, per kernel
-  double host_call_us;    // the host clock's cost of a launch or copy call
-  double host_event_us;   // of an event or query call
-  double pin_ms_per_gib;  // of pinning host memory
-  // What elementwise arithmetic on all cores of the device's host reaches, reads and writes
-  // counted.
+  double host_call_us;    // the host's cost of a launch or copy call
+  double host_event_us;   // the host's cost of an event or query call
+  double pin_ms_per_gib;  // for pinning host memory
+  // Bandwidth of elementwise arithmetic on all host cores, reads and writes counted.
   double host_memory_gb_per_s;
   LinkModel link;
 
   DevicePreset();  // h100_pcie5
 
-  // InvalidArgument that names the field and its value.
+  // Returns InvalidArgument that names the field and its value.
   absl::Status Validate() const;
 };
 
-// "a100_pcie4", "h100_pcie5", "b200_pcie5", "gh200_c2c", "gb200_c2c". NotFound names them all.
+// Returns the preset of this name: "a100_pcie4", "h100_pcie5", "b200_pcie5", "gh200_c2c",
+// "gb200_c2c". NotFound lists the names.
 absl::StatusOr<DevicePreset> FindPreset(const std::string& name);
 std::vector<std::string> PresetNames();
 
-// A model as seen by offload. Both are positive.
+// The properties of a model that decide what offloading costs. Both are positive.
 struct Workload {
   double flops_per_saved_byte;  // FLOPs of a training step per byte of saved activations
   double mean_saved_tensor_bytes;
 };
 
-// Shrinks a device so that a small model on it behaves as a large one on `base`. These proportions
-// are kept, each against the time that the link takes for the same tensor: the time of its FLOPs
-// (if their number per byte is the workload's), of its memory traffic, and all that is paid per
-// tensor (launches, host calls, the fixed cost of a copy). So the small model's step is the large
-// one's, shortened by the ratio of the tensor sizes.
+// Returns a smaller device on which a small model behaves like a large one on `base`. Relative to a
+// tensor's time on the link, these stay the same: its FLOPs, its memory traffic, and the costs per
+// tensor (launches, host calls, fixed copy costs). So the small model's step is the large one's,
+// shortened by the ratio of tensor sizes.
 DevicePreset ScalePreset(const DevicePreset& base, const Workload& large, const Workload& small);
 
-// Milliseconds that the model asks for a kernel or for a copy alone on an idle link.
+// Returns the modelled milliseconds of a kernel.
 double KernelMs(const DevicePreset& preset, double flops, double memory_bytes, ComputeType type);
 
 }  // namespace pinion

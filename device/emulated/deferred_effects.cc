@@ -36,7 +36,7 @@ void DeferredEffects::ApplyCopy(const Effect& effect) {
 }
 
 bool DeferredEffects::Force(StreamPoint point) {
-  // A stack of its own: chains of waits are as long as the program makes them.
+  // An explicit stack, because chains of waits can be arbitrarily long.
   std::vector<StreamPoint> wanted = {point};
   while (!wanted.empty()) {
     const StreamPoint target = wanted.back();
@@ -67,13 +67,13 @@ bool DeferredEffects::Force(StreamPoint point) {
 
 void DeferredEffects::ApplySome() {
   if (queues_.empty()) return;
-  // On average one effect in two calls: some copies run early, some lag far behind.
+  // On average one effect in two calls: some copies run early, others lag far behind.
   while (random_() % 3 == 0) {
     std::deque<Effect>& queue = queues_[random_() % queues_.size()];
     if (queue.empty()) continue;
     const Effect& effect = queue.front();
     if (effect.kind == Kind::kObstacle) continue;
-    if (!Applied(effect.waited_for)) continue;  // a copy waits for the beginning of a stream
+    if (!Applied(effect.waited_for)) continue;  // always true of a copy
     if (effect.kind == Kind::kCopy) ApplyCopy(effect);
     queue.pop_front();
   }

@@ -1,9 +1,9 @@
-// The values of copies: when their bytes really move.
+// Decides when the bytes of emulated copies move.
 //
-// A copy is submitted to its stream and takes effect later, in the order of the stream and after
-// what the stream waited for. It reads its source at that moment, so a program that changes or
-// recycles a buffer too early sees wrong bytes, as on a real device. Kernels take effect when they
-// are submitted and need no entry here: their caller forces their stream first.
+// A submitted copy takes effect later: in stream order, and after everything its stream waited for.
+// It reads its source at that moment. So a program that reuses a buffer too early sees wrong bytes,
+// as on a real device. Kernels take effect at submission and have no entry here: their caller
+// forces their stream first.
 //
 // Thread safety: none.
 
@@ -19,7 +19,7 @@
 
 namespace pinion {
 
-// What the seq-th entry of a stream, and all before it, stands for. Entries count from 1.
+// A point of a stream: its first `seq` entries. Entries count from 1.
 struct StreamPoint {
   int stream = 0;
   uint64_t seq = 0;
@@ -29,17 +29,17 @@ class DeferredEffects {
  public:
   explicit DeferredEffects(uint64_t seed) : random_(seed) {}
 
-  // `stream`s are small numbers; `seq` rises within a stream.
+  // Append to a stream. Streams are small numbers; `seq` rises within a stream.
   void AddCopy(StreamPoint at, std::vector<CopyPiece> pieces);
-  // Nothing of the stream from here on ever takes effect.
+  // Stops the stream: no later entry takes effect.
   void AddObstacle(StreamPoint at);
   void AddWait(StreamPoint at, StreamPoint waited_for);
 
-  // Applies everything up to `point` and all that it depends on. False if an obstacle is in the
-  // way: what could be applied has been.
+  // Applies everything up to `point` and its dependencies. Returns false if an obstacle blocks the
+  // way, after applying all effects before it.
   bool Force(StreamPoint point);
 
-  // Applies some of what may legally take effect now.
+  // Applies a random selection of the effects that may legally happen now.
   void ApplySome();
 
  private:

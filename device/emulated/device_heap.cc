@@ -31,7 +31,7 @@ absl::StatusOr<void*> DeviceHeap::Allocate(uint64_t size_bytes, const std::strin
   ReleaseHeld();
   void* data = nullptr;
   if (size_bytes <= stats_.limit_bytes && MakeRoom(AllocationBytes(size_bytes))) {
-    // What was freed on a stream that has finished all its work may go to every stream.
+    // Memory freed on an idle stream may serve every stream.
     const TimeModel& time = simulation_->time();
     for (int other = 0; other < arena_->stream_count(); ++other) {
       if (other != slot && time.Done(time.Tail(other))) arena_->Publish(other);
@@ -140,7 +140,7 @@ bool DeviceHeap::MakeRoom(uint64_t size_bytes) {
     const std::vector<StreamPoint> until = held_[i].until;
     for (StreamPoint point : until) simulation_->time().RunUntil(point, kForever);
     if (AllDone(until)) {
-      ReleaseHeld();  // all before `i` are stuck and stay
+      ReleaseHeld();  // the entries before `i` are stuck, and stay
     } else {
       ++i;
     }

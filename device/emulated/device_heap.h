@@ -1,5 +1,5 @@
-// One emulated device's memory: what is allocated, by whom, and what was freed while streams that
-// use it had not come that far.
+// Tracks one emulated device's memory: live allocations, their labels, and freed memory that
+// streams still use.
 //
 // Thread safety: none; the machine's mutex guards it.
 
@@ -23,24 +23,24 @@ namespace pinion {
 
 class DeviceHeap {
  public:
-  // The others outlive the heap. `trace` may be null.
+  // The pointers outlive the heap. `trace` may be null.
   DeviceHeap(int device, uint64_t limit_bytes, MemoryArena* arena, Simulation* simulation,
              MachineTrace* trace);
 
-  // Ordered by the stream `slot`. Waits, if need be, for streams that hold freed memory, as pools
-  // do before they give up; ResourceExhausted then says who holds what.
+  // Allocates memory for the stream `slot`. Before it gives up, it waits for streams that still use
+  // freed memory, as pools do. ResourceExhausted then lists the memory's users.
   absl::StatusOr<void*> Allocate(uint64_t size_bytes, const std::string& label, int slot);
   absl::Status Free(void* data, int slot);
-  // A use of the allocation that `data` lies in by another stream: Free waits for it.
+  // Records that another stream uses the allocation at `data`: Free waits for that stream.
   absl::Status RecordStream(const void* data, int slot);
-  // True if [data, data + size_bytes) lies in one allocation.
+  // Returns true if [data, data + size_bytes) lies in one allocation.
   bool Contains(const void* data, uint64_t size_bytes) const;
 
   void SetLimit(uint64_t limit_bytes) { stats_.limit_bytes = limit_bytes; }
   MemoryStats GetStats();
   void ResetPeak();
-  std::string Report();  // EmulatedMachine::MemoryReport
-  void TraceInUse();     // the number, at this time
+  std::string Report();  // as EmulatedMachine::MemoryReport
+  void TraceInUse();     // records the bytes in use at this time
 
  private:
   struct Allocation {
@@ -49,7 +49,7 @@ class DeviceHeap {
     std::set<int> recorded;  // slots of RecordStream
   };
   using Allocations = std::map<uintptr_t, Allocation>;
-  // Freed, but the streams have not come that far yet.
+  // Freed memory whose recorded streams are not done.
   struct HeldMemory {
     void* data = nullptr;
     uint64_t size_bytes = 0;
@@ -57,7 +57,7 @@ class DeviceHeap {
     std::vector<StreamPoint> until;
   };
 
-  // The allocation that [data, data + size_bytes) lies in, or the end.
+  // Returns the allocation that contains [data, data + size_bytes), or end().
   Allocations::const_iterator Find(const void* data, uint64_t size_bytes) const;
   bool AllDone(const std::vector<StreamPoint>& points) const;
   void ReleaseHeld();

@@ -1,4 +1,4 @@
-// The devices of an emulated machine, for the layers above.
+// Makes Pinion use the devices of an emulated machine.
 //
 //   PINION_ASSIGN_OR_RETURN(const auto machine, EmulatedMachine::Create(options));
 //   PINION_ASSIGN_OR_RETURN(auto session, OffloadSession::Create({}, EmulatedBackend(machine)));
@@ -16,7 +16,7 @@
 
 namespace pinion {
 
-// type_name "emu".
+// Returns a backend with type_name "emu".
 DeviceBackend EmulatedBackend(std::shared_ptr<EmulatedMachine> machine);
 
 }  // namespace pinion

@@ -24,7 +24,7 @@
 namespace pinion {
 namespace {
 
-// Keeps the machine alive: pinned memory outlives devices in the hands of allocators.
+// Keeps the machine alive, because allocators hold pinned memory longer than devices live.
 class EmulatedPinnedSource : public HostMemorySource {
  public:
   EmulatedPinnedSource(std::shared_ptr<EmulatedMachine> machine, MachineCore* core, int device)
@@ -133,7 +133,7 @@ class EmulatedDevice : public Device {
     if (stream == core_->default_streams[index_]) {
       return absl::InvalidArgumentError(name() + ": the default stream is not yours");
     }
-    core_->handles.Remove(stream);  // what is submitted goes on, as on a real device
+    core_->handles.Remove(stream);  // submitted work goes on, as on a real device
     return absl::OkStatus();
   }
 
@@ -190,8 +190,7 @@ class EmulatedDevice : public Device {
     PINION_ASSIGN_OR_RETURN(const Stream* const waiting, core_->handles.Find(index_, stream));
     if (!state->recorded) return absl::OkStatus();
     if (waiting->capturing != state->captured) {
-      // CUDA fails the first, which breaks the capture, and draws the second into it: no program
-      // wants either.
+      // CUDA fails the first case, which breaks the capture, and draws the second into the capture.
       return absl::FailedPreconditionError(
           waiting->name + (state->captured
                                ? " cannot wait for an event that a graph has captured"
@@ -294,12 +293,12 @@ class EmulatedDevice : public Device {
   using Stream = HandleTable::Stream;
   using Event = HandleTable::Event;
 
-  // MachineCore::Enter, for all calls but copies and pinning.
+  // Enters a call with the host's cost of an event. Copies and pinning have costs of their own.
   absl::Status Enter(DeviceCall call) ABSL_EXCLUSIVE_LOCKS_REQUIRED(core_->mu) {
     return core_->Enter(index_, call, core_->options.preset.host_event_us);
   }
 
-  // An event that the host asks for, which CUDA refuses inside of a capture.
+  // Returns the event for a host query or wait. CUDA refuses both for captured events.
   absl::StatusOr<const Event*> FindForHost(EventHandle event, const char* what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(core_->mu) {
     PINION_ASSIGN_OR_RETURN(const Event* const state, core_->handles.Find(event));

@@ -1,6 +1,4 @@
-// The Devices that an emulated machine hands out.
-//
-// Nothing outside this directory includes this file.
+// Creates the Device objects of an emulated machine. Private to this directory.
 
 #ifndef PINION_DEVICE_EMULATED_EMULATED_DEVICE_H_
 #define PINION_DEVICE_EMULATED_EMULATED_DEVICE_H_
@@ -13,7 +11,7 @@
 
 namespace pinion {
 
-// `machine` owns it, and `core`.
+// `machine` owns the device and `core`.
 std::unique_ptr<Device> NewEmulatedDevice(EmulatedMachine* machine, MachineCore* core, int index);
 
 }  // namespace pinion

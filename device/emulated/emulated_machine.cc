@@ -23,8 +23,7 @@
 namespace pinion {
 namespace {
 
-// The host's ranges in virtual time. Transfers and stalls are the machine's own knowledge, which
-// needs no timed events.
+// Records the host's ranges in virtual time. The machine itself records transfers and stalls.
 class HostRanges : public TraceSink {
  public:
   explicit HostRanges(MachineCore* core) : core_(core) {}
@@ -43,7 +42,7 @@ class HostRanges : public TraceSink {
   MachineCore* const core_;
 };
 
-// The index, of a call that returns no status.
+// Returns the index, for calls without a status; an invalid index is fatal.
 int Checked(const MachineCore& core, int device) {
   const absl::Status status = CheckDeviceIndex(device, core.options.device_count);
   PINION_CHECK(status.ok()) << status.message();
@@ -70,8 +69,8 @@ absl::StatusOr<std::shared_ptr<EmulatedMachine>> EmulatedMachine::Create(
   PINION_RETURN_IF_ERROR(options.Validate());
   std::vector<std::unique_ptr<MemoryArena>> arenas;
   for (int i = 0; i < options.device_count; ++i) {
-    // Addresses are free: four times the memory, so that no fragmentation is ever out of memory
-    // (SetMemoryLimit may double it). Only pages that are written cost anything.
+    // Reserving addresses is free until pages are written. Four times the memory keeps
+    // fragmentation from causing out-of-memory errors, even after SetMemoryLimit doubles the limit.
     const uint64_t reserve_bytes = std::max(64 * kMiB, 4 * options.memory_bytes);
     void* const mapping = mmap(nullptr, reserve_bytes, PROT_READ | PROT_WRITE,
                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -110,7 +109,7 @@ StreamHandle EmulatedMachine::default_stream(int device) {
 
 absl::Status EmulatedMachine::PrepareKernel(int device, StreamHandle stream) {
   MutexLock lock(core_->mu);
-  // The operator runs between this call and Launch, so a fault must hit here; Launch pays.
+  // The operator runs before Launch, so a fault must hit here. Launch charges the time.
   PINION_RETURN_IF_ERROR(core_->Enter(device, DeviceCall::kKernel, /*cost_us=*/0));
   PINION_ASSIGN_OR_RETURN(const HandleTable::Stream* const on, core_->handles.Find(device, stream));
   const TimeModel& time = core_->simulation.time();

@@ -82,8 +82,7 @@ std::vector<FinishedWork> CopyEngines::FinishDue(double now_ms) {
   return finished;
 }
 
-// What a copy has moved so far is settled only when its rate changes, so that times do not depend
-// on how often the clock was looked at.
+// Settles moved bytes only when the rate changes: times must not depend on how often time advances.
 void CopyEngines::ShareLinks(double now_ms) {
   if (!links_changed_) return;
   links_changed_ = false;
@@ -116,7 +115,7 @@ std::vector<double> CopyEngines::Capacities() const {
       in_use.push_back(&capacities[i]);
     }
     if (link_.host_gb_per_s == 0) continue;
-    // Max-min fairness: the slowest first, each gets at most an equal part of what is left.
+    // Max-min fairness: the slowest first; each gets at most an equal part of the rest.
     std::sort(in_use.begin(), in_use.end(), [](double* a, double* b) { return *a < *b; });
     double left = kBytesPerMsOfGbPerS * link_.host_gb_per_s;
     for (size_t i = 0; i < in_use.size(); ++i) {

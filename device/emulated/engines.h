@@ -1,13 +1,13 @@
-// What runs on the engines of the emulated devices, and when it ends, in virtual time.
+// Runs kernels and copies on the emulated engines, and computes when they end in virtual time.
 //
-//   ComputeEngine  one device's kernels, one at a time, in the order in which they came
+//   ComputeEngine  one device's kernels, one at a time, in order of arrival
 //   CopyEngines    the copies of all devices: a latency phase, then bytes. Copies of one direction
-//                  of a device share its bandwidth equally, or are served one after the other; the
+//                  of a device share its bandwidth equally, or run one after the other. The
 //                  bandwidth is lower while the other direction moves bytes too, and all devices
-//                  of the host share the host's (max-min fair)
+//                  of the host share the host's bandwidth (max-min fair)
 //
-// The caller keeps the clock and passes over no end: it asks for the next one, and finishes what is
-// due then. A stream has one piece of work on an engine at a time.
+// The caller keeps the clock and must not skip an end: it asks for the next end, advances to it,
+// and finishes the due work. A stream has one piece of work on an engine at a time.
 //
 // All times are in milliseconds, sizes in bytes, rates in bytes per millisecond.
 //
@@ -30,14 +30,14 @@ namespace pinion {
 inline constexpr double kForever = std::numeric_limits<double>::infinity();
 
 struct CopyCost {
-  int device = 0;  // whose link
+  int device = 0;  // owner of the link
   CopyDirection direction = CopyDirection::kHostToDevice;
   uint64_t size_bytes = 0;
   double latency_ms = 0;         // kForever: the copy is stuck
-  double rate_limit = kForever;  // of this copy, bytes per ms
+  double rate_limit = kForever;  // of this copy alone, bytes per ms
 };
 
-// What has ended.
+// A kernel or copy that has ended.
 struct FinishedWork {
   int stream = 0;
   double start_ms = 0;
@@ -48,9 +48,9 @@ class ComputeEngine {
   void Add(int stream, double duration_ms, double now_ms);
 
   bool idle() const { return kernels_.empty(); }
-  // kForever while it is idle.
+  // Returns the end of the running kernel; kForever while idle.
   double NextEndMs() const;
-  // Of the kernel whose end is now.
+  // Removes and returns the kernel that ends now.
   FinishedWork Finish(double now_ms);
 
  private:
@@ -60,7 +60,7 @@ class ComputeEngine {
   };
 
   std::deque<Kernel> kernels_;  // the first one runs
-  double start_ms_ = 0;         // of that one
+  double start_ms_ = 0;         // of the running kernel
 };
 
 class CopyEngines {
@@ -69,16 +69,16 @@ class CopyEngines {
 
   void Add(int stream, const CopyCost& cost, double now_ms);
 
-  // At least one copy is in progress.
+  // Returns true if a copy of this direction is in progress.
   bool IsBusy(int device, CopyDirection direction) const;
-  // When a copy's latency or its bytes end; kForever if none ever do.
+  // Returns the next end of a latency or copy phase, or kForever.
   double NextEndMs() const;
-  // Copies whose end is now. Those that have waited for their engine begin.
+  // Returns the copies that end now, and starts copies that waited for their engines.
   std::vector<FinishedWork> FinishDue(double now_ms);
-  // To be called when all that happens now has happened, before time passes.
+  // Recomputes each copy's bandwidth. Call it after all events of `now_ms`, before time passes.
   void ShareLinks(double now_ms);
 
-  // Who has the engine that the copy of `stream` is for: another one while it waits for its turn.
+  // The stream whose copy occupies an engine.
   struct Holder {
     int stream = 0;
     bool is_stuck = false;
@@ -106,7 +106,7 @@ class CopyEngines {
   static size_t IndexOf(int device, CopyDirection direction);
   static size_t IndexOf(const CopyCost& cost) { return IndexOf(cost.device, cost.direction); }
   void Start(Copy copy, double now_ms);
-  // How fast each engine that moves bytes can, beside all others that do; by IndexOf.
+  // Returns each moving engine's bandwidth beside all other traffic, by IndexOf.
   std::vector<double> Capacities() const;
 
   const LinkModel link_;

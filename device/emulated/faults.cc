@@ -35,7 +35,7 @@ absl::Status FaultPlan::Validate() const {
                                         std::to_string(stalls[i].ms) + "; it must be at least 0");
     }
   }
-  if (!(stall_ms >= 0)) {  // NaN is refused, too
+  if (!(stall_ms >= 0)) {  // refuses NaN too
     return absl::InvalidArgumentError("faults.stall_ms is " + std::to_string(stall_ms) +
                                       "; it must be at least 0 (infinity: stuck for ever)");
   }

@@ -1,4 +1,4 @@
-// The streams and events of a machine by the handles that programs have of them.
+// Maps stream and event handles to the emulated machine's objects.
 //
 // Thread safety: none; the machine's mutex guards it.
 
@@ -20,24 +20,24 @@ class HandleTable {
  public:
   struct Stream {
     int device = 0;
-    int slot = 0;  // the simulation's number of it
+    int slot = 0;  // the stream's number in the simulation
     std::string name;
     bool capturing = false;
   };
   struct Event {
     int device = 0;
     bool recorded = false;
-    bool captured = false;  // by its last record
-    // Of the last record; before the first one the machine's beginning, which is done.
+    bool captured = false;  // last recorded in a capture
+    // Moment of the last record. Default: the machine's start, which is done.
     StreamMoment moment = {};
-    // Of the last record; negative until it is done. Null: without timing.
+    // Time of the last record; negative while pending. Null: an event without timing.
     std::shared_ptr<double> time_ms = {};
   };
 
   StreamHandle Add(Stream stream);
-  // InvalidArgument for a stream that does not exist, or belongs to another device.
+  // Returns the stream. InvalidArgument if it does not exist or belongs to another device.
   absl::StatusOr<Stream*> Find(int device, StreamHandle stream);
-  // Null for a stream that does not exist.
+  // Returns null if the stream does not exist.
   Stream* FindOnAnyDevice(StreamHandle stream);
   void Remove(StreamHandle stream) { streams_.erase(stream.native()); }
 

@@ -23,14 +23,14 @@ constexpr uint64_t kPageBytes = 4 * kKiB;
 
 uintptr_t AddressOf(const void* data) { return reinterpret_cast<uintptr_t>(data); }
 
-// --- What the SIGSEGV handler reads ---
-// It may neither lock nor allocate, so copies in flight leave notes in a table of all machines.
-// When it is full, accesses still fault, without a message.
+// --- Data of the SIGSEGV handler ---
+// The handler may neither lock nor allocate, so copies in flight publish notes in a process-wide
+// table. While it is full, faults come without a message.
 
 struct Note {
   std::atomic<bool> taken;
   std::atomic<uintptr_t> begin;
-  std::atomic<uintptr_t> end;  // set last: then the rest is valid
+  std::atomic<uintptr_t> end;  // set last: nonzero makes the other fields valid
   char what[96];
 };
 
@@ -57,7 +57,7 @@ void TakeBackNote(int i) {
 }
 
 void Print(const char* text) {
-  // Nothing can be done about a failure.
+  // A failure cannot be handled here.
   [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, text, std::strlen(text));
 }
 
@@ -83,7 +83,7 @@ void OnFault(int signal, siginfo_t* info, void* /*context*/) {
     Print(", which the host has not waited for (EmulatedOptions::protect_host_pages)\n");
   }
   sigaction(SIGSEGV, &previous_action, nullptr);
-  // A fault repeats itself when this returns, a signal that somebody sent does not.
+  // A fault repeats when the handler returns; a sent signal has to be raised again.
   if (info->si_code <= 0) raise(signal);
 }
 
@@ -206,7 +206,7 @@ void HostProtection::Use(const Closed& closed, int copies) {
   for (size_t page = (closed.begin - program) / kPageBytes; page < end;) {
     const size_t first = page;
     int allowed = 0;
-    // As many pages as one call can change.
+    // Change as many pages as possible per mprotect call.
     for (; page < end; ++page) {
       PageUse use = segment.pages[page];
       (closed.written ? use.writers : use.readers) += copies;

@@ -1,19 +1,16 @@
-// Closes pages of pinned memory to the CPU while a copy uses them.
-//
-// Pinned memory is mapped twice: the program's view, whose pages are closed and opened here, and
-// the machine's own, through which copies take effect whenever their schedule says so.
+// Makes pages of pinned memory inaccessible to the CPU while an emulated copy uses them.
 //
 //   const TwoViews views = *MapTwice(size_bytes);
 //   protection.AddSegment(views, size_bytes);
 //   piece = protection.Close(piece, {context, epoch}, "copy D2H #12 on emu:0/d2h");
 //   protection.OpenSeen(detector.Clock(RaceDetector::kHost));
 //
-// An access to a closed page is a SIGSEGV. A handler, which the first HostProtection of the process
-// installs, says on stderr which copy the host did not wait for; then the access is repeated under
-// the handler that was there before.
+// Pinned memory is mapped twice. The program's view is closed and opened here; copies take effect
+// through the machine's view at any time. An access to a closed page is a SIGSEGV. A handler,
+// installed by the first HostProtection of the process, prints which copy the host did not wait
+// for. Then the access repeats under the previous handler.
 //
-// Thread safety: none. The owner's lock is held while pages are opened and closed: they must change
-// together with what is in flight.
+// Thread safety: none. The owner holds its lock while pages and copies in flight change together.
 
 #ifndef PINION_DEVICE_EMULATED_HOST_PROTECTION_H_
 #define PINION_DEVICE_EMULATED_HOST_PROTECTION_H_
@@ -29,42 +26,42 @@
 
 namespace pinion {
 
-// The same memory at two addresses.
+// One memory at two addresses.
 struct TwoViews {
   void* program = nullptr;
   void* machine = nullptr;
 };
 
-// Zeroed, readable and writable. `size_bytes` are whole pages; the caller unmaps both views.
-// ResourceExhausted if the host has no such memory.
+// Maps `size_bytes` (whole pages) of zeroed memory at two addresses, readable and writable. The
+// caller unmaps both views. ResourceExhausted if the host lacks the memory.
 absl::StatusOr<TwoViews> MapTwice(uint64_t size_bytes);
 
 class HostProtection {
  public:
-  // The epoch of a copy in the context of its stream.
+  // A copy's epoch in the race detector's context of its stream.
   struct Moment {
     int context = 0;
     uint64_t epoch = 0;
   };
 
   HostProtection();
-  ~HostProtection();  // removes all segments, and unmaps the machine's view of them
+  ~HostProtection();  // removes all segments, and unmaps their machine views
   HostProtection(const HostProtection&) = delete;
   HostProtection& operator=(const HostProtection&) = delete;
 
   void AddSegment(const TwoViews& views, uint64_t size_bytes);
-  // Opens all of it, whatever is in flight. Returns the machine's view, to be unmapped.
+  // Opens the segment, even during copies. The caller unmaps the returned machine view.
   void* RemoveSegment(const void* program);
 
-  // Until OpenSeen learns that the host has seen `copy`, closes the pages that lie entirely inside
-  // of the piece: its destination to all accesses, its source to writes. What is not in a segment
-  // is left alone. `what` names the copy in the message. Returns the piece with the machine's
-  // addresses.
+  // Closes the pages that lie entirely inside the piece: the destination to all accesses, the
+  // source to writes. They reopen when OpenSeen learns that the host has seen `copy`. Memory
+  // outside of segments is ignored. `what` names the copy in messages. Returns the piece with
+  // machine addresses.
   CopyPiece Close(const CopyPiece& piece, Moment copy, const std::string& what);
   void OpenSeen(const VectorClock& host);
 
  private:
-  struct PageUse {  // by copies in flight
+  struct PageUse {  // copies in flight
     int writers = 0;
     int readers = 0;
   };
@@ -78,13 +75,13 @@ class HostProtection {
     uintptr_t end = 0;
     bool written = false;
     Moment copy;
-    int note = -1;  // the handler's; -1: it had no room
+    int note = -1;  // index of the handler's note; -1: the table was full
   };
   static int AllowedAccess(const PageUse& use);
-  // Closes one end of a piece. Returns the machine's address of it, `data` if it is in no segment.
+  // Closes one end of a piece. Returns its machine address, or `data` outside of segments.
   void* CloseEnd(void* data, uint64_t size_bytes, bool written, Moment copy,
                  const std::string& what);
-  // Counts `copies` more copies in the pages, and allows the CPU what the new counts do.
+  // Adds `copies` to the counts of the pages, and sets the CPU's access accordingly.
   void Use(const Closed& closed, int copies);
   void Open(const Closed& closed);
 

@@ -1,14 +1,12 @@
-// What an emulated machine and its devices share: one mutex, the parts that it guards, and the
-// steps in which several parts have a say. EmulatedMachine and EmulatedDevice hold the mutex
-// through a whole call.
+// Shared state of an emulated machine and its devices, guarded by one mutex.
 //
-//   Simulation     what is submitted: its time, its bytes, its order
+//   Simulation     submitted work: its time, its bytes, its order
 //   HandleTable    streams and events
 //   DeviceHeap     a device's memory; PinnedRanges: the host's
-//   FaultInjector  which calls fail
-//   MachineTrace   the timeline, if it is kept
+//   FaultInjector  failing calls
+//   MachineTrace   the timeline, if it is recorded
 //
-// Nothing outside this directory includes this file.
+// EmulatedMachine and EmulatedDevice hold the mutex for a whole call. Private to this directory.
 
 #ifndef PINION_DEVICE_EMULATED_MACHINE_CORE_H_
 #define PINION_DEVICE_EMULATED_MACHINE_CORE_H_
@@ -39,45 +37,45 @@ struct MachineCore {
   // Pinned memory comes in whole pages.
   static constexpr uint64_t kPageBytes = 4096;
 
-  struct Place {            // where one end of a copy lies
+  struct Place {            // location of a copy's end
     int device = -1;        // -1: the host
-    bool pageable = false;  // host memory that is not pinned
+    bool pageable = false;  // unpinned host memory
   };
 
   MachineCore(const EmulatedOptions& options, std::vector<std::unique_ptr<MemoryArena>> arenas);
 
-  // What every call begins with: the latched error, the call's cost, effects that happen to happen
-  // now, and the fault plan.
+  // Begins a call: checks the latched error, charges the cost, applies random effects, and counts
+  // the call for the fault plan.
   absl::Status Enter(int device, DeviceCall call, double cost_us) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Enter, for a call that pins.
+  // Begins a call that pins `size_bytes`.
   absl::Status EnterPin(int device, uint64_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // No call of the device's: none of the above.
+  // Charges host arithmetic. Not a device call: no fault, no cost of a call.
   void ChargeHostArithmetic(int device, uint64_t memory_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   StreamHandle AddStream(int device, const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Pageable memory (`pageable`) is slower, and blocks the host.
+  // Submits a copy. Pageable memory is slower and blocks the host.
   absl::Status SubmitCopy(int slot, std::string name, std::vector<CopyPiece> pieces, CopyCost cost,
                           bool pageable) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
-  // The device whose memory `data` lies in, or -1.
+  // Returns the device whose memory contains `data`, or -1.
   int DeviceOf(const void* data) const;
-  // Where [data, data + size_bytes) lies. InvalidArgument for null, for device memory that is not
-  // allocated, and for ranges that leave their allocation or their pinned segment.
+  // Returns the location of [data, data + size_bytes). InvalidArgument for null, for unallocated
+  // device memory, and for ranges that leave their allocation or pinned segment.
   absl::StatusOr<Place> Locate(const void* data, uint64_t size_bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   const EmulatedOptions options;
-  const std::vector<std::unique_ptr<MemoryArena>> arenas;  // Contains() without the lock
+  const std::vector<std::unique_ptr<MemoryArena>> arenas;  // Contains() needs no lock
 
   Mutex mu;
-  // Null unless EmulatedOptions::record_trace.
+  // Null without EmulatedOptions::record_trace.
   const std::unique_ptr<MachineTrace> trace ABSL_PT_GUARDED_BY(mu);
   Simulation simulation ABSL_GUARDED_BY(mu);
   HandleTable handles ABSL_GUARDED_BY(mu);
   std::vector<DeviceHeap> heaps ABSL_GUARDED_BY(mu);  // by device
   PinnedRanges pinned ABSL_GUARDED_BY(mu);
   FaultInjector faults ABSL_GUARDED_BY(mu);
-  std::vector<StreamHandle> default_streams;  // by device; fixed once the core is made
+  std::vector<StreamHandle> default_streams;  // by device; constant after construction
 };
 
 }  // namespace pinion

@@ -7,13 +7,12 @@
 namespace pinion {
 namespace {
 
-// Rows beside those of streams, whose numbers are small.
+// Rows after those of the streams, whose numbers are small.
 constexpr int kStallRow = 100'000;
-constexpr int kHost = 100'000;  // the process
+constexpr int kHost = 100'000;  // its process
 constexpr int kPinRow = 0;
 
-// The time model reports a stall in parts; a part that begins where the last one ended is the same
-// stall.
+// The time model reports a stall in parts. A part continues the stall that ends at its start.
 constexpr double kSameMomentMs = 1e-9;
 
 }  // namespace
@@ -40,7 +39,7 @@ MachineTrace::CopiedOutInto(const void* data, uint64_t size_bytes) {
   return {CutAt(begin), CutAt(begin + size_bytes)};
 }
 
-// A copy out's number names its arrows; several copies in may end them.
+// A copy out's number identifies its arrows; several copies in may end them.
 void MachineTrace::WillCopy(uint64_t number, CopyDirection direction,
                             absl::Span<const CopyPiece> pieces) {
   const bool out = direction == CopyDirection::kDeviceToHost;

@@ -1,6 +1,5 @@
-// The timeline of an emulated machine, for people: what its streams did, what the host was at, what
-// compute waited for, how much device memory was in use, and which copy in brings back what which
-// copy out took away.
+// Records an emulated machine's timeline: streams, host ranges, stalls, device memory, and arrows
+// from each copy out to the copies in that read its bytes.
 //
 //   host      thread 1  [step                                                       ]
 //                       [forward                ][backward            ][optimizer   ]
@@ -40,7 +39,7 @@ class MachineTrace {
     recorder_.trace().NameRow(device, slot, name);
   }
 
-  // Before the work of this number is done.
+  // Announce work by number. Call one of them before OnDone.
   void WillRun(uint64_t number, uint64_t size_bytes) { submitted_[number].size_bytes = size_bytes; }
   void WillCopy(uint64_t number, CopyDirection direction, absl::Span<const CopyPiece> pieces);
 
@@ -53,7 +52,7 @@ class MachineTrace {
   }
   void EndRange(double now_ms) { recorder_.Add(recorder_.EndRange(now_ms)); }
 
-  // Forgets what was before; `now_ms` becomes time 0.
+  // Discards the timeline so far; `now_ms` becomes time 0.
   void Restart(double now_ms);
 
   ChromeTrace Finish() const;
@@ -64,24 +63,23 @@ class MachineTrace {
     uint64_t arrow_from = 0;
     std::set<uint64_t> arrows_to;
   };
-  // Host memory that a copy out has written last, by its first byte.
+  // Host memory by its first byte, and the last copy out that wrote it.
   struct CopiedOut {
     uintptr_t end = 0;
     uint64_t number = 0;
   };
   using CopiedOutMap = std::map<uintptr_t, CopiedOut>;
 
-  // What was copied out into the host's [data, data + size_bytes), and nothing beside it: ranges
-  // that lie across an end of it are cut in two there.
+  // Returns the ranges copied out into [data, data + size_bytes). Splits ranges that cross an end.
   std::pair<CopiedOutMap::iterator, CopiedOutMap::iterator> CopiedOutInto(const void* data,
                                                                           uint64_t size_bytes);
-  // The first range from `address` on.
+  // Splits the range at `address`. Returns the first range from there on.
   CopiedOutMap::iterator CutAt(uintptr_t address);
 
   TraceRecorder recorder_;
   std::map<uint64_t, Submitted> submitted_;
   CopiedOutMap copied_out_;
-  std::map<int, ChromeTrace::Slice> stalls_;  // by device: the last one, which may go on
+  std::map<int, ChromeTrace::Slice> stalls_;  // last stall by device, which may continue
 };
 
 }  // namespace pinion

@@ -1,15 +1,15 @@
-// One device's memory: real bytes in a reserved range of addresses.
+// Allocates one emulated device's memory: real bytes in a reserved range of addresses.
 //
 //   MemoryArena arena(mapping, /*reserve_bytes=*/4 * limit, /*quarantine=*/false);
-//   void* data = arena.Allocate(1 << 20, stream);
-//   arena.Free(data, stream);          // first to be reused by `stream`
+//   void* data = arena.Allocate(size_bytes, stream, capacity_bytes);
+//   arena.Free(data, size_bytes, stream);          // first reused by `stream`
 //
-// Free memory is kept in one pool per stream, whose order makes it safe to reuse at once, and one
-// pool for everybody. Pools split and coalesce and serve the best fit, the newest of equals. The
-// range is much larger than the memory that the device has, so that fragmentation is never an
-// out-of-memory error; limits are the owner's business.
+// Freed memory goes to its stream's pool, whose order makes immediate reuse safe, or to a common
+// pool. Pools split, coalesce, and serve the best fit, the newest among equals. The range is much
+// larger than the device's memory, so fragmentation causes no out-of-memory error. The owner
+// enforces limits.
 //
-// Thread safety: Contains is thread-safe, the rest is not.
+// Thread safety: Contains is thread-safe, everything else is not.
 
 #ifndef PINION_DEVICE_EMULATED_MEMORY_ARENA_H_
 #define PINION_DEVICE_EMULATED_MEMORY_ARENA_H_
@@ -25,13 +25,13 @@
 
 namespace pinion {
 
-// Free ranges by address and by size. Offsets into the arena.
+// Free ranges by address and by size, as offsets into the arena.
 class FreePool {
  public:
-  void Add(uint64_t offset, uint64_t size_bytes);  // coalesces with its neighbours
-  // Cuts `size_bytes` from the smallest range that fits. False if none does.
+  void Add(uint64_t offset, uint64_t size_bytes);  // merges with neighbours
+  // Cuts `size_bytes` from the smallest range that fits. Returns false if none does.
   bool Take(uint64_t size_bytes, uint64_t* offset);
-  // Size of the range that Take would cut; 0 if none fits.
+  // Returns the size of the range that Take would cut; 0 if none fits.
   uint64_t BestFit(uint64_t size_bytes) const;
   // Moves everything to `other`.
   void MoveTo(FreePool& other);
@@ -39,7 +39,7 @@ class FreePool {
  private:
   struct Range {
     uint64_t size_bytes;
-    uint64_t age;  // counts down: the newest is the smallest
+    uint64_t age;  // counts down: the newest range has the smallest age
   };
   using ByOffset = std::map<uint64_t, Range>;
   using SizeKey = std::tuple<uint64_t, uint64_t, uint64_t>;  // size, age, offset
@@ -58,20 +58,19 @@ class MemoryArena {
  public:
   static constexpr uint64_t kAlignment = kAllocationGranularityBytes;
 
-  // `mapping`: readable and writable memory of `reserve_bytes`, which the arena unmaps.
+  // Takes ownership of `mapping`: readable, writable memory of `reserve_bytes`.
   MemoryArena(void* mapping, uint64_t reserve_bytes, bool quarantine);
   ~MemoryArena();
   MemoryArena(const MemoryArena&) = delete;
   MemoryArena& operator=(const MemoryArena&) = delete;
 
-  // Null when the reserved range has no such hole.
-  // With `quarantine`, freed ranges stay unused while live bytes, they and the request together fit
-  // into `capacity_bytes`.
+  // Returns memory, or null if the reserved range has no fitting hole. With `quarantine`, freed
+  // ranges stay unused while they, live bytes and the request fit into `capacity_bytes`.
   void* Allocate(uint64_t size_bytes, int stream, uint64_t capacity_bytes);
 
-  // `data` came from Allocate with that size. Reusable by `stream` only, until Publish(stream).
+  // Frees `data` of that size. Only `stream` may reuse it until Publish(stream).
   void Free(void* data, uint64_t size_bytes, int stream);
-  // Everything that was freed on `stream` so far is now for everybody.
+  // Makes all memory freed on `stream` so far available to every stream.
   void Publish(int stream);
   int stream_count() const { return static_cast<int>(pools_.size()); }
 

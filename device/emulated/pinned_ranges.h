@@ -1,5 +1,5 @@
-// The host memory that is pinned for a machine's devices: its own segments, and what others own and
-// have registered.
+// Tracks the host memory that is pinned for a machine's devices: its own segments and registered
+// program memory.
 //
 // Thread safety: none; the machine's mutex guards it.
 
@@ -18,17 +18,17 @@ class PinnedRanges {
  public:
   explicit PinnedRanges(Simulation* simulation) : simulation_(simulation) {}
 
-  // Whose memory it is: a segment of the machine's sources, or what a program has registered.
+  // Owner of the memory: the machine (a segment) or the program (registered).
   enum class Owner { kMachine, kProgram };
 
   void Add(void* data, uint64_t size_bytes, Owner owner = Owner::kMachine);
-  // Waits for all devices, but orders nothing: who relies on it has a race. Unavailable if a stream
-  // is stuck; the range then stays.
+  // Unpins the range at `data` after waiting for all devices. The wait orders nothing: relying on
+  // it is a race. Unavailable if a stream is stuck; the range then stays.
   absl::Status Remove(void* data);
 
-  // The size of the range of that owner which begins at `data`; 0 if none does.
+  // Returns the size of the owner's range that begins at `data`, or 0.
   uint64_t SizeAt(const void* data, Owner owner = Owner::kMachine) const;
-  // How [data, data + size_bytes) lies to the ranges: inside of one, across an end, or apart.
+  // Position of [data, data + size_bytes): inside one range, across a border, or outside.
   enum class Overlap { kInside, kPartly, kNone };
   Overlap Find(const void* data, uint64_t size_bytes) const;
 

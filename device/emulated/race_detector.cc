@@ -153,7 +153,7 @@ void RaceDetector::Report(const Memory& memory, uint64_t begin, uint64_t end, co
          << (writes ? " writes" : " reads");
     return text.str();
   };
-  // Never the host: what it has done comes before all that is submitted later.
+  // `earlier` is never the host: its accesses precede everything submitted later.
   std::ostringstream report;
   const bool is_copy = names_[current_.name].rfind("copy ", 0) == 0;
   if (write && !is_copy && !earlier_writes && names_[earlier.name] == "copy D2H") {

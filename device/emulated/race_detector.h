@@ -1,13 +1,4 @@
-// Finds accesses that nothing orders, by vector clocks over byte ranges.
-//
-// A context is whatever runs in its own order: a stream, or the host (context 0; all its threads
-// are one). Each operation is an epoch of its context. What a context has seen of the others is
-// its clock; submitting an operation joins the host's clock into it, an event carries the clock of
-// the stream that recorded it, and an observation joins an event's clock into the host's.
-//
-// Two operations are ordered if the later one's clock has reached the earlier one's epoch. If they
-// touch the same bytes, one of them writes, and they are not ordered, that is a race, whatever
-// happened to the bytes this time.
+// Finds unordered accesses to memory, by vector clocks over byte ranges.
 //
 //   RaceDetector detector;
 //   const int stream = detector.AddContext("emu:0/compute");
@@ -15,6 +6,15 @@
 //   detector.Begin(stream, "kernel add");
 //   detector.Write(other, 64);
 //   for (const std::string& report : detector.TakeReports()) ...
+//
+// A context is a sequence of operations: a stream, or the host (context 0, all its threads
+// together). Each operation is an epoch of its context. A context's clock holds the epochs of other
+// contexts that it has seen. Submitting joins the host's clock into the stream's. An event carries
+// its stream's clock; an observation joins it into the host's.
+//
+// Two operations are ordered if the later clock has reached the earlier epoch. Two unordered
+// operations on the same bytes, one of them a write, are a race, whatever happened to the bytes
+// this time.
 //
 // Thread safety: none. A pure data structure: addresses are only compared.
 
@@ -33,7 +33,7 @@
 
 namespace pinion {
 
-// What has been seen of each context: the epoch up to which, by context.
+// The last epoch seen of each context.
 class VectorClock {
  public:
   uint64_t Get(int context) const {
@@ -57,25 +57,25 @@ class RaceDetector {
   const VectorClock& Clock(int context) const { return contexts_[context].clock; }
   void Join(int context, const VectorClock& clock) { contexts_[context].clock.Join(clock); }
 
-  // Memory whose accesses are checked. Adding it is a write by `context`, an operation of its own:
-  // its users must come after the allocation.
+  // Adds memory to check. Counts as a write by `context`, an operation of its own: later accesses
+  // must be ordered after it.
   void AddMemory(const void* data, uint64_t size_bytes, int context, std::string name);
-  // Removing it is a write of all of it by `context`, which is joined (for this operation only)
-  // with `recorded` contexts.
+  // Removes memory. Counts as a write of all its bytes by `context`; this operation is also ordered
+  // after the `recorded` contexts.
   void RemoveMemory(const void* data, int context, const std::vector<int>& recorded,
                     std::string name);
 
-  // The next operation of `context`; Read and Write belong to the one that was begun last.
-  // Returns its number, which names it in reports ("#12").
+  // Begins the next operation of `context`; later Read and Write calls belong to it. Returns its
+  // number, which reports print ("#12").
   uint64_t Begin(int context, std::string name);
-  // Ranges outside of known memory are ignored.
+  // Check an access. Ranges outside of known memory are ignored.
   void Read(const void* data, uint64_t size_bytes) { Access(data, size_bytes, false); }
   void Write(const void* data, uint64_t size_bytes) { Access(data, size_bytes, true); }
 
-  // Reports since the last call. A pair of operations is reported once.
+  // Returns the reports since the last call. Each pair of operations is reported once.
   std::vector<std::string> TakeReports() { return std::exchange(reports_, {}); }
 
-  // Pieces of memory that are told apart: what the detector's cost depends on.
+  // Returns the number of separate byte ranges, which determines the detector's cost.
   size_t span_count() const;
 
  private:
@@ -88,11 +88,11 @@ class RaceDetector {
   struct Span {
     uint64_t end = 0;
     Epoch write;
-    std::vector<Epoch> reads;  // the latest of each context
+    std::vector<Epoch> reads;  // the latest read of each context
   };
   struct Memory {
     uint64_t size_bytes = 0;
-    std::map<uint64_t, Span> spans;  // by begin; they cover all of it
+    std::map<uint64_t, Span> spans;  // by begin; together they cover the memory
     size_t compact_at = 64;
   };
   struct Context {
@@ -104,7 +104,8 @@ class RaceDetector {
   void Access(const void* data, uint64_t size_bytes, bool write);
   void AccessMemory(Memory& memory, uint64_t begin, uint64_t end, bool write);
   std::map<uint64_t, Span>::iterator SplitAt(Memory& memory, uint64_t offset);
-  // Drops what the host has seen, and with it every later operation, and joins equal neighbours.
+  // Drops epochs that the host has seen, because every later operation has seen them too, and
+  // merges equal neighbours.
   void Compact(Memory& memory);
   bool Ordered(const Epoch& earlier) const { return clock_.Get(earlier.context) >= earlier.epoch; }
   void Report(const Memory& memory, uint64_t begin, uint64_t end, const Epoch& earlier,
@@ -115,8 +116,8 @@ class RaceDetector {
   std::map<uintptr_t, Memory> memories_;
   uint64_t next_number_ = 1;
   Epoch current_;
-  VectorClock clock_;               // of the current operation
-  std::vector<uint64_t> reported_;  // numbers of operations that the current one raced with
+  VectorClock clock_;               // clock of the current operation
+  std::vector<uint64_t> reported_;  // operations that raced with the current one
   std::vector<std::string> reports_;
   std::vector<std::string> names_;
   std::unordered_map<std::string, int> name_ids_;

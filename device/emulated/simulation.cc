@@ -56,7 +56,7 @@ void Simulation::SubmitCopy(int slot, std::string name, std::vector<CopyPiece> p
     const std::string what = name + " #" + std::to_string(number) + " on " + time_.name(slot);
     for (CopyPiece& piece : pieces) piece = protection_->Close(piece, moment, what);
   }
-  // Their order among each other is undefined: not the one that a careless caller expects.
+  // Their order is undefined, so use one that careless callers do not expect.
   std::reverse(pieces.begin(), pieces.end());
   const StreamPoint point = time_.AddCopy(slot, std::move(name), number, cost);
   if (cost.latency_ms == kForever) {

@@ -1,13 +1,13 @@
-// What is submitted to streams, in the three respects in which it is simulated:
+// Simulates work on streams:
 //
-//   time_model        when it happens
+//   time_model        when it runs
 //   deferred_effects  when its bytes move
 //   race_detector     what it is ordered after
-//   host_protection   which host pages the CPU must leave alone meanwhile, if asked for
+//   host_protection   which host pages the CPU must not touch meanwhile, if enabled
 //
-// All of them know a stream by the same small number, its slot; the race detector's contexts are
-// slots + 1, since its context 0 is the host. Each entry of a stream has the same sequence number
-// everywhere (StreamPoint).
+// All parts identify a stream by its slot, a small number. The race detector's contexts are slots +
+// 1, because its context 0 is the host. An entry has the same sequence number in all parts
+// (StreamPoint).
 //
 // Thread safety: none; the machine's mutex guards it.
 
@@ -32,7 +32,7 @@
 
 namespace pinion {
 
-// How far a stream had come when an event was recorded, and what it was ordered after by then.
+// A point of a stream, and everything that it is ordered after.
 struct StreamMoment {
   StreamPoint point;
   VectorClock clock;
@@ -40,48 +40,48 @@ struct StreamMoment {
 
 class Simulation {
  public:
-  static constexpr int kHost = -1;  // in a slot's place
+  static constexpr int kHost = -1;  // stands for a slot
 
-  // `options` and `trace` (null: none) outlive the simulation.
+  // `options` and `trace` (may be null) outlive the simulation.
   Simulation(const EmulatedOptions& options, MachineTrace* trace);
 
   TimeModel& time() { return time_; }
-  // Null unless EmulatedOptions::protect_host_pages.
+  // Null without EmulatedOptions::protect_host_pages.
   HostProtection* protection() { return protection_.get(); }
   const std::vector<std::string>& races() const { return races_; }
 
   int AddStream(int device, const std::string& name);
 
-  // The host spends time on a call.
+  // Charges host time for a call.
   void Spend(double us) { time_.Spend(us * 1e-3); }
-  // Effects that happen to happen now, by EffectSchedule::kRandom.
+  // Applies random effects with EffectSchedule::kRandom.
   void ApplySomeAtRandom();
 
   // --- Work ---
-  // An operator that has run on the host, after Force of its stream.
+  // Submits an operator that has run on the host, after Force of its stream.
   StreamPoint SubmitKernel(int slot, const Kernel& kernel, double memory_bytes);
-  // A copy over a link. One whose latency is kForever never takes effect.
+  // Submits a copy over a link. With a latency of kForever it never takes effect.
   void SubmitCopy(int slot, std::string name, std::vector<CopyPiece> pieces, const CopyCost& cost);
-  // A copy inside a device, by its compute engine.
+  // Submits a copy inside a device, on its compute engine.
   void SubmitCopyInside(int slot, const CopyPiece& piece);
   void HostAccess(const void* data, uint64_t size_bytes, bool write);
 
   // --- Order ---
-  StreamMoment Moment(int slot) const;  // the end of what was submitted so far
+  StreamMoment Moment(int slot) const;  // the end of the work submitted so far
   void Wait(int slot, const StreamMoment& moment);
-  // The host has seen that the moment, which is done, is: forces its effects, joins its clock, and
-  // opens the host pages of the copies that it covers.
+  // Marks a finished moment as seen by the host: forces its effects, joins its clock, and opens the
+  // host pages of its copies.
   void Observe(const StreamMoment& moment);
-  // Passes time until `point` is done. Unavailable, saying why, if it never will be.
+  // Advances time until `point` is done. Unavailable, with the reason, if it never will be.
   absl::Status BlockUntil(StreamPoint point);
   absl::Status Synchronize(int slot);  // blocks until the stream is done, and observes it
-  // Applies the effects up to `point`. False if something stuck is in the way.
+  // Applies the effects up to `point`. Returns false if a stuck copy blocks the way.
   bool Force(StreamPoint point) { return effects_.Force(point); }
 
   // --- Memory whose accesses are checked (EmulatedOptions::detect_races) ---
-  // `slot` is the stream, or the host, for which it comes and goes; `what` names that in reports.
+  // Add and remove checked memory for a stream, or for kHost. Reports call the operation `what`.
   void AddMemory(const void* data, uint64_t size_bytes, int slot, const char* what);
-  // After what the streams `also` have come to, too.
+  // Also ordered after the present work of the streams `also`.
   void RemoveMemory(const void* data, int slot, const std::set<int>& also, const char* what);
 
  private:

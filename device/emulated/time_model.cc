@@ -53,7 +53,7 @@ void TimeModel::StartWhatCan() {
   copies_.ShareLinks(now_);
 }
 
-// True if the first entry of the stream was finished at once, so that the next one has its turn.
+// Returns true if the stream's first entry finished at once, so that the next one may start.
 bool TimeModel::TryStart(int stream) {
   std::deque<Entry>& queue = streams_[stream].queue;
   if (queue.empty() || queue.front().has_engine) return false;
@@ -156,7 +156,7 @@ void TimeModel::PassTimeTo(double ms) {
   if (host_held_up_by != kNone) CountStall(host_held_up_by, stream_awaited_by_host_, passed);
 }
 
-// `stream` is held up by a copy, and now_ is the end of the time that passed.
+// `stream` is blocked by a copy, and now_ is the end of the passed time.
 void TimeModel::CountStall(int device, int stream, double passed_ms) {
   devices_[device].stats.stalled_on_copies_ms += passed_ms;
   if (!on_stall_) return;
@@ -185,7 +185,7 @@ int TimeModel::DeviceThatHoldsUpTheHost() const {
 
 std::string TimeModel::WhyPending(StreamPoint point) const {
   if (Done(point)) return "nothing: it is done";
-  // A copy may wait for the one that has the engine of its direction.
+  // A copy may wait for another copy on its engine.
   CopyEngines::Holder holder = {RootOf(point.stream), /*is_stuck=*/false};
   if (const Entry& first = streams_[holder.stream].queue.front(); first.kind == Kind::kCopy) {
     holder = copies_.HolderOf(holder.stream, first.copy);

@@ -1,8 +1,8 @@
-// Virtual time: a discrete-event simulation of streams, compute engines and links.
+// Simulates virtual time: streams, compute engines and links as discrete events.
 //
-// The host clock is the present. What is submitted now starts when its stream has got to it, what
-// it waits for is done, and its engine is free (engines.h); a wait takes no time. The simulation
-// advances only when the host does: when it spends time on a call (Spend) or blocks (RunUntil).
+// The host clock is the present. A submitted entry starts when its stream reaches it, the work it
+// waits for is done, and its engine is free (engines.h). A wait takes no time. Time advances only
+// when the host spends time on a call (Spend) or blocks (RunUntil).
 //
 // All times are in milliseconds.
 //
@@ -25,7 +25,7 @@
 
 namespace pinion {
 
-// A piece of work as the simulation saw it.
+// A finished kernel or copy.
 struct TimedWork {
   int device = 0;  // of the stream
   int stream = 0;
@@ -36,10 +36,10 @@ struct TimedWork {
   double end_ms = 0;
 };
 
-// A part of the time that TimeStats::stalled_on_copies_ms counts.
+// A part of the time in TimeStats::stalled_on_copies_ms.
 struct TimedStall {
   int device = 0;
-  std::string name;  // of the copy that is waited for
+  std::string name;  // name of the copy that is waited for
   double start_ms = 0;
   double end_ms = 0;
 };
@@ -48,46 +48,45 @@ class TimeModel {
  public:
   TimeModel(const LinkModel& link, int device_count);
 
-  // `on_work` is called for each piece of work that took time, when it is done, and `on_stall` as
-  // time passes, for each part of it.
+  // Sets the observers. `on_work` is called for each finished kernel or copy, `on_stall` for each
+  // part of a stall as time passes.
   void Observe(std::function<void(const TimedWork&)> on_work,
                std::function<void(const TimedStall&)> on_stall) {
     on_work_ = std::move(on_work);
     on_stall_ = std::move(on_stall);
   }
 
-  // Streams are numbered from 0.
+  // Adds a stream; streams are numbered from 0.
   int AddStream(int device, std::string name);
   int stream_count() const { return static_cast<int>(streams_.size()); }
   int device(int stream) const { return streams_[stream].device; }
   const std::string& name(int stream) const { return streams_[stream].name; }
 
-  // Each returns the point that the new entry is.
-  // `name` and `number` say which one it is in messages.
+  // Append an entry and return its point. `name` and `number` identify the entry in messages.
   StreamPoint AddWait(int stream, StreamPoint waited_for);
-  // `time_ms` is set to the time at which the stream gets there.
+  // Sets `*time_ms` to the time at which the stream reaches the entry.
   StreamPoint AddStamp(int stream, std::shared_ptr<double> time_ms);
   StreamPoint AddKernel(int stream, std::string name, uint64_t number, double duration_ms);
   StreamPoint AddCopy(int stream, std::string name, uint64_t number, const CopyCost& cost);
 
-  // The last entry of a stream.
+  // Returns the last entry of a stream.
   StreamPoint Tail(int stream) const { return {stream, streams_[stream].submitted}; }
   bool Done(StreamPoint point) const { return streams_[point.stream].done >= point.seq; }
 
   double now_ms() const { return now_; }
   void Spend(double ms) { AdvanceTo(now_ + ms); }
-  // On arithmetic of the host, which the device's statistics count.
+  // Charges host arithmetic, which the device's statistics count.
   void SpendOnArithmetic(int device, double ms) {
     Spend(ms);
     devices_[device].stats.host_arithmetic_ms += ms;
   }
 
-  // Blocks the host until `point` is done or `timeout_ms` have passed. kStuck if the point can
-  // never be reached; time then passes only if the timeout is finite.
+  // Blocks the host until `point` is done or `timeout_ms` have passed. kStuck: the point can never
+  // be reached; then time passes only if the timeout is finite.
   enum class Outcome { kDone, kTimeout, kStuck };
   Outcome RunUntil(StreamPoint point, double timeout_ms);
 
-  // What keeps `point` from being done: "copy D2H #12 on emu:0/d2h, which is stuck".
+  // Returns the obstacle of `point`: "copy D2H #12 on emu:0/d2h, which is stuck".
   std::string WhyPending(StreamPoint point) const;
 
   const TimeStats& stats(int device) const { return devices_[device].stats; }
@@ -97,18 +96,18 @@ class TimeModel {
   enum class Kind { kWait, kKernel, kCopy };
   struct Entry {
     Kind kind = Kind::kWait;
-    bool has_engine = false;  // or waits for its turn on it
+    bool has_engine = false;  // or is queued for it
     std::string name = {};
     uint64_t number = 0;
-    StreamPoint waited_for = {};         // done from the start unless it is set
-    std::shared_ptr<double> stamp = {};  // of a wait for nothing
-    double duration_ms = 0;              // kernels
+    StreamPoint waited_for = {};         // default: done from the start
+    std::shared_ptr<double> stamp = {};  // set by stamps only
+    double duration_ms = 0;              // of kernels
     CopyCost copy = {};
   };
   struct Stream {
     int device = 0;
     std::string name;
-    std::deque<Entry> queue = {};  // the first is in progress or blocked
+    std::deque<Entry> queue = {};  // the first entry is in progress or blocked
     uint64_t submitted = 0;
     uint64_t done = 0;
     uint64_t kernels_queued = 0;
@@ -121,17 +120,17 @@ class TimeModel {
   StreamPoint Add(int stream, Entry entry);
   void AdvanceTo(double ms);
   double NextEventMs() const;
-  void PassTimeTo(double ms);  // accounts busy and stalled time; no event lies before `ms`
+  void PassTimeTo(double ms);  // counts busy and stalled time; requires no event before `ms`
   void FinishDue();
   void StartWhatCan();
   bool TryStart(int stream);
   void Finish(int stream, double start_ms);
-  // Follows waits from the head of `stream`, which is not idle, to the stream whose first entry
-  // holds everything up. There is one: what is waited for is not done.
+  // Follows waits from the head of `stream` (not idle) to the stream whose first entry blocks it.
+  // It exists, because a wait ends when its target is done.
   int RootOf(int stream) const;
   bool HeldUpByCopy(int stream) const;
   void CountStall(int device, int stream, double passed_ms);
-  // The device whose copy the blocked host waits for while its compute engine is idle, or kNone.
+  // Returns the device whose copy the blocked host waits for while compute is idle, or kNone.
   int DeviceThatHoldsUpTheHost() const;
 
   static constexpr int kNone = -1;

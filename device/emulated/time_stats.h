@@ -1,4 +1,4 @@
-// Virtual time and traffic of an emulated device, as a value.
+// Busy time, stalls and traffic of an emulated device, in virtual time.
 
 #ifndef PINION_DEVICE_EMULATED_TIME_STATS_H_
 #define PINION_DEVICE_EMULATED_TIME_STATS_H_
@@ -7,29 +7,27 @@
 
 namespace pinion {
 
-// Virtual time and traffic of one device since the last reset. Work counts when it is done, busy
-// time as it passes.
+// Values since the last reset. Kernels and copies count when they finish, busy time as it passes.
 struct TimeStats {
   double compute_busy_ms = 0;
-  double h2d_busy_ms = 0;  // at least one copy of the direction was in progress
+  double h2d_busy_ms = 0;  // with at least one copy of the direction in progress
   double d2h_busy_ms = 0;
   uint64_t h2d_bytes = 0;
   uint64_t d2h_bytes = 0;
-  // What offload costs the step, the sum of two things:
-  //   streams  time in which a stream of the device had a kernel submitted, was not running one,
-  //            and was held up by a copy: one at its own head, or the one at the end of the chain
-  //            of event waits that begins at its head. Each stream counts. A stream without kernels
-  //            (an engine's copy stream) never does.
-  //   host     time in which the host was blocked, what it waited for was held up (in that sense)
-  //            by a copy over the device's link, and the device's compute engine was idle. Time
-  //            that counts for a stream of the device, or for the stream that the host waited for,
-  //            does not count again.
+  // Cost of offloading for the step, as the sum of two parts:
+  //   streams  time in which a stream of the device had a kernel submitted, ran none, and was
+  //            blocked by a copy: the entry at its head, or the end of the chain of event waits
+  //            that begins there. Each stream counts. A stream without kernels (an engine's copy
+  //            stream) never does.
+  //   host     time in which the host was blocked by a copy over the device's link, directly or
+  //            through such a chain, and the device's compute engine was idle. Time that counts for
+  //            a stream of the device, or for the stream that the host waited for, is not repeated.
   // The host blocks in WaitEvent, SynchronizeStream, SynchronizeDevice, a copy of pageable memory,
-  // an unpinning, and an allocation that waits for freed memory. So the copies that a step leaves
-  // behind count when a SynchronizeDevice at its end has to wait for them. A host that polls
-  // (QueryEvent) is not blocked.
+  // an unpinning, and an allocation that waits for freed memory. So copies that outlast a step
+  // count if a SynchronizeDevice at its end waits for them. A host that polls (QueryEvent) is not
+  // blocked.
   double stalled_on_copies_ms = 0;
-  // What Device::ChargeHostArithmetic of this device has charged; the device may have been at work.
+  // Charged by Device::ChargeHostArithmetic, even while the device was busy.
   double host_arithmetic_ms = 0;
   uint64_t kernels = 0;
   uint64_t copies = 0;
