@@ -1,4 +1,4 @@
-// What an allocation takes of a device's memory. Pure.
+// Computes how much device memory an allocation really takes after rounding. Pure.
 
 #ifndef PINION_DEVICE_ALLOCATION_BYTES_H_
 #define PINION_DEVICE_ALLOCATION_BYTES_H_
@@ -7,12 +7,13 @@
 
 namespace pinion {
 
-// LibTorch's allocator for CUDA gives out, and counts, multiples of so many bytes (kMinBlockSize in
-// c10/cuda/CUDACachingAllocator.cpp), and so does the emulated device.
+// Granularity of LibTorch's CUDA caching allocator (kMinBlockSize in
+// c10/cuda/CUDACachingAllocator.cpp) and of the emulated device.
 inline constexpr uint64_t kAllocationGranularityBytes = 512;
 
-// Of more than 1 MiB CUDA's allocator may give up to 1 MiB more, where a block that it has cached
-// is left whole; other backends of it and roundup_power2_divisions count in their own ways.
+// Returns `size_bytes` rounded up to the granularity. For requests above 1 MiB the caching
+// allocator may count up to 1 MiB more, because it leaves a cached block whole. Its other backends
+// and roundup_power2_divisions round differently.
 constexpr uint64_t AllocationBytes(uint64_t size_bytes) {
   return (size_bytes + kAllocationGranularityBytes - 1) / kAllocationGranularityBytes *
          kAllocationGranularityBytes;

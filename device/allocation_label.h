@@ -1,5 +1,4 @@
-// Names who allocates device memory on this thread, so that an out-of-memory report can say who
-// holds what.
+// Labels device allocations of this thread, so that an out-of-memory report names their owner.
 //
 //   AllocationLabel label("optimizer state");
 //   optimizer.step();
@@ -21,7 +20,7 @@ class [[nodiscard]] AllocationLabel {
   AllocationLabel(const AllocationLabel&) = delete;
   AllocationLabel& operator=(const AllocationLabel&) = delete;
 
-  static const std::string& Current();  // "" without one
+  static const std::string& Current();  // "" outside of any label
 
  private:
   bool outermost_;

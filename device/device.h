@@ -1,22 +1,22 @@
-// What the engine needs from an accelerator: memory, streams, events, copies.
+// The accelerator interface of the engine: device memory, streams, events, asynchronous copies.
 //
 // Implementations: device/emulated (a discrete-event simulation, no GPU needed) and device/cuda.
-// One conformance suite runs on all of them (tests/device/device_conformance.h).
+// Both pass one conformance suite (tests/device/device_conformance.h).
 //
-// Semantics are CUDA's: a stream is a queue that executes in order of submission; an event records
-// a point of a stream; a wait orders a stream after an event; nothing blocks the host except
-// SynchronizeStream, WaitEvent with a timeout, and copies of pageable memory.
+// Semantics are CUDA's: a stream executes its work in order of submission, an event records a point
+// of a stream, and a stream can wait for an event. Only SynchronizeStream, WaitEvent and copies of
+// pageable memory block the host.
 //
 // Errors:
-//   ResourceExhausted   out of memory; the device goes on, its latched error has been cleared
+//   ResourceExhausted   out of memory; the device stays usable, its latched error has been cleared
 //   Unavailable         transient: the same call may succeed later
-//   InvalidArgument, FailedPrecondition   the caller's bug; the device goes on
+//   InvalidArgument, FailedPrecondition   a bug of the caller; the device stays usable
 //   Internal            sticky (IsSticky): every later call fails too; the process needs a new
 //                       device context
 //
-// Thread safety: thread-safe. No function leaves the calling thread's current device changed.
-// Ownership: handles are plain values; whoever creates a stream or an event destroys it. Foreign
-// streams (LibTorch's) are passed as their native handles and are never destroyed here.
+// Thread safety: thread-safe. Every call leaves the calling thread's current device unchanged.
+// Ownership: handles are plain values. Whoever creates a stream or an event destroys it. Foreign
+// streams (LibTorch's) are passed as native handles, and Pinion never destroys them.
 
 #ifndef PINION_DEVICE_DEVICE_H_
 #define PINION_DEVICE_DEVICE_H_
@@ -33,13 +33,13 @@
 
 namespace pinion {
 
-// A stream by its native handle: a cudaStream_t, or the emulated device's own. Strong types, so
-// that an integer, an event or a pointer to memory cannot pass for a stream.
+// A stream by its native handle: a cudaStream_t, or the emulated device's own. A type of its own,
+// so that no event, integer or memory pointer passes for a stream.
 class StreamHandle {
  public:
   StreamHandle() = default;  // names no stream; every call refuses it
   explicit StreamHandle(void* native) : native_(native), valid_(true) {}
-  // CUDA's legacy default stream has a null handle: only an explicit StreamHandle(nullptr) is it.
+  // A null handle is CUDA's legacy default stream: StreamHandle(nullptr) names that stream.
   void* native() const { return native_; }
   bool valid() const { return valid_; }
   friend bool operator==(const StreamHandle&, const StreamHandle&) = default;
@@ -65,31 +65,31 @@ enum class CopyDirection { kHostToDevice, kDeviceToHost };
 
 const char* CopyDirectionName(CopyDirection direction);  // "H2D", "D2H"
 
-// One contiguous piece of a copy. Exactly one of the two pointers is device memory, as the
-// direction says. size_bytes > 0.
+// A contiguous part of a copy. Exactly one of the two pointers is device memory, according to the
+// direction. size_bytes > 0.
 struct CopyPiece {
   void* dst = nullptr;
   const void* src = nullptr;
   uint64_t size_bytes = 0;
 };
 
-// Whether a status of a Device's says that every later call fails too.
+// Returns true if `status` means that every later call on the device fails too.
 inline bool IsSticky(const absl::Status& status) { return absl::IsInternal(status); }
 
 enum class LinkKind {
   kUnknown,
   kPcie,
   kNvlinkC2c,
-  kNone,  // the device's memory is the host's
+  kNone,  // device and host share one memory
 };
 
-// What is known of a device without measuring it; for reports and benchmarks.
+// Properties of a device that are known without measuring it; for reports and benchmarks.
 struct DeviceInfo {
   std::string model;  // "NVIDIA H200"
   LinkKind link = LinkKind::kUnknown;
   std::string link_name;      // "PCIe 5 x16", "NVLink-C2C"; empty: unknown
-  double rated_gb_per_s = 0;  // of the link, raw, per direction, 1e9 bytes per second; 0: unknown
-  int numa_node = -1;         // of the host, next to the device; -1: unknown
+  double rated_gb_per_s = 0;  // raw link bandwidth per direction, 1e9 bytes per second; 0: unknown
+  int numa_node = -1;         // host NUMA node next to the device; -1: unknown
   bool modelled = false;      // times are virtual
 };
 
@@ -99,57 +99,55 @@ class Device {
 
   virtual std::string name() const = 0;  // "cuda:0", "emu:1"
   virtual int index() const = 0;
-  // What cannot be found out is left unknown.
+  // Returns the known properties; unknown ones keep their defaults.
   virtual DeviceInfo info() const = 0;
 
   // --- Memory ---
-  // Device memory that is ready for use on `stream` and, after Free, is reused in the order of
-  // `stream` (as a stream-ordered pool does). ResourceExhausted names the size and who holds what.
+  // Allocates device memory for immediate use on `stream`. After Free it is reused in stream order.
+  // ResourceExhausted names the size and the memory in use or free.
   virtual absl::StatusOr<void*> Allocate(uint64_t size_bytes, StreamHandle stream) = 0;
   virtual absl::Status Free(void* data, StreamHandle stream) = 0;
 
-  // Pinned host memory for copies with this device, as a source for a PinnedAllocator.
+  // Returns a source of pinned host memory, suited for copies with this device.
   virtual std::shared_ptr<HostMemorySource> pinned_source() = 0;
 
   // --- Streams ---
-  // A stream that does not synchronise with the legacy default stream. `name` is for traces.
+  // Creates a non-blocking stream (cudaStreamNonBlocking). `name` is for traces.
   virtual absl::StatusOr<StreamHandle> CreateStream(const std::string& name) = 0;
   virtual absl::Status DestroyStream(StreamHandle stream) = 0;
   virtual absl::Status SynchronizeStream(StreamHandle stream) = 0;
-  // True while `stream` captures a CUDA graph: what is submitted to it runs with each replay only.
+  // Returns true while `stream` captures a CUDA graph: its work then runs only when replayed.
   virtual absl::StatusOr<bool> IsCapturing(StreamHandle stream) = 0;
 
   // --- Events ---
   virtual absl::StatusOr<EventHandle> CreateEvent() = 0;
-  // An event that also notes when it is done, for ElapsedMs. Costs more than one without.
+  // Creates an event that records its completion time, for ElapsedMs. Costs more than CreateEvent.
   virtual absl::StatusOr<EventHandle> CreateTimedEvent() = 0;
   virtual absl::Status DestroyEvent(EventHandle event) = 0;
-  // Recording again moves the event; waits made before keep the old point.
+  // Records the present end of `stream`. Waits made before a new record keep the old one.
   virtual absl::Status RecordEvent(EventHandle event, StreamHandle stream) = 0;
-  // Later work of `stream` starts after the event's last record. Never blocks the host.
+  // Makes later work of `stream` start after the event's last record. Never blocks the host.
   virtual absl::Status StreamWaitEvent(StreamHandle stream, EventHandle event) = 0;
-  // True if the last record is done (an event that was never recorded is done).
+  // Returns true if the work before the last record is done, or if the event was never recorded.
   virtual absl::StatusOr<bool> QueryEvent(EventHandle event) = 0;
-  // Blocks until the event is done. DeadlineExceeded, with the reason where it is known (which
-  // stream is stuck behind what), when that takes longer than `timeout`.
+  // Blocks until the event is done. Returns DeadlineExceeded after `timeout`, with the stream's
+  // obstacle where the device knows it.
   virtual absl::Status WaitEvent(EventHandle event, absl::Duration timeout) = 0;
-  // Milliseconds of the device's clock between the last records of two timed events. Unavailable
-  // while one of them is not done; InvalidArgument for events without timing or never recorded.
+  // Returns the milliseconds between the last records of two timed events, by the device's clock.
+  // Unavailable while one is pending; InvalidArgument if one has no timing or was never recorded.
   virtual absl::StatusOr<double> ElapsedMs(EventHandle start, EventHandle end) = 0;
 
   // --- Copies ---
-  // Enqueues all pieces on `stream`, in as few driver calls as serve it. The pieces must not
-  // overlap: their order among each other is undefined. All or nothing: an error means that nothing
-  // of this call will be written later, unless the error is sticky.
+  // Enqueues all pieces on `stream`, in few driver calls. The pieces must not overlap; their order
+  // is undefined. All or nothing: after an error that is not sticky, no piece is written later.
   virtual absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                                  StreamHandle stream) = 0;
 
   // --- The host ---
-  // Tells the device that the calling thread computes on the host over `memory_bytes` of its
-  // memory, reads and writes counted: a product of two tensors into a third one is three times its
-  // size. Where times are modelled, the host's clock passes as long as that takes with all of its
-  // cores, while the device goes on with what it has been given. Devices with a real clock do
-  // nothing.
+  // Charges the emulated clock for arithmetic that the calling thread does on the host.
+  // `memory_bytes` counts all bytes read and written: adding two tensors into a third counts three
+  // times their size. The emulated host clock advances as if all host cores shared the work, and
+  // the device goes on meanwhile. Devices with a real clock do nothing.
   virtual void ChargeHostArithmetic(uint64_t /*memory_bytes*/) {}
 };
 

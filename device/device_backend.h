@@ -1,11 +1,10 @@
-// How a program hands its devices to the layers above: explicit, no registry, no static
+// Tells Pinion which devices to use: a function from device index to Device. No registry, no static
 // constructors.
 //
 //   auto session = OffloadSession::Create({}, CudaBackend());             // device/cuda
 //   auto session = OffloadSession::Create({}, EmulatedBackend(machine));  // device/emulated
 //
-// Thread safety: `device` may be called from any thread, and is called once per index by a user
-// that caches the result.
+// Thread safety: `device` may be called from any thread. Callers cache its result per index.
 
 #ifndef PINION_DEVICE_DEVICE_BACKEND_H_
 #define PINION_DEVICE_DEVICE_BACKEND_H_
@@ -22,15 +21,15 @@ namespace pinion {
 
 struct DeviceBackend {
   std::string type_name;  // as LibTorch prints it: "cuda", "emu"
-  // NotFound names the index and how many devices there are.
+  // Returns the device of an index. NotFound names the index and the number of devices.
   std::function<absl::StatusOr<std::shared_ptr<Device>>(int index)> device;
-  // Tells apart what devices of one type_name belong to: two emulated machines, for example. Users
-  // of backends with the same type_name and system share devices, and the first one's `device`.
+  // Identity of the devices' system, for example one of two emulated machines. Backends with equal
+  // type_name and system share devices, and use the first backend's `device` function.
   const void* system = nullptr;
 
-  // InvalidArgument where `device` is not set.
+  // Returns InvalidArgument if `device` is not set.
   absl::Status Validate() const;
-  // What `device` returns for the index. InvalidArgument where it is not set, or returns null.
+  // Returns the device of `index`. InvalidArgument if `device` is not set, or returns null.
   absl::StatusOr<std::shared_ptr<Device>> Open(int index) const;
 };
 

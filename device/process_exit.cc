@@ -3,7 +3,7 @@
 namespace pinion {
 namespace internal {
 
-// Trivially destructible: it can be read after every other static is gone.
+// Trivially destructible: readable after every other static is destroyed.
 constinit std::atomic<bool> process_is_exiting{false};
 
 }  // namespace internal

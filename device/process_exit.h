@@ -1,16 +1,17 @@
-// Whether this process exits, and may call devices no more. (For children of fork(), which may not
-// either, see allocator/base/fork_origin.h.)
+// Tells destructors that the process is exiting and that they must not call a device.
 //
-// Once the runtime of a device unloads, calling it is undefined. Destructors that would call a
-// device ask here first, and leak instead when the answer is yes: the operating system takes it all
-// back anyway.
+//   MyCache::~MyCache() {
+//     if (ProcessIsExiting()) return;  // leaks: the operating system frees the memory
+//     ...
+//   }
 //
-// How it works: an exit handler sets a flag. Handlers run in reverse order of registration, so
-// the flag is up before any object is destroyed that was complete before WatchProcess() was
-// called, and the device's runtime, which was loaded earlier still, goes later.
+// Calling a device is undefined once its runtime has unloaded. WatchProcess() registers an exit
+// handler that sets a flag. Handlers run in reverse order of registration. So the flag is set
+// before any object is destroyed that was complete before WatchProcess(), and before the runtime,
+// loaded earlier, unloads.
 //
-// To a shared library with Pinion inside, dlclose() is an exit: its statics leak what they hold of
-// a device.
+// In a shared library that contains Pinion, dlclose() counts as an exit: its statics leak their
+// device resources. Children of fork() are covered by allocator/base/fork_origin.h.
 //
 // Thread safety: thread-safe.
 
@@ -25,7 +26,7 @@ namespace internal {
 extern std::atomic<bool> process_is_exiting;
 }  // namespace internal
 
-// Registers the handler, once per process. Whatever calls a device does it when it is made.
+// Registers the exit handler, once per process. Objects that call a device call it when created.
 void WatchProcess();
 
 inline bool ProcessIsExiting() {
