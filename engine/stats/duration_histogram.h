@@ -1,11 +1,11 @@
-// How long things took: a histogram with logarithmic buckets, small and of fixed size.
+// A duration histogram of fixed size with logarithmic buckets: percentiles, total and maximum.
 //
 //   octave    ... [1, 2) us                        [2, 4) us ...
 //   buckets       16 of equal width, 1/16 us each  16, 1/8 us each
 //
-// Durations from 1 ns to 2^40 ns (18 minutes) are told apart; shorter ones count as 0, longer ones
-// as the longest. A percentile is the middle of the bucket that holds it, so it is off by at most
-// 1/32 (3.2 %) of its value. Count, total and maximum are exact.
+// Resolves durations from 1 ns to 2^40 ns (18 minutes). Shorter ones count as 0, longer ones as the
+// longest. A percentile is the middle of its bucket, so its error is at most 1/32 (3.2 %). Count,
+// total and maximum are exact.
 //
 // Thread safety: none; a value.
 
@@ -18,7 +18,7 @@
 
 namespace pinion {
 
-// All 0 when nothing was counted.
+// All 0 if nothing was counted.
 struct DurationSummary {
   uint64_t count = 0;
   double total_ms = 0;
@@ -32,10 +32,10 @@ struct DurationSummary {
 
 class DurationHistogram {
  public:
-  // Negative durations (a clock's rounding) count as 0.
+  // Counts a duration; negative ones (rounding of a clock) count as 0.
   void Add(double duration_ms);
 
-  // The smallest duration that at least `share` (0 < share <= 1) of all are not longer than.
+  // Returns the smallest duration that at least `share` (0 < share <= 1) of all do not exceed.
   double PercentileMs(double share) const;
 
   DurationSummary Summary() const;
@@ -43,7 +43,7 @@ class DurationHistogram {
  private:
   static constexpr int kOctaves = 40;
   static constexpr int kBucketsPerOctave = 16;
-  // Bucket 0 is for what is shorter than 1 ns.
+  // Bucket 0 is for durations below 1 ns.
   static constexpr int kLastBucket = kOctaves * kBucketsPerOctave;
 
   static int BucketOf(double duration_ns);
