@@ -8,7 +8,7 @@
 
 namespace pinion::internal {
 
-// Whoever has the only reference need not count it down.
+// The holder of the only reference need not decrement the count.
 bool EventRef::IsLast(PooledEvent& event) {
   return event.references_.load(std::memory_order_acquire) == 1 ||
          event.references_.fetch_sub(1, std::memory_order_acq_rel) == 1;

@@ -1,11 +1,15 @@
-// Events, made once and used again.
+// Pools device events: creates each once and reuses it after its last reference is gone.
 //
-// An event goes back to the pool when the last reference to it is gone, never while somebody may
-// still query it or make a stream wait for it: recording it again would move it.
+//   EventPool events(device);
+//   PINION_ASSIGN_OR_RETURN(const EventRef event, events.Acquire());
+//   PINION_RETURN_IF_ERROR(events.Order(event, compute_stream, copy_stream));
 //
-// Thread safety: thread-safe. No device call is made while its mutex is held. In a child of fork()
-// pool and references leak what they hold.
-// Ownership: references keep the pool's events, and with them the device, alive.
+// An event is never reused while a reference exists: a new record would move it under a pending
+// query or wait.
+//
+// Thread safety: thread-safe. No device call is made under the mutex. In a child of fork() the pool
+// and its references leak their events.
+// Ownership: references keep the events and the device alive.
 
 #ifndef PINION_ENGINE_STREAM_EVENT_POOL_H_
 #define PINION_ENGINE_STREAM_EVENT_POOL_H_
@@ -41,11 +45,11 @@ class PooledEvent {
 
   const EventHandle handle_;
   std::atomic<int> references_ = 0;
-  EventStore* store_ = nullptr;  // which lives while there are references
+  EventStore* store_ = nullptr;  // outlives the references
 };
 
-// A reference to an event, or none. Unlike a shared_ptr it needs no allocation: a saved tensor's
-// way has four events.
+// A counted reference to a pooled event, or null. Needs no allocation, unlike a shared_ptr: a saved
+// tensor uses four events.
 class EventRef {
  public:
   EventRef() = default;
@@ -61,7 +65,7 @@ class EventRef {
     if (event_ != nullptr) LetGo();
   }
 
-  // Lets go of references to events of one pool, under one lock of it.
+  // Releases references to events of one pool, under one lock.
   static void LetGoOf(absl::Span<EventRef> events);
 
   explicit operator bool() const { return event_ != nullptr; }
@@ -71,14 +75,13 @@ class EventRef {
  private:
   friend class EventStore;
   void LetGo();
-  // Whether it was the last reference, which is not counted down then.
+  // Returns true if this was the last reference; its count may then stay at 1.
   static bool IsLast(PooledEvent& event);
 
   PooledEvent* event_ = nullptr;
 };
 
-// What a pool and the references to its events share: it goes with the last of them. The events
-// that are in use are counted under the lock that each of them needs anyway.
+// The events of a pool, shared by the pool and its references. The last of them destroys the store.
 class EventStore {
  public:
   enum class Timing { kUntimed, kTimed };
@@ -88,16 +91,16 @@ class EventStore {
   EventStore(const EventStore&) = delete;
   EventStore& operator=(const EventStore&) = delete;
 
-  // Into each of `events`. An error leaves all of them empty.
+  // Fills `events`. After an error all of them are empty.
   absl::Status Acquire(absl::Span<EventRef> events);
-  // Nobody acquires any more. May destroy the store.
+  // Ends acquiring. May destroy the store.
   void Close();
 
  private:
   friend class EventRef;
 
   ~EventStore();
-  // May destroy the store.
+  // Returns events to the store. May destroy the store.
   void Release(absl::Span<PooledEvent* const> events);
   absl::StatusOr<std::unique_ptr<PooledEvent>> NewEvent();
 
@@ -106,7 +109,7 @@ class EventStore {
   const ForkOrigin origin_;
   Mutex mu_;
   std::vector<std::unique_ptr<PooledEvent>> free_ ABSL_GUARDED_BY(mu_);
-  size_t used_ ABSL_GUARDED_BY(mu_) = 0;  // events that have references, or will have at once
+  size_t used_ ABSL_GUARDED_BY(mu_) = 0;  // events with references, or about to have some
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 
@@ -120,13 +123,13 @@ class EventPool {
   EventPool(const EventPool&) = delete;
   EventPool& operator=(const EventPool&) = delete;
 
-  // An event to record. It may still carry an old record: don't query it before.
+  // Returns an event to record. Record it before querying: it may carry an old record.
   absl::StatusOr<EventRef> Acquire();
-  // As many, under one lock. An error leaves all of them empty.
+  // Fills `events` under one lock. After an error all of them are empty.
   absl::Status Acquire(absl::Span<EventRef> events) { return store_->Acquire(events); }
 
-  // Later work of `later` starts after the present work of `earlier`, of which `event` tells; both
-  // belong to the device.
+  // Makes later work of `later` start after the present work of `earlier`, by recording `event`.
+  // Both streams belong to the device.
   absl::Status Order(const EventRef& event, StreamHandle earlier, StreamHandle later);
 
  private:

@@ -1,11 +1,9 @@
-// Threads take turns in the order in which they came.
-//
-// A turn is not a mutex: device calls are made while it is held, so it must never be taken by
-// anything that a device call could run into. Nothing else is held or waited for with it except
-// what the device does, and a copy lane's turn of those who wait for room, which is taken before
-// the timeline's.
+// A ticket lock: threads enter in order of arrival. Unlike a mutex, it is held across device calls.
 //
 //   FifoTurn::Scope turn(timeline->turn());
+//
+// So code that a device call may run into must never take it. While holding it, wait for nothing
+// else but the device. Exception: a CopyLane's room turn is taken before its timeline's turn.
 //
 // Thread safety: thread-safe.
 
@@ -34,8 +32,7 @@ class FifoTurn {
  private:
   void Enter() {
     const int mine = next_.fetch_add(1, std::memory_order_relaxed);
-    // Who is next looks for a while first: many turns are some device calls long, each of which
-    // only enqueues.
+    // The next thread spins first: most turns are a few device calls, each of which only enqueues.
     const bool is_next = mine - serving_.load(std::memory_order_acquire) <= 1;
     for (Spin spin; is_next && serving_.load(std::memory_order_acquire) != mine && spin.Again();) {
     }
@@ -48,7 +45,7 @@ class FifoTurn {
     serving_.notify_all();
   }
 
-  // Numbers of turns; they may wrap around.
+  // Ticket numbers; they may wrap around.
   std::atomic<int> next_ = 0;
   std::atomic<int> serving_ = 0;
 };

@@ -64,7 +64,7 @@ Result GuardedDevice::Guard(const char* name, const Call& call) {
   if (!healthy()) return WhyUnhealthy();
   Result result = call();
   if (result.ok()) return result;
-  // Not every transient error: after DeadlineExceeded the caller's time is up.
+  // Only Unavailable: after DeadlineExceeded the caller's time is up.
   for (int retry = 0; retry < max_transient_retries_ && absl::IsUnavailable(StatusOf(result));
        ++retry) {
     retries_.fetch_add(1, std::memory_order_relaxed);

@@ -1,16 +1,14 @@
-// A device whose calls are made again when they fail for the moment, and never again once it has
-// failed for good.
+// Wraps a Device: retries transient errors, and stops calling the device after a sticky error.
 //
-// A call that returns Unavailable has done nothing (device.h: copies are all or nothing, the rest
-// is idempotent), so it is repeated at once, a few times. The retry policy of the whole library is
-// here.
+//   auto device = std::make_shared<GuardedDevice>(raw_device, /*transient_retries=*/2);
+//   PINION_RETURN_IF_ERROR(device->RecordEvent(event, stream));
 //
-// The first sticky error (device.h) poisons it: from then on every call returns that
-// error, with the name of the call that failed first, and reaches no device. The same goes for a
-// process that is exiting, or that is a fork of the one that opened the device: accelerators do
-// not survive fork.
+// A call that returned Unavailable has had no effect (device.h), so it is repeated at once. The
+// first sticky error poisons the device: every later call returns that error, with the name of the
+// failed call, and makes no device call. Calls are also refused while the process exits, and in a
+// child of fork(), because accelerators do not survive fork.
 //
-// Thread safety: thread-safe. Calls that are already running when the device is poisoned finish.
+// Thread safety: thread-safe. Calls that run while the device is poisoned finish normally.
 
 #ifndef PINION_ENGINE_STREAM_GUARDED_DEVICE_H_
 #define PINION_ENGINE_STREAM_GUARDED_DEVICE_H_
@@ -36,38 +34,38 @@ namespace pinion::internal {
 
 class GuardedDevice {
  public:
-  // `transient_retries`: how often a call that fails for the moment is made again.
+  // `transient_retries`: the number of times that a call is repeated after Unavailable.
   GuardedDevice(std::shared_ptr<Device> device, int transient_retries);
   GuardedDevice(const GuardedDevice&) = delete;
   GuardedDevice& operator=(const GuardedDevice&) = delete;
 
   Device& device() const { return *device_; }
 
-  // Whether calls are made, and OkStatus, or why not.
+  // Return whether calls are made: as a bool, and as OkStatus or the reason why not.
   bool healthy() const {
     return !poisoned_.load(std::memory_order_acquire) && !ProcessIsExiting() &&
            !origin_.InForkedChild();
   }
   absl::Status health() const { return healthy() ? absl::OkStatus() : WhyUnhealthy(); }
 
-  // health(), or that the engine was shut down. The calls below go on after that, so that what is
-  // in flight can be waited for.
+  // Returns health(), or FailedPrecondition after StopAccepting. The device calls below still work
+  // then, so that copies in flight can be waited for.
   absl::Status accepting() const {
     return healthy() && accepting_.load(std::memory_order_acquire) ? absl::OkStatus()
                                                                    : WhyNotAccepting();
   }
   void StopAccepting() { accepting_.store(false, std::memory_order_release); }
 
-  // FailedPrecondition while `stream` captures a graph. A stream that waited for a capturing one
-  // would be drawn into the capture, and a captured wait for outside work breaks it.
+  // Returns FailedPrecondition while `stream` captures a graph. A stream that waits for a capturing
+  // one is drawn into the capture, and a captured wait for outside work breaks it.
   absl::Status CheckNotCapturing(StreamHandle stream);
 
-  // `call` is what the message says has failed. The first one counts.
+  // Poisons the device; the first call counts. `call` names the failed call in the message.
   void Poison(const char* call, absl::string_view why);
-  // The same, if `status`, of a call, is sticky: then returns health(), else OkStatus.
+  // Poisons the device and returns health() if `status` is sticky; else returns OkStatus.
   absl::Status PoisonIfSticky(const char* call, const absl::Status& status);
 
-  // As in device.h.
+  // The calls of device.h.
   absl::StatusOr<StreamHandle> CreateStream(const std::string& name);
   absl::Status DestroyStream(StreamHandle stream);
   absl::Status SynchronizeStream(StreamHandle stream);
@@ -83,13 +81,13 @@ class GuardedDevice {
   absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                          StreamHandle stream);
 
-  // Later work of `stream`, which does not capture, starts after number `value` of `timeline`, by
-  // an event. Unimplemented where the timeline has none.
+  // Makes later work of `stream` (not capturing) start after submission `value` of `timeline`, by
+  // events. Unimplemented if the timeline has no events.
   absl::Status StreamWaitTicket(StreamHandle stream, FenceTimeline& timeline, uint64_t value);
 
-  // Calls that were made again.
+  // Returns the number of repeated calls.
   uint64_t transient_retries() const { return retries_.load(std::memory_order_relaxed); }
-  // Stream waits that were enqueued, and those that were not needed, since the work was done.
+  // Return the number of enqueued stream waits, and of waits skipped because the work was done.
   uint64_t event_waits() const { return event_waits_.load(std::memory_order_relaxed); }
   uint64_t event_waits_skipped() const {
     return event_waits_skipped_.load(std::memory_order_relaxed);
@@ -106,8 +104,8 @@ class GuardedDevice {
   const int max_transient_retries_;
   const ForkOrigin origin_;
   std::atomic<bool> accepting_{true};
-  std::atomic<bool> poisoned_{false};  // first_error_ is an error: all is well without its lock
-  // Apart from what each call reads, since waits are counted all the time.
+  std::atomic<bool> poisoned_{false};  // true if first_error_ is an error; read without its lock
+  // On a cache line of their own: waits are counted often, and every call reads the fields above.
   alignas(64) std::atomic<uint64_t> retries_{0};
   std::atomic<uint64_t> event_waits_{0};
   std::atomic<uint64_t> event_waits_skipped_{0};

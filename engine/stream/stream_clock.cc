@@ -12,7 +12,7 @@
 namespace pinion {
 namespace {
 
-// A call that fails for the moment costs the whole reading its device's clock.
+// A failed event makes Read fall back to host times, so transient errors are retried.
 constexpr int kTransientRetries = 3;
 
 }  // namespace
@@ -53,7 +53,7 @@ absl::StatusOr<StreamClock::Times> StreamClock::Read(absl::Span<const Moment> mo
     } else if (i == 0) {
       times.us.push_back(0);
     } else {
-      // From one to the next: elapsed times are floats, which are coarse over a long step.
+      // From one moment to the next: elapsed times are floats, which are coarse over a long step.
       PINION_ASSIGN_OR_RETURN(
           const double elapsed_ms,
           device_->ElapsedMs(moments[i - 1].event->handle(), moment.event->handle()));

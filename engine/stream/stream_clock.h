@@ -1,17 +1,17 @@
-// When streams get to points of their work, told afterwards: nobody waits while they are noted.
+// Measures when streams reach points of their work, without blocking until the times are read.
 //
 //   StreamClock clock(device);
 //   const StreamClock::Moment before = clock.Now(stream);
 //   ... work on the stream ...
 //   const StreamClock::Moment after = clock.Now(stream);
 //   PINION_ASSIGN_OR_RETURN(StreamClock::Times times, clock.Read({before, after}, timeout));
-//   times.us[1];                                     // how long it took
+//   times.us[1];                                     // duration of the work
 //
-// A moment is a timed event, and the host's clock when it was recorded. A device that cannot time
-// events has the latter alone, which tells when work was submitted, not when it was done.
+// A moment is a timed event plus the host time of its recording. Without the event, only the host
+// time remains: the time of submission, not of completion.
 //
 // Thread safety: thread-safe.
-// Ownership: moments keep their events, and the device.
+// Ownership: moments keep their events and the device alive.
 
 #ifndef PINION_ENGINE_STREAM_STREAM_CLOCK_H_
 #define PINION_ENGINE_STREAM_STREAM_CLOCK_H_
@@ -31,25 +31,25 @@ namespace pinion {
 class StreamClock {
  public:
   struct Moment {
-    internal::EventRef event;  // null where none could be recorded
-    double host_us = 0;        // of the host's steady clock
+    internal::EventRef event;  // null if recording failed
+    double host_us = 0;        // host's steady clock
   };
   struct Times {
-    std::vector<double> us;  // of each moment, since the first
-    // Of the host's clock, since at least one moment has no event.
+    std::vector<double> us;  // each moment, relative to the first
+    // True if host times are used, because a moment has no event.
     bool by_host = false;
   };
 
   explicit StreamClock(std::shared_ptr<Device> device);
 
-  // Behind the stream's present work. Never blocks and never fails.
+  // Returns the moment behind the stream's present work. Never blocks and never fails.
   Moment Now(StreamHandle stream);
 
-  // As Device::IsCapturing: an event that is recorded meanwhile cannot be read.
+  // Like Device::IsCapturing. Events recorded during a capture cannot be read.
   absl::StatusOr<bool> IsCapturing(StreamHandle stream);
 
-  // Blocks until the streams have got to all of the moments. DeadlineExceeded where that takes
-  // longer than `timeout`; a broken device's error.
+  // Blocks until the streams have reached all moments. DeadlineExceeded after `timeout`, or a
+  // device error.
   absl::StatusOr<Times> Read(absl::Span<const Moment> moments, absl::Duration timeout);
 
  private:

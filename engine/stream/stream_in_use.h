@@ -1,18 +1,17 @@
-// The stream that an operator, or a node of a backward, runs on: within it, whether the stream
-// captures a graph is asked once.
+// Caches, for the operator or backward node that runs on this thread, that its stream captures no
+// CUDA graph.
 //
 //   const StreamInUse in_use(engine->device(), stream);   // in a hook that the operator has called
 //   engine->IsCapturing(stream);                          // asks the device
-//   engine->Submit(batch, stream);                        // knows by now
+//   engine->Submit(batch, stream);                        // reuses the answer
 //
-// Nobody begins a capture on a stream while an operator runs on it on another thread: the
-// operator's kernels would fall into the graph, or not, as it happens. So "no" stays true until the
-// operator goes on. For the same reason CUDA's legacy default stream, the one whose handle is null,
-// is not asked at all. It captures nothing itself, and to ask tells whether a stream that
-// synchronises with it does, whose capture the operator's kernels spoil anyway. Whoever is not
-// called by an operator, the destructor of a graph for example, has no such object, and asks.
+// No other thread can begin a useful capture on a stream while an operator runs on it, so "no"
+// holds until the operator continues. CUDA's legacy default stream (null handle) is never asked. It
+// captures nothing itself; asking only reports captures of blocking streams, which the operator's
+// kernels break anyway. Code outside of operators, for example a graph's destructor, has no such
+// object and asks the device.
 //
-// Thread safety: belongs to the thread that makes it; the innermost one counts.
+// Thread safety: belongs to the thread that makes it; the innermost object counts.
 
 #ifndef PINION_ENGINE_STREAM_STREAM_IN_USE_H_
 #define PINION_ENGINE_STREAM_STREAM_IN_USE_H_
@@ -28,9 +27,9 @@ class [[nodiscard]] StreamInUse {
   StreamInUse(const StreamInUse&) = delete;
   StreamInUse& operator=(const StreamInUse&) = delete;
 
-  // Whether it is known that the stream captures nothing, since the calling thread uses it.
+  // Returns true if the calling thread's innermost object knows that `stream` captures nothing.
   static bool IsKnownNotToCapture(const Device& device, StreamHandle stream);
-  // The device has been asked, and has said no.
+  // Stores the device's answer that `stream` captures nothing.
   static void NoteNotCapturing(const Device& device, StreamHandle stream);
 
  private:

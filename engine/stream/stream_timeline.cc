@@ -98,7 +98,7 @@ DirectionStats StreamTimeline::GetStats() const {
 absl::Status StreamTimeline::OrderAfter(uint64_t value, EventWaiter& stream) {
   const Events events = EventsOf(value);
   if (events.empty()) return absl::OkStatus();
-  // Once this device has failed an event may never be done, and the stream would be stuck.
+  // After a device failure the event may never complete, and the stream would be stuck.
   PINION_RETURN_IF_ERROR(device_->health());
   for (const EventRef& event : events) {
     PINION_RETURN_IF_ERROR(stream.WaitForEvent(event->handle().native()));
@@ -126,12 +126,12 @@ absl::Status StreamTimeline::OrderAfter(uint64_t value, StreamHandle stream, con
                    "for it captures a graph; wait on the host, or after the capture has ended"));
 }
 
-// What is done on a stream is done up to some number, which is looked for by halves, from the end.
-// A foreign handle may be two streams: there it is looked for one by one.
+// Submissions of one stream finish in order, so a binary search from the end finds the last
+// finished one. A foreign handle may be two streams: its events are queried one by one.
 void StreamTimeline::Poll() {
-  // Before any lock: a child of fork may find it taken for ever.
+  // Before any lock: a child of fork() may find it taken for ever.
   if (!device_->health().ok()) return;
-  uint64_t not_done = last_number() + 1;  // as far as is known
+  uint64_t not_done = last_number() + 1;  // as far as known
   uint64_t value = ownership_ == Ownership::kOwned ? not_done - 1 : Completed() + 1;
   while (value < not_done) {
     if (const EventRef event = NextOf(value).second) {
@@ -245,7 +245,7 @@ std::pair<uint64_t, EventRef> StreamTimeline::NextOf(uint64_t value) const {
   return {next.value, next.event};
 }
 
-// --- What a timeout says ---
+// --- Timeout messages ---
 
 std::string StreamTimeline::WhyPending(uint64_t value) {
   return absl::StrCat(name_, ", where ", WhyNumberIsPending(value));
@@ -287,7 +287,7 @@ std::string StreamTimeline::WhatHolds(const Pending& oldest) const {
     }
   }
   for (const auto& [timeline, value] : after.submissions) {
-    // A timeline that is gone has no submissions.
+    // A destroyed timeline has no submissions.
     const std::shared_ptr<FenceTimeline> other = timeline.lock();
     if (other == nullptr) continue;
     const std::string why = other->WhyPending(value);

@@ -1,26 +1,27 @@
-// One stream's submissions, numbered: the engine's FenceTimeline.
+// Numbers one stream's submissions and tells when they are done: the engine's FenceTimeline.
+//
+//   const FifoTurn::Scope turn(timeline->turn());
+//   PINION_ASSIGN_OR_RETURN(const uint64_t value, timeline->Mark(std::move(event)));
+//   PINION_RETURN_IF_ERROR(timeline->Wait(value, absl::Seconds(10)));
 //
 //   pending   | 5: event | 6: event | 7: event |      Completed() == 4
 //
-// Each number has one event, recorded right behind what it stands for. The events form a FIFO ring,
-// and are queried outside of any lock: two threads that poll at once may query the same event,
-// which its reference keeps from being used again, and the later answer changes nothing.
-// Completed() is an atomic that only rises.
+// Each number has one event, recorded right behind its work. Events are queried outside of any
+// lock. Two threads may query one event at once; its reference prevents reuse, and the later answer
+// changes nothing. Completed() only rises.
 //
-// Numbers equal the order of the stream because whoever enqueues work and records an event does so
-// within turn(). A foreign handle may be two streams, one after the other: a program destroys one,
-// and the next one that it creates has the same handle. What is done on the second says nothing of
-// the first, so each number of a foreign timeline is asked for by itself.
+// Numbers follow the order of the stream, because submitters enqueue and record within turn(). A
+// foreign handle may be two streams in succession: a program destroys a stream and gets the same
+// handle again. So each number of a foreign timeline is queried by itself.
 //
-// From its event on, a submission needs no stream: a foreign one may be destroyed (asking a dead
-// stream anything is undefined in CUDA) or capture a graph, while its events are polled. They were
-// recorded outside of the graph, and devices ask for them in a way that leaves captures alone.
+// After its event is recorded, a submission does not need its stream. A foreign stream may be
+// destroyed, or may capture a graph while its earlier events are polled.
 //
-// Once the device is poisoned the timeline never advances again.
+// After the device is poisoned the timeline never advances.
 //
 // Thread safety: thread-safe.
-// Ownership: shared by the engine, its transfers and their tickets. A timeline that made its stream
-// destroys it, unless work is left on it: then the stream is leaked, and the log says so.
+// Ownership: shared by the engine, its transfers and their tickets. An owned stream is destroyed
+// with its timeline, or leaked with a log message if work is pending.
 
 #ifndef PINION_ENGINE_STREAM_STREAM_TIMELINE_H_
 #define PINION_ENGINE_STREAM_STREAM_TIMELINE_H_
@@ -55,20 +56,20 @@ class StreamTimeline;
 // The host waits for a copy whose event could not be recorded.
 inline constexpr WaitSite kCopyWithoutEvent("kCopyWithoutEvent", kEngineWaits);
 
-// What a submission was ordered after, beside its predecessor: kept until it is done, so that a
-// timeout can name what is in the way. Devices do not tell.
+// The work that a submission waits for, apart from its predecessor. Kept until the submission is
+// done, so that timeouts can name the obstacle; devices do not report it.
 struct Prerequisites {
   EventRef compute;  // null: none
-  // Numbers of other timelines. Weak: two directions wait for each other's submissions.
+  // Numbers of other timelines. Weak, because both directions wait for each other's submissions.
   std::vector<std::pair<std::weak_ptr<FenceTimeline>, uint64_t>> submissions;
 };
 
-// Copies, one behind the other, that are to have one number.
+// Consecutive copies that share one number.
 struct SubmittedCopy {
   uint64_t size_bytes = 0;
   uint64_t pieces = 0;
   uint64_t chunks = 0;        // of its batch
-  bool ends_transfer = true;  // the last chunk of its batch
+  bool ends_transfer = true;  // contains the last chunk of its batch
   Prerequisites after;
 };
 
@@ -81,7 +82,7 @@ class StreamTimeline final : public FenceTimeline {
                  std::string name);
   ~StreamTimeline() override;
 
-  // Times waits for this timeline, the copies of `direction`. Before anybody else has it.
+  // Times waits for this timeline's copies (of `direction`). Call it before sharing the timeline.
   void SetTimer(std::shared_ptr<TransferTimer> timer, CopyDirection direction);
 
   StreamHandle stream() const { return stream_; }
@@ -89,12 +90,11 @@ class StreamTimeline final : public FenceTimeline {
 
   // --- Within turn() ---
 
-  // Records `event` and gives what is on the stream now the next number. An error changes nothing.
+  // Records `event` and numbers the work that is on the stream. An error changes nothing.
   absl::StatusOr<uint64_t> Mark(EventRef event);
 
-  // The same for copies that are already enqueued, so that they must not be lost: where `event`
-  // cannot be recorded, this waits for the stream instead, and where that fails too it poisons the
-  // device, if it is not poisoned yet. The number is never done then.
+  // Numbers copies that are already enqueued. If `event` cannot be recorded, waits for the stream
+  // instead. If that fails too, poisons the device; the number then never completes.
   uint64_t NumberCopy(EventRef event, SubmittedCopy&& copy);
 
   void CountFailedSubmit();
@@ -102,35 +102,33 @@ class StreamTimeline final : public FenceTimeline {
 
   // --- Anywhere ---
 
-  // The smallest number whose completion leaves at most `allowed_bytes` in flight; 0 if that is so
-  // already.
+  // Returns the smallest number whose completion leaves at most `allowed_bytes` in flight, or 0.
   uint64_t NumberToWaitFor(uint64_t allowed_bytes) const;
   uint64_t last_number() const { return last_number_.load(std::memory_order_acquire); }
   size_t pending_count() const;
   DirectionStats GetStats() const;
 
-  // `stream` (of another device, maybe) does not capture. It is not asked to wait when `value` is
-  // known to be done.
+  // Makes `stream` wait for `value`. `stream` must not capture, and may belong to another device.
+  // Does nothing if `value` is known to be done.
   absl::Status OrderAfter(uint64_t value, EventWaiter& stream) override;
-  // The same for any stream of this device, timed. FailedPrecondition while it captures, unless
-  // `value` is done: a wait for work outside of the graph breaks the capture.
+  // Like above for any stream of this device, and timed. FailedPrecondition if `stream` captures
+  // and `value` is pending: a captured wait for outside work breaks the capture.
   absl::Status OrderAfter(uint64_t value, StreamHandle stream, const WaitSite& site);
 
   uint64_t Completed() const noexcept override {
     return completed_.load(std::memory_order_acquire);
   }
   void Poll() override;
-  // For whoever submits, so that events are used again even if nobody else asks how far the stream
-  // has come: polls once many submissions are pending.
+  // Polls if many submissions are pending. Submitters call it to recycle events.
   void PollIfMany();
-  // A DeadlineExceeded says what keeps `value`.
+  // Blocks until `value` is done. DeadlineExceeded names the obstacle.
   absl::Status Wait(uint64_t value, absl::Duration timeout) override;
-  // "D2H on emu:0, where submission 12 (8 MiB in 3 pieces) has not started: it waits for ..." Asks
-  // the device.
+  // Returns "D2H on emu:0, where submission 12 (8 MiB in 3 pieces) has not started: it waits for
+  // ...". Calls the device.
   std::string WhyPending(uint64_t value) override;
-  // Waits for as long as the device is healthy: one that stands still (a rank that straggles, a
-  // debugger) goes on some time. The log says now and then what is waited for. DeadlineExceeded
-  // only from a device that knows that it will stand still for ever, as an emulated one does.
+  // Waits as long as the device is healthy, and logs the obstacle at intervals: a device that
+  // stands still (a straggling rank, a debugger) continues later. DeadlineExceeded only from
+  // devices that know they are stuck, as the emulated one.
   absl::Status WaitWhileHealthy(uint64_t value);
 
  private:
@@ -140,7 +138,7 @@ class StreamTimeline final : public FenceTimeline {
     SubmittedCopy copy;
   };
 
-  // What is done. It is let go of behind the lock, all events at once.
+  // Finished submissions. Their events are released together, after the lock.
   struct Released {
     ~Released();
     std::deque<Pending> all;
@@ -149,19 +147,19 @@ class StreamTimeline final : public FenceTimeline {
 
   uint64_t Append(EventRef event, SubmittedCopy&& copy) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Complete(uint64_t value);
-  // Moves what is done into `released`, whose owner lets go of it after the lock.
+  // Moves submissions up to `value` into `released`, which the caller destroys after unlocking.
   void CompleteUpTo(uint64_t value, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // What WhyPending says, without the timeline's name.
+  // Like WhyPending, without the timeline's name.
   std::string WhyNumberIsPending(uint64_t value);
   static std::string Describe(const Pending& pending);
-  // What the oldest submission waits for.
+  // Describes the obstacle of the oldest submission.
   std::string WhatHolds(const Pending& oldest) const;
-  // The next three: nothing when `value` is done.
+  // Returns null if `value` is done. EventsOf and NextOf return nothing then.
   const Pending* Find(uint64_t value) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Those whose completion means that `value` and all before it are done: of a foreign stream,
-  // which may be two, each.
+  // Returns the events that complete `value` and its predecessors: the event of `value`. On a
+  // foreign handle, which may be two streams, these are all pending events up to it.
   Events EventsOf(uint64_t value) const;
-  // What is waited for next by who waits for `value`: that, but of a foreign stream the oldest.
+  // Returns the next event to wait for: that of `value`, or on a foreign handle the oldest one.
   std::pair<uint64_t, EventRef> NextOf(uint64_t value) const;
 
   const std::shared_ptr<GuardedDevice> device_;
@@ -170,14 +168,14 @@ class StreamTimeline final : public FenceTimeline {
   const std::string name_;
   std::shared_ptr<TransferTimer> timer_;  // null: waits are not timed
   CopyDirection direction_{};             // set with timer_
-  // Apart from what is only read, since whoever submits writes to it.
+  // On a cache line of its own: submitters write to it.
   alignas(64) FifoTurn turn_;
 
-  // Written under mu_; apart from the turn, at which others look meanwhile.
+  // Written under mu_. Apart from the turn, which other threads poll meanwhile.
   alignas(64) std::atomic<uint64_t> last_number_{0};
   std::atomic<uint64_t> completed_{0};
   mutable Mutex mu_;
-  // From completed_ + 1 on.
+  // Numbers from completed_ + 1 on.
   std::deque<Pending> pending_ ABSL_GUARDED_BY(mu_);
   DirectionStats stats_ ABSL_GUARDED_BY(mu_);
 };

@@ -8,12 +8,12 @@
 namespace pinion::internal {
 namespace {
 
-// More than this in a lane is a stream that is stuck: later spans are not timed.
+// A lane with more pending spans belongs to a stuck stream: later spans are not timed.
 constexpr size_t kMaxPending = 4096;
 
 constexpr size_t kManyPending = 16;
 
-// CUDA gives elapsed times as floats: from a nearer anchor they keep their resolution, 0.5 us.
+// CUDA returns elapsed times as floats: a nearby anchor keeps their resolution at 0.5 us.
 constexpr double kAnchorMs = 1000;
 
 constexpr absl::Duration kIdleStreamTimeout = absl::Seconds(10);
@@ -106,7 +106,7 @@ void TransferTimer::CollectIfMany() {
 
 void TransferTimer::CollectLane(Lane lane) {
   while (true) {
-    Span span;  // holds its events until after the lock
+    Span span;  // releases its events after the lock
     {
       MutexLock lock(mu_);
       if (lanes_[lane].empty()) return;
@@ -146,7 +146,7 @@ TransferTimer::Measured TransferTimer::Measure(const Span& span) {
   if (*start_ms > kAnchorMs) {
     anchor = {span.start, anchored_ms};
     MutexLock lock(mu_);
-    std::swap(anchor_, anchor);  // the old event goes after the lock
+    std::swap(anchor_, anchor);  // the old event is released after the lock
   }
   return {.outcome = Measured::kDone, .start_ms = anchored_ms, .duration_ms = *duration_ms};
 }

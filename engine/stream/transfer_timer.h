@@ -1,20 +1,17 @@
-// How long transfers took on the device, and for how long streams waited for them.
+// Times transfers on the device, and the stalls of streams that wait for them.
 //
 //   const TransferTimer::Start start = timer->Begin(stream);   // a timed event before the copies
 //   ... CopyAsync ...
-//   timer->EndTransfer(start, stream, {...});                   // and one behind them
+//   timer->EndTransfer(start, stream, {...});                  // and one behind them
 //
-// The same around a wait: the time between the two events is what the stream was stalled for.
-// A stream that was idle gets to the first event at once and then waits for the host's next calls,
-// which so count, too: some microseconds.
+// Around a wait, the time between the two events is the stall. On an idle stream it includes some
+// microseconds in which the stream waits for the host's next calls.
 //
-// What is done is found out when somebody polls (Collect), never by blocking; then it goes into a
-// histogram per direction and to the sink. An event that cannot be recorded costs the measurement,
-// not the transfer.
+// Collect finds finished spans and never blocks. Times go into a histogram per direction, and to
+// the sink. If an event cannot be recorded, the measurement is lost, not the transfer.
 //
-// Thread safety: thread-safe. No device call is made, and no sink called, with the mutex held. Who
-// calls Begin and EndTransfer for one stream of copies does so in the order of the stream (the
-// engine: in its turn).
+// Thread safety: thread-safe. No device or sink call is made under the mutex. Calls of Begin and
+// EndTransfer for one copy stream follow the order of the stream (the engine: within its turn).
 // Ownership: shared by the engine and its timelines; keeps the sink alive.
 
 #ifndef PINION_ENGINE_STREAM_TRANSFER_TIMER_H_
@@ -42,7 +39,7 @@ namespace pinion::internal {
 
 class TransferTimer {
  public:
-  // A moment of a stream. Empty, and then of no use, where its event could not be recorded.
+  // A point of a stream. Without an event it cannot be timed.
   struct Start {
     EventRef event;
     double host_ms = 0;
@@ -54,36 +51,37 @@ class TransferTimer {
     uint64_t pieces = 0;
   };
 
-  // `idle_stream` has nothing to do: its present sets the device's clock. `sink` may be null.
+  // Creates a timer. `idle_stream` must be idle: its present synchronises the device's clock with
+  // the host's. `sink` may be null.
   static absl::StatusOr<std::shared_ptr<TransferTimer>> Create(
       std::shared_ptr<GuardedDevice> device, StreamHandle idle_stream,
       std::shared_ptr<TraceSink> sink);
 
   Start Begin(StreamHandle stream);
   void EndTransfer(Start start, StreamHandle stream, const Copy& copy);
-  // `stream` has just been made to wait for number `number` of `direction`.
+  // Ends a stall: `stream` has just enqueued a wait for submission `number` of `direction`.
   void EndStall(Start start, StreamHandle stream, const WaitSite& site, CopyDirection direction,
                 uint64_t number);
 
-  // Takes in what is done. Returns at once while another thread does so.
+  // Collects finished spans. Returns at once while another thread collects.
   void Collect();
 
-  // For whoever submits often, in case that nobody polls.
+  // Collects if many spans are pending. For frequent submitters, in case nobody polls.
   void CollectIfMany();
 
-  // Adds what was collected so far to `stats`.
+  // Adds the collected times to `stats`.
   void AddTo(CopyDirection direction, DirectionStats& stats) const;
 
  private:
   struct Anchor {
     EventRef event;
-    double ms = 0;  // when it was, on the clock of trace_sink.h
+    double ms = 0;  // its time on the clock of trace_sink.h
   };
   struct Span {
     EventRef start;
     EventRef end;
     double host_ms = 0;
-    Copy copy;  // or what a stall was for
+    Copy copy;  // the copy, or the copy that a stall waited for
     StreamHandle stream;
     const WaitSite* stalled_at = nullptr;  // null: a copy
   };
@@ -97,8 +95,8 @@ class TransferTimer {
     DurationHistogram stall;
     uint64_t untimed = 0;
   };
-  // Spans that end in the order in which they were begun; those of kStalls mostly do. The first two
-  // have the numbers of their directions.
+  // Spans of a lane end in the order in which they began; those of kStalls mostly do. kH2d and kD2h
+  // equal their CopyDirection.
   enum Lane { kH2d, kD2h, kStalls, kLaneCount };
 
   TransferTimer(std::shared_ptr<GuardedDevice> device, std::shared_ptr<EventPool> events,

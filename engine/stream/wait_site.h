@@ -1,6 +1,6 @@
-// A wait, by name.
+// Gives a wait a name, so that tests can disable it and must then see a race.
 //
-//   // In the header of what waits; "kFlowControl" stands in the list of the layer, kEngineWaits.
+//   // In the header of the waiting code; kEngineWaits lists the layer's names.
 //   inline constexpr WaitSite kFlowControl("kFlowControl", kEngineWaits);
 //   ...
 //   if (kFlowControl.enabled()) ... wait ...
@@ -24,16 +24,16 @@
 
 namespace pinion {
 
-// Of the engine.
+// The engine's sites.
 inline constexpr std::array<std::string_view, 7> kEngineWaits = {
     "kCopyAfterCompute", "kCopyAfterHostBuffer", "kCopyWithoutEvent", "kFlowControl",
     "kFailedBatch",      "kEvictAfterCopyOut",   "kFreeAfterCopy",
 };
 
-// Declared at namespace scope: whoever waits may keep its address.
+// Declare sites at namespace scope: waiting code may keep their addresses.
 class WaitSite {
  public:
-  // `name` is one of `listed`, and a literal.
+  // `name` is a literal and one of `listed`.
   template <size_t n>
   consteval WaitSite(const char* name, const std::array<std::string_view, n>& listed)
       : name_(name) {
@@ -44,7 +44,7 @@ class WaitSite {
 
   const char* name() const { return name_; }
 
-  // False while a test has disabled the site. One relaxed load.
+  // Returns false while a test has disabled the site. Costs one relaxed load.
   bool enabled() const { return disabled_.load(std::memory_order_relaxed) == 0; }
 
  private:
@@ -54,11 +54,11 @@ class WaitSite {
   static void TheListHasNoSuchSite() {}
 
   const char* name_;
-  // How many ScopedDisableWaitSite objects hold the site down.
+  // Number of ScopedDisableWaitSite objects that disable the site.
   mutable std::atomic<int> disabled_ = 0;
 };
 
-// Tests only. Disables `site` process-wide for the lifetime of the object.
+// Tests only: disables `site` process-wide while the object lives.
 class [[nodiscard]] ScopedDisableWaitSite {
  public:
   [[nodiscard]] explicit ScopedDisableWaitSite(const WaitSite& site) : site_(site) {
