@@ -24,22 +24,21 @@ constexpr uint64_t kLeastBytes = kMiB;
 constexpr int kRepeats = 5;
 constexpr int kRepeatsOfModelled = 1;  // modelled times do not scatter
 constexpr uint64_t kSmallestCopyBytes = 4 * kKiB;
-// Enough small copies for the events around them not to count, few enough for a short gate. One of
-// the largest, which takes half of what is borrowed.
+// Enough small copies to hide the events around them, few enough for a short gate. One copy of the
+// largest size, which is half of the borrowed memory.
 constexpr uint64_t kLoadBytes = kMostBytes / 2;
 constexpr uint64_t kMostCopies = 16;
-// Beside traffic, copies from this part of the largest on are enough: what is looked for is the
-// slope.
+// Beside traffic only the slope matters: measure copies from this part of the largest size on.
 constexpr uint64_t kDuplexPart = 16;
 
-// The further piece of a batch is the slope between these two.
+// The cost of one more piece is the slope between these two batches.
 constexpr int kFewPieces = 4;
 constexpr int kManyPieces = 32;
-// Apart from each other, so that no driver takes two of them for one.
+// Apart from each other, so that no driver merges two pieces.
 constexpr uint64_t kPieceDistanceBytes = 2 * kSmallestCopyBytes;
 
-// The memory that a calibration borrows, and the meter that uses it. Half is for what is measured
-// and its gate, half for traffic in the other direction.
+// The borrowed memory and the meter that uses it. One half is for the measured copies and their
+// gate, the other half for traffic in the opposite direction.
 class Workbench {
  public:
   static absl::StatusOr<std::unique_ptr<Workbench>> Create(Device& device,
@@ -74,7 +73,7 @@ class Workbench {
   LinkBuffer measured() const { return All().Part(0, HalfBytes()); }
   LinkBuffer traffic() const { return All().Part(HalfBytes(), HalfBytes()); }
 
-  // The median of several samples of `load`.
+  // Returns the median of several samples of `load`.
   absl::StatusOr<double> MedianUs(const LinkLoad& load) {
     std::vector<double> samples;
     for (int i = 0; i < repeats_; ++i) {
@@ -85,7 +84,7 @@ class Workbench {
     return samples[repeats_ / 2];
   }
 
-  // A curve without piece_us, from copies of all sizes from `from_bytes` on.
+  // Returns a curve without piece_us, fitted to copies from `from_bytes` on.
   absl::StatusOr<LinkCurve> MeasureCurve(CopyDirection direction, uint64_t from_bytes) {
     std::vector<CopyTime> times;
     for (uint64_t size_bytes = from_bytes; size_bytes <= measured().size_bytes; size_bytes *= 4) {
@@ -98,7 +97,7 @@ class Workbench {
     }
     absl::StatusOr<LinkCurve> curve = FitLinkCurve(times);
     if (curve.ok()) return curve;
-    // Not the caller's fault.
+    // The caller's arguments were valid.
     return absl::FailedPreconditionError(curve.status().message());
   }
 

@@ -15,19 +15,19 @@
 namespace pinion {
 namespace {
 
-// Far beyond what any of these copies take; a stream that is stuck is an error then, not a hang.
+// Far longer than any of these copies takes: a stuck stream becomes an error instead of a hang.
 constexpr absl::Duration kPatience = absl::Minutes(1);
 
-// A queue that is longer than the driver's (about 1000 entries) blocks the host, and the gate is
-// over before everything is submitted.
+// The driver's queue has about 1000 entries. A longer gate would block the host, and end before
+// everything is submitted.
 constexpr int kMaxGateCopies = 512;
-// Several times what the longest copy needs that fits a device.
+// Several times the need of the longest copy that fits a device.
 constexpr int kMaxTrafficCopies = 1 << 10;
 
-// A host that was held up once must not make all later samples long. Costs one sample in fourteen.
+// One delay of the host must not make all later samples long. Costs one sample in fourteen.
 constexpr double kForget = 0.95;
 
-// A first guess, for links of any speed: what one moves in the fixed cost of a copy.
+// First guess for links of any speed: bytes that the link moves in the fixed cost of a copy.
 constexpr uint64_t kFixedCostBytes = kMiB;
 
 constexpr double kUsPerMs = 1e3;
@@ -162,7 +162,7 @@ int LinkMeter::TrafficCopies(const LinkLoad& load) const {
 }
 
 int LinkMeter::GateCopies(const LinkLoad& load) const {
-  // Events count as well: two for each lane, and four more.
+  // Includes events: two for each lane, and four more.
   const double submissions =
       load.copies() + 4.0 + static_cast<double>(lanes_.size()) * (TrafficCopies(load) + 2);
   const double copies = std::ceil(gate_copies_per_submission_ * submissions);
@@ -233,8 +233,8 @@ absl::StatusOr<double> LinkMeter::MeasureUngatedUs(const LinkLoad& load) {
 }
 
 absl::Status LinkMeter::Settle() {
-  // Recorded anew, since a submission that failed half-way recorded nothing behind it. The timed
-  // events stay as they are.
+  // A submission that failed half-way has recorded no event behind it, so record new ones. The
+  // timed events stay as they are.
   PINION_RETURN_IF_ERROR(device_.RecordEvent(gate_, stream_));
   for (const Lane& lane : lanes_) {
     PINION_RETURN_IF_ERROR(lane.device->RecordEvent(lane.end, lane.stream));

@@ -1,28 +1,28 @@
-// Times copies on a link, and the link alone: not the host that submits them.
+// Times copies on a link, without the host's cost of submitting them.
 //
 //   PINION_ASSIGN_OR_RETURN(const std::unique_ptr<LinkMeter> meter, LinkMeter::Create(*device));
 //   meter->SetGate(gate_buffer);
 //   PINION_ASSIGN_OR_RETURN(const double us, meter->MeasureUs({direction, pieces}));
 //   ...
-//   PINION_RETURN_IF_ERROR(meter->Settle());  // before any of the memory goes
+//   PINION_RETURN_IF_ERROR(meter->Settle());  // before the memory is freed
 //
-// The link moves a small copy faster than the host can submit the next one, so the measured copies
-// are held back behind a gate, large copies on the same stream, until all of them are queued:
+// A link moves small copies faster than the host submits them. So the measured copies wait behind a
+// gate, large copies on the same stream, until all of them are queued:
 //
 //   measured   | gate copy | gate copy |G|S| copy | copy | copy |E|
 //   traffic                |  copies of other directions or devices ...    |T
-//   host       submits it all, then asks: is G still not done?         then: is T still not done?
+//   host       submits everything, then asks: is G pending?            then: is T pending?
 //
-// The result is the time from S to E by the device's clock. If G was done too early, the gate is
-// doubled and the sample repeated; if the traffic ended before E, the traffic is. Traffic begins
-// with the last gate copy, so it is in full swing at S; it takes turns on two streams, so that the
-// fixed cost of one stream's copy passes while the other one's bytes move. No kernel is needed.
+// The result is the device's time from S to E. If G completed too early, the meter doubles the gate
+// and repeats the sample. If the traffic ended before E, it lengthens the traffic. Traffic starts
+// with the last gate copy, so it is running at S. It alternates between two streams, so that one
+// stream's bytes cover the other's fixed cost. No kernel is needed.
 //
-// Errors: FailedPrecondition when submission is so slow that no gate of bearable length holds; the
-// device's own errors; DeadlineExceeded when a copy takes longer than a minute.
-// Thread safety: one thread at a time. Ownership: memory and devices are the caller's; both must
-// stay until Settle has returned OkStatus after the last measurement. Where it fails, the memory
-// must stay for good: the end of the meter stops no copy.
+// Errors: FailedPrecondition if submission is too slow for a gate of acceptable length.
+// DeadlineExceeded if a copy takes longer than a minute. The device's own errors.
+// Thread safety: one thread at a time.
+// Ownership: the caller owns memory and devices. Both must live until Settle has returned OkStatus
+// after the last measurement. If Settle fails, never free the memory: the destructor stops no copy.
 
 #ifndef PINION_ENGINE_LINK_LINK_METER_H_
 #define PINION_ENGINE_LINK_LINK_METER_H_
@@ -37,7 +37,7 @@
 
 namespace pinion {
 
-// Two places of the same size, one on each side of the link.
+// Two buffers of one size, one at each end of the link.
 struct LinkBuffer {
   void* host = nullptr;
   void* device = nullptr;
@@ -47,8 +47,8 @@ struct LinkBuffer {
   CopyPiece Piece(CopyDirection direction) const;
 };
 
-// Copies that are submitted one behind the other: one CopyAsync for every `pieces_per_copy` pieces,
-// of which there is a whole number. The pieces of one submission must not overlap.
+// Copies submitted one after another: one CopyAsync per `pieces_per_copy` pieces, which divides the
+// number of pieces. The pieces of one submission must not overlap.
 struct LinkLoad {
   CopyDirection direction = CopyDirection::kHostToDevice;
   std::vector<CopyPiece> pieces;
@@ -64,27 +64,27 @@ class LinkMeter {
   LinkMeter(const LinkMeter&) = delete;
   LinkMeter& operator=(const LinkMeter&) = delete;
 
-  // The stream of the measured copies. Device memory for them is best allocated on it.
+  // Returns the stream of the measured copies. Allocate device memory for them on this stream.
   StreamHandle stream() const { return stream_; }
 
-  // The gate's copies go from one end of `buffer` to the other, in the measured direction. 8 MiB
-  // or more make a gate of few copies. Pinned memory; it may be that of the load.
+  // Sets the pinned buffer of the gate's copies, which go in the measured direction. With 8 MiB
+  // or more a few copies suffice. The load may share the buffer.
   void SetGate(const LinkBuffer& buffer) { gate_buffer_ = buffer; }
 
-  // From now on, copies between the ends of `buffer` run beside what is measured. The buffer is
-  // pinned, touched by nobody else meanwhile, and ready for use on any stream of `device`.
+  // Runs copies between the ends of `buffer` beside all later measurements. The buffer is pinned,
+  // not used otherwise meanwhile, and ready for use on any stream of `device`.
   absl::Status AddTraffic(Device& device, CopyDirection direction, const LinkBuffer& buffer);
-  // Waits for the copies that were submitted. If that fails the traffic stays, for Settle to see.
+  // Waits for submitted copies and removes the traffic. On an error the traffic stays for Settle.
   absl::Status ClearTraffic();
 
-  // Microseconds per submission of `load`, on average. The load's memory must be pinned.
+  // Returns the mean microseconds per submission of `load`, whose memory must be pinned.
   absl::StatusOr<double> MeasureUs(const LinkLoad& load);
 
-  // The same without gate and traffic, for pageable memory: its copies block the host, and so a
-  // part of what the host does is in the result, as it is in every program that uses them.
+  // Measures pageable memory, without gate and traffic. These copies block the host, so the result
+  // includes a part of the host's work.
   absl::StatusOr<double> MeasureUngatedUs(const LinkLoad& load);
 
-  // OkStatus when nothing that was submitted here can still touch memory.
+  // Waits until no submitted copy can touch memory. OkStatus confirms that.
   absl::Status Settle();
 
  private:
@@ -93,7 +93,7 @@ class LinkMeter {
     Device* device = nullptr;
     CopyDirection direction = CopyDirection::kHostToDevice;
     CopyPiece piece;
-    uint64_t first_bytes = 0;  // of the first copy, which sets the lanes apart
+    uint64_t first_bytes = 0;  // of the first copy; differs per lane, so that they alternate
     StreamHandle stream;
     EventHandle end;
   };
@@ -122,10 +122,9 @@ class LinkMeter {
   EventHandle end_;
   LinkBuffer gate_buffer_;
   std::vector<Lane> lanes_;
-  // What was enough of late, as rates, so that a large load does not have to learn what small ones
-  // taught.
+  // Last sufficient gate and traffic, as rates: the starting point for the next load of any size.
   static constexpr double kLeastGate = 1.0 / 16;
-  static constexpr double kLeastTraffic = 1.25;  // some more, until the host has seen the end
+  static constexpr double kLeastTraffic = 1.25;  // a margin, until the host has seen the end
   double gate_copies_per_submission_ = kLeastGate;
   double traffic_bytes_per_byte_ = kLeastTraffic;  // of one direction or device
 };
