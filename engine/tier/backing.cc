@@ -13,9 +13,9 @@ class PinnedPlace final : public ParcelPlace, public std::enable_shared_from_thi
  public:
   explicit PinnedPlace(PinnedBlock block) : buffer_(std::move(block)) {}
 
-  // The buffer is a part of the place, so that both are one allocation: it keeps the place.
+  // The buffer is part of the place and keeps it alive, so both are one allocation.
   std::shared_ptr<HostBuffer> ToWrite() override { return {shared_from_this(), &buffer_}; }
-  void Written(const Transfer& /*copy_out*/) override {}  // its ticket is on the buffer
+  void Written(const Transfer& /*copy_out*/) override {}  // the copy's ticket is on the buffer
   absl::StatusOr<std::shared_ptr<HostBuffer>> ToRead() override { return ToWrite(); }
 
  private:

@@ -1,22 +1,22 @@
-// Where parcels rest while they are not on the device.
+// Decides where offloaded parcels are stored: in pinned host memory (PinnedBacking), or in a
+// backing of your own.
 //
 //   PINION_ASSIGN_OR_RETURN(std::shared_ptr<ParcelPlace> place,
 //                           backing->Reserve(pool, size_bytes));
-//   // out: a copy into place->ToWrite(), then place->Written(copy)
-//   // back: a copy from place->ToRead()
+//   // offload: copy into place->ToWrite(), then call place->Written(copy)
+//   // fetch:   copy from place->ToRead()
 //
-// PinnedBacking keeps the bytes in pinned host memory, where the copies put them. Another backing
-// may carry them further, to a file for example, as soon as the copy out is done, give the pinned
-// memory back, and fetch the bytes into pinned memory again when they are needed. A copy is ordered
-// after such work by the tickets that it leaves on the buffer (host_buffer.h). A program hands one
-// to the tenant whose parcels are to rest there (OffloadOptions::backing).
+// Implement Backing to move the bytes further, for example to a file. Once the copy out is done,
+// such a backing writes the bytes there and frees the pinned memory. When they are needed, it reads
+// them into pinned memory again. Tickets on the buffer (host_buffer.h) order the copy after this
+// work. Pass the backing to the tenant whose parcels it stores (OffloadOptions::backing).
 //
-// Thread safety: thread-safe, both, and called with no lock held. A place's destructor may run on
-// any thread, while copies that touch its buffers are still under way.
-// Ownership: a tenant keeps its backing, and what was saved keeps the tenant's; the buffers that a
-// place has given out may outlive both, and hold the pool's block. A backing may keep the pool.
-// Errors: ResourceExhausted where there is no room (what was to rest there stays on the device);
-// whatever reading back may meet. Nothing throws.
+// Errors: ResourceExhausted if there is no space; the parcel then stays on the device. ToRead
+// returns any error of reading the bytes back. Nothing throws.
+// Thread safety: both classes are thread-safe and called with no lock held. A place's destructor
+// may run on any thread, while copies still touch its buffers.
+// Ownership: a tenant and its saved data keep the backing alive. A place's buffers hold the pool's
+// block, and may outlive both. A backing may keep the pool.
 
 #ifndef PINION_ENGINE_TIER_BACKING_H_
 #define PINION_ENGINE_TIER_BACKING_H_
@@ -35,28 +35,28 @@ class ParcelPlace {
  public:
   virtual ~ParcelPlace() = default;
 
-  // Pinned memory for the copy out, of at least the size that was reserved. Asked for once.
+  // Returns pinned memory of at least the reserved size for the copy out. Called once.
   virtual std::shared_ptr<HostBuffer> ToWrite() = 0;
 
-  // The copy into that memory was submitted. Makes no device call.
+  // Reports that the copy into that memory was submitted. Must make no device call.
   virtual void Written(const Transfer& copy_out) = 0;
 
-  // Pinned memory that holds the bytes, once the tickets that are on it are done. Does not wait for
-  // them. Only after Written; may be asked for again.
+  // Returns pinned memory that holds the bytes once its tickets are done. Does not wait for them.
+  // Called after Written, maybe several times.
   virtual absl::StatusOr<std::shared_ptr<HostBuffer>> ToRead() = 0;
 };
 
 class Backing {
  public:
   virtual ~Backing() = default;
-  // Pinned memory comes from `pool`, the tier's.
+  // Reserves storage for a parcel. `pool` is the tier's pool, for pinned memory.
   virtual absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(
       const std::shared_ptr<PinnedAllocator>& pool, uint64_t size_bytes) = 0;
 };
 
 class PinnedBacking final : public Backing {
  public:
-  // Errors as those of PinnedAllocator::Allocate.
+  // Returns the errors of PinnedAllocator::Allocate.
   absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(const std::shared_ptr<PinnedAllocator>& pool,
                                                        uint64_t size_bytes) override;
 };

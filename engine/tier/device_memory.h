@@ -1,12 +1,12 @@
-// A reference to device memory that a framework's allocator owns: the tier holds it, copies from
-// and to it, and lets go of it, without knowing the framework.
+// A counted reference to device memory that a framework's allocator owns, without depending on the
+// framework.
 //
 //   DeviceMemory memory = TorchMemory(storage);   // in hooks: a c10::Storage
 //   batch.Add(host, 0, memory.data(), memory.size_bytes());
 //
-// Giving the last reference back lets the framework hand the memory out again, in the order of the
-// stream that it belongs to. Whoever gives it back must have made that stream wait for copies that
-// still touch the memory: GuardedMemory (guarded_memory.h) does.
+// After the last reference is released, the framework reuses the memory in the order of its stream.
+// Before you release a reference, make that stream wait for copies that still touch the memory:
+// GuardedMemory (guarded_memory.h) does so.
 //
 // Thread safety: a value; references to the same memory may be used on different threads.
 
@@ -20,13 +20,13 @@ namespace pinion {
 
 class DeviceMemory {
  public:
-  // What a framework can do with its memory, which it knows as an `owner`. Must live for ever.
+  // A framework's operations on its memory, which it identifies by `owner`. Must live for ever.
   class Framework {
    public:
     virtual void* data(void* owner) const = 0;
     virtual uint64_t size_bytes(void* owner) const = 0;
     virtual bool IsShared(void* owner) const = 0;
-    virtual void Share(void* owner) const = 0;  // one more reference
+    virtual void Share(void* owner) const = 0;  // adds a reference
     virtual void Release(void* owner) const = 0;
 
    protected:
@@ -34,7 +34,7 @@ class DeviceMemory {
   };
 
   DeviceMemory() = default;  // empty
-  // Takes over one reference to what `owner` stands for, which is not null.
+  // Takes over one reference to the memory of `owner`, which is not null.
   DeviceMemory(void* owner, const Framework& framework) : owner_(owner), framework_(&framework) {}
   DeviceMemory(DeviceMemory&& other) noexcept
       : owner_(std::exchange(other.owner_, nullptr)), framework_(other.framework_) {}
@@ -49,20 +49,20 @@ class DeviceMemory {
   }
 
   explicit operator bool() const { return owner_ != nullptr; }
-  // Null if empty. The same for all references to the same memory.
+  // Returns null if empty; equal for all references to the same memory.
   void* owner() const { return owner_; }
 
-  // Not empty.
+  // The next four require a non-empty reference.
   void* data() const { return framework_->data(owner_); }
   uint64_t size_bytes() const { return framework_->size_bytes(owner_); }
-  // Whether somebody else has a reference, too: to let go of this one frees nothing then.
+  // Returns true if other references exist: then releasing this one frees nothing.
   bool IsShared() const { return framework_->IsShared(owner_); }
   DeviceMemory Share() const {
     framework_->Share(owner_);
     return DeviceMemory(owner_, *framework_);
   }
 
-  // Forgets the reference without giving it back: the memory is never handed out again.
+  // Drops the reference without releasing it: the memory is never reused.
   void Leak() { owner_ = nullptr; }
 
  private:

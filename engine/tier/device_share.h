@@ -1,14 +1,16 @@
-// What the tenants of one device tell each other about its memory, so that weights that visit it
-// (hooks/weights) and saved activations (hooks/activations) can share one target.
+// Shares one device-memory target between streamed weights (hooks/weights) and saved activations
+// (hooks/activations).
 //
 //   // Weights:
 //   share.Want({.least_bytes = largest, .enough_bytes = two_largest});
-//   VisitingBytes bytes(share, visitor, size_bytes);   // before they are allocated, until not
-//   // Activations, whose records leave visiting bytes out, and whose plans what is wanted:
+//   VisitingBytes bytes(share, visitor, size_bytes);   // lives longer than the allocation
+//   // Activations, whose records exclude visiting bytes, and whose plans reserve the wanted bytes:
 //   share.Promise(StepPromise{.most_bytes = plan.peak_bytes, .moves = true});
 //
+// Visiting bytes are those of streamed weights on the device.
+//
 // Thread safety: thread-safe, without a lock.
-// Ownership: shared, by the device's tier and those who outlive it.
+// Ownership: shared by the device's tier and its users.
 
 #ifndef PINION_ENGINE_TIER_DEVICE_SHARE_H_
 #define PINION_ENGINE_TIER_DEVICE_SHARE_H_
@@ -24,20 +26,20 @@
 
 namespace pinion {
 
-// What one model's weights have on a device.
+// One model's weights on a device.
 struct Visitor {
   std::atomic<uint64_t> current_bytes = 0;
-  std::atomic<uint64_t> allocated_bytes = 0;  // from the start, whatever was freed since
+  std::atomic<uint64_t> allocated_bytes = 0;  // total since the start, including freed memory
 };
 
 class DeviceShare {
  public:
-  // What weights have on the device: never less than what they have allocated.
+  // Returns the bytes of streamed weights on the device, never less than they have allocated.
   uint64_t visiting_bytes() const { return visiting_bytes_.load(std::memory_order_relaxed); }
 
-  // What weights want to be left for them by whoever plans within a target; all of them together.
+  // Returns the sum of the bytes that all models' weights want a plan to reserve.
   SetAside wanted() const {
-    // A model may be about to say the second of the two.
+    // Another thread's Want may have added only least_bytes so far.
     const uint64_t least_bytes = least_bytes_.load();
     return {least_bytes, std::max(least_bytes, enough_bytes_.load())};
   }
@@ -50,7 +52,7 @@ class DeviceShare {
     enough_bytes_ -= bytes.enough_bytes;
   }
 
-  // Of the step that runs, until the next call; nothing: nobody knows what others will take.
+  // Announces the most that other memory takes in the running step; nullopt: unknown.
   void Promise(const std::optional<StepPromise>& promise) {
     const uint64_t bytes = !promise.has_value() ? kNotPromised
                            : promise->moves     ? promise->most_bytes | kMoves
@@ -74,7 +76,7 @@ class DeviceShare {
   std::atomic<uint64_t> promise_ = kNotPromised;  // StepPromise in one word
 };
 
-// So many bytes of a visitor, as long as it lives.
+// Counts bytes of a visitor as long as the object lives.
 class VisitingBytes {
  public:
   VisitingBytes() = default;  // none
@@ -91,7 +93,7 @@ class VisitingBytes {
     std::swap(size_bytes_, other.size_bytes_);
     return *this;
   }
-  // They are allocated by now, and were not refused.
+  // Counts the bytes as allocated. Call it after the allocation succeeded.
   void CountAllocation() { visitor_->allocated_bytes += size_bytes_; }
   ~VisitingBytes() {
     if (share_ == nullptr) return;

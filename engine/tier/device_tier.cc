@@ -41,7 +41,7 @@ absl::Status DeviceTier::PutOut(absl::Span<Departure> departures) {
       batch.Add(buffer, piece.offset_bytes, piece.data, piece.size_bytes);
     }
   }
-  // Not retried: the bytes are on the device and may simply stay there.
+  // Not retried: the bytes are on the device and may stay resident.
   const absl::StatusOr<Transfer> copy = engine_->Submit(batch, departures.front().parcel->stream);
   const bool leak = !copy.ok() && IsPoisoned();
   for (Departure& departure : departures) {

@@ -1,6 +1,4 @@
-// One device's part of the host tier: carries parcels out and back. All tenants of the device
-// (saved activations, LibTorch's pinned memory) share it, and with it one engine, so that what is
-// in flight on the link is bounded once.
+// Offloads parcels of one device to the host and fetches them back.
 //
 //   PINION_ASSIGN_OR_RETURN(auto parcel, tier->NewParcel(size_bytes, stream));
 //   std::vector<Departure> all(1);
@@ -8,13 +6,17 @@
 //   all[0].pieces = {{data, /*offset_bytes=*/0, size_bytes}};
 //   all[0].memory.push_back(std::move(memory));
 //   PINION_RETURN_IF_ERROR(tier->PutOut(absl::MakeSpan(all)));
-//   parcel->Evict();                             // the stream waits for the copy, not the host
+//   const GuardedMemory evicted = parcel->Evict();  // freed after the copy, by a wait of the
+//   stream
 //   ...
 //   Parcel::Read read = parcel->ReadOrClaim(reader);
 //   if (read.claim.has_value()) { /* device memory for it; tier->Fetch(...); try again */ }
 //
-// Thread safety: thread-safe; no lock of its own is held across a device call.
-// Ownership: shared; parcels and what they let go of keep the engine alive by their transfers.
+// All tenants of the device (saved activations, LibTorch's pinned memory) share it and its engine,
+// so one window bounds the bytes in flight on the link.
+//
+// Thread safety: thread-safe; no lock is held across a device call.
+// Ownership: shared; parcels and their released memory keep the engine alive by their transfers.
 
 #ifndef PINION_ENGINE_TIER_DEVICE_TIER_H_
 #define PINION_ENGINE_TIER_DEVICE_TIER_H_
@@ -42,9 +44,9 @@
 
 namespace pinion {
 
-// What a copy out reads, and where in the parcel it goes.
+// Source of a copy out, and its place in the parcel.
 struct DeparturePiece {
-  void* data = nullptr;  // on the device; the copy only reads it
+  void* data = nullptr;  // on the device; only read
   uint64_t offset_bytes = 0;
   uint64_t size_bytes = 0;
 };
@@ -52,10 +54,10 @@ struct DeparturePiece {
 struct Departure {
   std::shared_ptr<Parcel> parcel;
   absl::InlinedVector<DeparturePiece, 1> pieces;
-  Parcel::HeldMemory memory;  // all that the pieces lie in
+  Parcel::HeldMemory memory;  // all memory that contains the pieces
 };
 
-// A fetch that is to be submitted.
+// A parcel to fetch.
 struct Arrival {
   FetchClaim claim;
   DeviceMemory memory;  // of the parcel's size
@@ -63,28 +65,28 @@ struct Arrival {
 
 class DeviceTier {
  public:
-  // Measuring the link borrows some of `pool`.
+  // Parcels are stored in `pool`; measuring the link borrows some of it.
   DeviceTier(std::shared_ptr<TransferEngine> engine, std::shared_ptr<PinnedAllocator> pool);
 
-  // For tickets and waits; what is submitted to it shares its window.
+  // Returns the engine, for tickets and waits. Copies submitted to it share its window.
   TransferEngine& engine() const { return *engine_; }
 
-  // What its tenants tell each other about the device's memory.
+  // Returns the state that tenants share about the device's memory.
   const std::shared_ptr<DeviceShare>& share() const { return share_; }
 
-  // What the link can do, for those who plan. It is measured once, which takes up to a few hundred
-  // milliseconds, and would break a graph that `stream` captures: a link that cannot be measured
-  // now is taken for a PCIe 4 one (AssumedLink), and the log says so.
+  // Returns the link's calibration, for planning. The first call measures, which takes up to a few
+  // hundred milliseconds. If the link cannot be measured, for example while `stream` captures a
+  // graph, returns a PCIe 4 link (AssumedLink) and logs it.
   LinkCalibration Link(StreamHandle stream) const;
 
-  // A parcel that rests in the pool, or a tenant's own kind of parcel, whose constructor takes
-  // `rest` behind what Parcel's does. Errors as those of PinnedAllocator::Allocate.
+  // Creates a parcel that is stored in the pool. `Kind` may be a tenant's subclass, whose
+  // constructor takes Parcel's arguments and then `rest`. Errors as in PinnedAllocator::Allocate.
   template <typename Kind = Parcel, typename... Rest>
   absl::StatusOr<std::shared_ptr<Kind>> NewParcel(uint64_t size_bytes, StreamHandle stream,
                                                   const Rest&... rest) {
     return NewParcelIn<Kind>(/*backing=*/nullptr, size_bytes, stream, rest...);
   }
-  // The same, resting in `backing`; null: in the pool. Errors as those of Backing::Reserve.
+  // Creates a parcel that is stored in `backing` (null: the pool). Errors as in Backing::Reserve.
   template <typename Kind = Parcel, typename... Rest>
   absl::StatusOr<std::shared_ptr<Kind>> NewParcelIn(Backing* backing, uint64_t size_bytes,
                                                     StreamHandle stream, const Rest&... rest) {
@@ -96,20 +98,19 @@ class DeviceTier {
                                       rest...);
   }
 
-  // Parcels of one stream, at least one, leave in one batch, after that stream's present work. On
-  // an error none of them has left, and the departures still have their memory; where a copy may
-  // run all the same it has been leaked. Errors as those of TransferEngine::Submit.
+  // Offloads parcels of one stream (at least one) in one batch, after that stream's present work.
+  // On an error no parcel has left, and the departures keep their memory. Exception: memory that a
+  // copy may still read is leaked. Errors as in TransferEngine::Submit.
   absl::Status PutOut(absl::Span<Departure> departures);
 
-  // Parcels come back in one copy, after the present work of `stream`, to which their memory
-  // belongs. The caller bounds what is under way. `unneeded` gets what nobody is left to read. On
-  // an error nothing has been fetched: whoever waits for one of the parcels tries by itself, once
-  // the arrivals have let go of their claims.
+  // Fetches parcels by one copy, after the present work of `stream`, which owns the arrivals'
+  // memory. The caller bounds the bytes in flight. Fetched memory without a remaining reader goes
+  // to `unneeded`. On an error nothing is fetched; readers retry after the arrivals' destruction.
   absl::StatusOr<Transfer> Fetch(absl::Span<Arrival> arrivals, StreamHandle stream,
                                  GuardedMemories& unneeded);
 
  private:
-  // Whether a copy that could not be submitted may run all the same.
+  // Returns true if a copy that failed to submit may run all the same.
   bool IsPoisoned() const { return !engine_->health().ok(); }
 
   const std::shared_ptr<TransferEngine> engine_;

@@ -36,7 +36,7 @@ void GuardedMemory::Add(GuardedMemory&& other) {
 void GuardedMemory::Drop() {
   const bool exiting = ProcessIsExiting();
   absl::Status waited = exiting ? absl::OkStatus() : copy_.WaitOn(stream_, *site_);
-  // An error that passes costs time, not memory.
+  // The host waits as a fallback: a transient error costs time, not memory.
   if (!waited.ok()) waited = copy_.Wait(kHostWait);
   if (exiting || !waited.ok()) {
     uint64_t leaked_bytes = first_.size_bytes();

@@ -1,11 +1,14 @@
-// Device memory that a copy may still touch, and the order in which it may go.
+// Owns device memory that a copy may still touch, and frees it only after the copy.
 //
-// Rule: all device memory under copy has one owner. On whatever thread that owner lets go, the
-// stream that the memory belongs to waits for the copy first, so the framework cannot hand the
-// memory out again while the copy still reads or writes it. If that wait cannot be enqueued the
-// host waits; if it cannot either (a poisoned engine, an exiting process) the memory is leaked.
+//   GuardedMemory guarded(std::move(memory), stream, copy, kFreeAfterCopy);
+//   // The destructor makes `stream` wait for `copy`, then releases the memory.
 //
-// Thread safety: a value; letting go of different ones on different threads is fine. Never destroy
+// Rule: all device memory under copy has one owner. The owner's destructor, on any thread, first
+// makes the memory's stream wait for the copy, so that the framework cannot reuse the memory too
+// early. If this wait cannot be enqueued, the host waits. If the host cannot wait either (a
+// poisoned engine, an exiting process), the memory is leaked.
+//
+// Thread safety: a value; different objects may be destroyed on different threads. Never destroy
 // one with a lock held: it calls the device.
 
 #ifndef PINION_ENGINE_TIER_GUARDED_MEMORY_H_
@@ -28,7 +31,7 @@ inline constexpr WaitSite kFreeAfterCopy("kFreeAfterCopy", kEngineWaits);
 class GuardedMemory {
  public:
   GuardedMemory() = default;  // empty
-  // `stream` is the one that the memory belongs to: its frees are ordered on it.
+  // `stream` is the stream that orders the frees of the memory.
   GuardedMemory(StreamHandle stream, Transfer copy, const WaitSite& site)
       : stream_(stream), copy_(std::move(copy)), site_(&site) {}
   GuardedMemory(DeviceMemory memory, StreamHandle stream, Transfer copy, const WaitSite& site)
@@ -41,7 +44,7 @@ class GuardedMemory {
     if (first_) Drop();
   }
 
-  // More memory under the same copy, which one wait covers. Not empty.
+  // Adds memory (not empty) under the same copy; one wait covers it.
   void Add(DeviceMemory memory) {
     if (first_) {
       rest_.push_back(std::move(memory));
@@ -49,28 +52,27 @@ class GuardedMemory {
       first_ = std::move(memory);
     }
   }
-  // Memory under another copy of the same direction, of the same engine, with the same stream and
-  // site: one wait for the later copy covers both.
+  // Adds memory under another copy of the same engine, direction, stream and site: one wait for the
+  // later copy covers both.
   void Add(GuardedMemory&& other);
 
   explicit operator bool() const { return static_cast<bool>(first_); }
-  // The first one; not of an empty object. Whoever uses the bytes on a stream has to make that
-  // stream wait for the copy.
+  // Returns the first memory of a non-empty object. Streams must wait for the copy before using it.
   const DeviceMemory& memory() const { return first_; }
   const Transfer& copy() const { return copy_; }
   StreamHandle stream() const { return stream_; }
 
-  // Lets go without the wait: a stream that uses the memory has waited for the copy, and the
-  // framework orders the free after that stream.
+  // Releases the memory without a wait. Allowed if a stream that uses the memory has waited for the
+  // copy, and the framework orders the free after that stream.
   void Disarm() {
     first_ = DeviceMemory();
     rest_.clear();
   }
 
  private:
-  void Drop();  // not of an empty object
+  void Drop();  // requires a non-empty object
 
-  // Most guard one: it is moved by some words.
+  // Separate from rest_, because most objects guard one memory.
   DeviceMemory first_;
   std::vector<DeviceMemory> rest_;
   StreamHandle stream_;
@@ -80,8 +82,8 @@ class GuardedMemory {
 
 using GuardedMemories = absl::InlinedVector<GuardedMemory, 1>;
 
-// Adds `memory`, unless it is empty, to the last one of `all` if they have one stream, so that one
-// wait covers both; else behind it.
+// Appends `memory` to `all`, or does nothing if it is empty. Merges it into the last element if
+// both have one stream, so that one wait covers both.
 void AddByStream(GuardedMemory&& memory, GuardedMemories& all);
 
 }  // namespace pinion

@@ -15,7 +15,7 @@
 namespace pinion {
 namespace {
 
-// The tiers that live, by what their devices belong to.
+// The living tiers, by the identity of their devices' system.
 struct Tiers {
   using Key = std::pair<std::string, const void*>;
   const ForkOrigin origin;
@@ -23,8 +23,8 @@ struct Tiers {
   std::map<Key, std::weak_ptr<HostTier>> by_system ABSL_GUARDED_BY(mu);
 };
 
-// This process's. In a child of fork() another thread of the parent may have held the lock of those
-// that it inherits. None is destroyed: a tenant may outlive static objects.
+// Returns this process's tiers. A child of fork() gets new ones, because another thread of the
+// parent may have held the lock. Never destroyed: a tenant may outlive static objects.
 Tiers& AllTiers() {
   static std::atomic<Tiers*> all{new Tiers};
   Tiers* tiers = all.load();
@@ -71,7 +71,7 @@ std::string HostTierOptions::DifferenceTo(const HostTierOptions& other) const {
     compare("engine.trace", engine.trace, other.engine.trace);
     compare("engine.time_transfers", engine.time_transfers, other.engine.time_transfers);
   }
-  // Functions cannot be compared: there is room for the first one's alone.
+  // Functions cannot be compared, and only the first user's is called.
   if (difference.empty() && b.on_ram_level != nullptr) {
     difference = "allocator.on_ram_level can be given by the first user alone";
   }
@@ -87,7 +87,7 @@ absl::StatusOr<std::shared_ptr<HostTier>> HostTier::OfProcess(
   if (own_pool != nullptr) {
     source = nullptr;
   } else {
-    // Made in any case: options that cannot work are refused, whoever came first.
+    // Always created: invalid options are refused for later users too.
     PINION_ASSIGN_OR_RETURN(pool, PinnedAllocator::Create(options.allocator, source));
   }
   auto tier = std::make_shared<HostTier>(options, backend, std::move(source), std::move(pool));
@@ -107,7 +107,7 @@ absl::StatusOr<std::shared_ptr<HostTier>> HostTier::OfProcess(
   return absl::FailedPreconditionError(absl::StrCat(
       "this process has a host tier for ", backend.type_name,
       " already, which all users share, and it was made with other options: ", difference,
-      ". Give the same options, or let go of what uses it first"));
+      ". Give the same options, or destroy its users first"));
 }
 
 HostTier::HostTier(const HostTierOptions& options, DeviceBackend backend,
@@ -145,14 +145,14 @@ absl::StatusOr<std::shared_ptr<DeviceTier>> HostTier::ForDevice(int index) {
       if (const auto found = devices_.find(index); found != devices_.end()) return found->second;
       options = options_;
     }
-    // Outside the lock: this calls the device. Of two threads that get here, the first to be back
-    // wins, and the other's engine goes unused.
+    // Outside the lock, because this calls the device. If two threads get here, the first one to
+    // finish wins, and the other engine goes unused.
     PINION_ASSIGN_OR_RETURN(std::shared_ptr<Device> device, backend_.Open(index));
     PINION_ASSIGN_OR_RETURN(std::shared_ptr<TransferEngine> engine,
                             TransferEngine::Create(options.engine, std::move(device)));
     auto tier = std::make_shared<DeviceTier>(std::move(engine), pool_);
     MutexLock lock(mu_);
-    if (options.any_engine && !options_.any_engine) continue;  // somebody has chosen meanwhile
+    if (options.any_engine && !options_.any_engine) continue;  // another user has chosen meanwhile
     options_.any_engine = false;
     return devices_.try_emplace(index, std::move(tier)).first->second;
   }

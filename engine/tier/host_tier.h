@@ -1,12 +1,12 @@
-// The host's memory as a second tier of all devices of one kind: the pool of pinned memory, and one
-// DeviceTier per device (device_tier.h), set up when it is first used.
+// Makes host RAM a second tier of all devices of one kind: a pool of pinned memory, and a
+// DeviceTier per device.
 //
 //   PINION_ASSIGN_OR_RETURN(auto tier, HostTier::OfProcess({}, CudaBackend(), source));
 //   PINION_ASSIGN_OR_RETURN(std::shared_ptr<DeviceTier> device, tier->ForDevice(0));
 //
-// A process has one for each kind of device, which all tenants share: one pool, so that the budget
-// for the host's RAM is kept by all together, and one engine per device, so that what is in flight
-// on a link is bounded once. It lives as long as somebody uses it.
+// A process has one tier for each kind of device, shared by all tenants. So one pool keeps the
+// budget of host RAM, and one engine per device bounds the bytes in flight on its link. The tier
+// lives as long as it has users.
 //
 // Thread safety: thread-safe. No lock is held while a device is set up.
 
@@ -31,41 +31,43 @@
 namespace pinion {
 
 struct HostTierOptions {
-  AllocatorOptions allocator;  // of the pool
-  EngineOptions engine;        // of each device's engine
-  // For a user of the pool who is content with whatever engine others choose. The next user
-  // chooses, as long as no device is set up; until then it is the default one.
+  AllocatorOptions allocator;  // for the pool
+  EngineOptions engine;        // for each device's engine
+  // True: the user accepts any engine options. The next user without this flag chooses them, until
+  // the first device is set up, which uses the default if nobody chose.
   bool any_engine = false;
 
-  // The first field in which the other options differ, with both values; empty: none.
+  // Returns the first field in which `other` differs, with both values; empty if none differs.
   std::string DifferenceTo(const HostTierOptions& other) const;
 };
 
 class HostTier {
  public:
-  // The process's tier for the backend's devices: the one that lives, or else a new one with a pool
-  // whose segments come from `source`, or with `pool`, a program's own, in its place.
-  // FailedPrecondition names what differs where one lives that was made with other options, or with
-  // another pool. Where the pool is a program's own, nobody's options for it are looked at. In a
-  // child of fork() the parent's does not live. Errors as those of PinnedAllocator::Create.
+  // Returns the process's tier for the backend's devices, or creates it. A new tier's pool gets its
+  // segments from `source`. A program may pass its own `pool` instead; then allocator options are
+  // ignored.
+  //
+  // Returns FailedPrecondition, which names the difference, if the living tier has other options or
+  // another pool. A child of fork() does not inherit the parent's tier. Other errors as in
+  // PinnedAllocator::Create.
   static absl::StatusOr<std::shared_ptr<HostTier>> OfProcess(
       const HostTierOptions& options, const DeviceBackend& backend,
       std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool = nullptr);
 
-  // `source` is null for a pool of the program's own.
+  // `source` is null if the program owns the pool.
   HostTier(const HostTierOptions& options, DeviceBackend backend,
            std::shared_ptr<HostMemorySource> source, std::shared_ptr<PinnedAllocator> pool);
 
   PinnedAllocator& pool() const { return *pool_; }
-  // Where the pool's segments come from; null for a pool of the program's own.
+  // Returns the source of the pool's segments; null if the program owns the pool.
   const std::shared_ptr<HostMemorySource>& source() const { return source_; }
 
-  // The device's, which is set up at its first use. The backend's own error if there is none.
+  // Returns the device's tier, and sets it up at the first call. Errors of the backend.
   absl::StatusOr<std::shared_ptr<DeviceTier>> ForDevice(int index);
 
  private:
-  // What a further user's options, and a pool if there is one, have against this tier; empty:
-  // nothing. Takes over an engine's options where nobody has chosen them.
+  // Returns the difference between a new user's options or pool and this tier; empty if they fit.
+  // Adopts the new user's engine options if none were chosen.
   std::string Join(const HostTierOptions& options, const PinnedAllocator* pool);
 
   const DeviceBackend backend_;

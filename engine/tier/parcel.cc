@@ -9,7 +9,7 @@
 
 namespace pinion {
 
-// ---------------------------------------------------------------------------------------- claim
+// ------------------------------------------------------------------------------------ FetchClaim
 
 void FetchClaim::Fail() {
   if (!std::exchange(has_ended_, true)) parcel_->FailFetch();
@@ -20,12 +20,12 @@ GuardedMemory FetchClaim::EndFetch(GuardedMemory fetched) {
   return parcel_->EndFetch(std::move(fetched));
 }
 
-// ------------------------------------------------------------------------------------------ out
+// --------------------------------------------------------------------------------------- offload
 
 Parcel::Parcel(uint64_t size, StreamHandle computed_on, std::shared_ptr<ParcelPlace> place)
     : size_bytes(size), stream(computed_on), place_(std::move(place)) {}
 
-// The copy out may still read what is held.
+// The copy out may still read the device memory.
 Parcel::~Parcel() { const GuardedMemory held = Evict(); }
 
 void Parcel::Leave(const Transfer& copy_out, HeldMemory&& held) {
@@ -49,8 +49,7 @@ Transfer Parcel::copy_out() const {
   return copy_out_;
 }
 
-// Once it is not held any more a parcel never is again: nothing of it needs the lock then, here and
-// below.
+// A parcel never becomes kHeld again, so other states need no lock here and below.
 bool Parcel::Holds(size_t piece) const {
   if (state() != State::kHeld) return false;
   MutexLock lock(mu_);
@@ -79,11 +78,11 @@ GuardedMemory Parcel::Evict(uint64_t* not_freed) {
   GuardedMemory evicted(stream, copy_out_, kEvictAfterCopyOut);
   for (DeviceMemory& memory : held_) {
     if (!memory) continue;
-    // Whoever else has it frees it later than this wait, so letting go is safe either way.
+    // Another owner frees the memory later than this wait, so releasing it is safe.
     if (not_freed != nullptr && memory.IsShared()) ++*not_freed;
     evicted.Add(std::move(memory));
   }
-  held_.clear();  // they are empty: nothing is let go of under the lock
+  held_.clear();  // all empty: nothing is released under the lock
   return evicted;
 }
 
@@ -114,7 +113,7 @@ GuardedMemory Parcel::MarkReadLocked(Reader& reader, Afterwards afterwards) {
 }
 
 GuardedMemory Parcel::EndEpochIfAllHaveRead(Afterwards afterwards) {
-  // Also while somebody fetches: what comes is for all of them anew.
+  // Also during a fetch: the fetched bytes are for all readers anew.
   if (readers_.have_read != readers_.count) return GuardedMemory();
   if (afterwards == Afterwards::kLetGo) return EndEpoch();
   ++readers_.epoch;
@@ -129,7 +128,7 @@ GuardedMemory Parcel::EndEpoch() {
   return std::move(fetched_);
 }
 
-// ----------------------------------------------------------------------------------------- back
+// ----------------------------------------------------------------------------------------- fetch
 
 Parcel::Read Parcel::ReadOrClaim(Reader& reader) {
   MutexLock lock(mu_);
@@ -176,7 +175,7 @@ GuardedMemory Parcel::EndFetch(GuardedMemory fetched) {
   {
     MutexLock lock(mu_);
     Become(State::kFetched);
-    fetched_ = std::move(fetched);  // it was empty: nothing is let go of under the lock
+    fetched_ = std::move(fetched);  // was empty: nothing is released under the lock
     if (readers_.count == 0) unneeded = EndEpoch();
   }
   fetch_ended_.NotifyAll();

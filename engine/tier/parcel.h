@@ -1,29 +1,30 @@
-// What travels together: bytes that leave a device with one copy, rest in one place, and come back
-// with one copy.
+// A unit of offloading: bytes that leave a device with one copy, are stored in one place, and
+// return with one copy.
 //
 //              Leave          Evict               claim                EndFetch
 //      kNew  --------> kHeld ------> kAway <--------------> kFetching ---------> kFetched
 //                                      ^       FailFetch                            |
 //                                      +------ every reader has read, or TakeFetched +
 //
-//   kNew       nothing was copied yet; FillOnHost leads from here to kAway at once
-//   kHeld      the copy out is under way, or done; the device memory that it reads is still held
-//   kAway      only the bytes at the place are the parcel's; kFetching: somebody brings them back
-//   kFetched   the device has them again, in memory of the parcel's own
+//   kNew       nothing is copied; FillOnHost leads directly to kAway
+//   kHeld      the copy out is submitted or done; its device memory is still held
+//   kAway      offloaded: only the stored bytes exist
+//   kFetching  a claim's owner copies the bytes back
+//   kFetched   resident again, in device memory of the parcel's own
 //
-// Where nobody is left to read what was fetched, the parcel stays away.
+// If no reader is left at EndFetch, the parcel stays kAway.
 //
-// Those who will need the bytes are its readers. What was fetched is let go of as soon as each of
-// them has read it (again), or is gone: that ends an epoch, and the next fetch begins another. The
-// last one may have it kept for the next epoch, until it is taken or every reader is gone.
+// Readers are the users of the bytes. Fetched memory is released when each reader has read it in
+// this epoch, or is gone. This ends the epoch; the next fetch starts another. The last reader may
+// keep the memory for the next epoch (Afterwards::kKeep), until TakeFetched or until no reader
+// remains.
 //
-// A transition returns what it lets go of: letting go calls the device, so do it with no lock held.
-// The copies themselves are DeviceTier's (device_tier.h).
-//
-// A tenant may derive its own kind of parcel, which knows what the bytes are.
+// Transitions return the memory that they release. Destroying it calls the device, so destroy it
+// with no lock held. DeviceTier (device_tier.h) makes the copies. A tenant may derive its own kind
+// of parcel, with a description of the bytes.
 //
 // Thread safety: thread-safe.
-// Ownership: shared; the parcel owns its place, and device memory while it holds it.
+// Ownership: shared; the parcel owns its place and its device memory.
 
 #ifndef PINION_ENGINE_TIER_PARCEL_H_
 #define PINION_ENGINE_TIER_PARCEL_H_
@@ -52,11 +53,11 @@ namespace pinion {
 
 class Parcel;
 
-// Device memory that a parcel holds is dropped after its copy out.
+// Device memory that a parcel holds is evicted after its copy out.
 inline constexpr WaitSite kEvictAfterCopyOut("kEvictAfterCopyOut", kEngineWaits);
 
-// The right and the duty to fetch a parcel. Letting go of it without EndFetch means that the fetch
-// has failed: others may try. It keeps the parcel in any case.
+// The exclusive right and duty to fetch a parcel. Destroying it before EndFetch fails the fetch,
+// and others may try. Keeps the parcel alive.
 class FetchClaim {
  public:
   FetchClaim(FetchClaim&&) = default;
@@ -66,11 +67,9 @@ class FetchClaim {
   }
 
   Parcel& parcel() const { return *parcel_; }
-  // Others may try, unless the fetch has ended or failed before. Not of a claim that was moved
-  // from.
+  // Fails the fetch, so that others may try; does nothing after its end. Not after a move.
   void Fail();
-  // `fetched` holds all of the parcel's bytes once its copy is done. Returns it if nobody is left
-  // to read it.
+  // Ends the fetch: `fetched` holds the bytes after its copy. Returns it if no reader is left.
   [[nodiscard]] GuardedMemory EndFetch(GuardedMemory fetched);
 
  private:
@@ -86,71 +85,71 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   enum class State { kNew, kHeld, kAway, kFetching, kFetched };
   using HeldMemory = absl::InlinedVector<DeviceMemory, 1>;
 
-  // One of those who need the bytes. Its fields are the parcel's to touch.
+  // A user of the bytes. Only the parcel accesses its fields.
   class Reader {
     friend class Parcel;
-    uint64_t read_in_ = 0;  // the epoch in which it has read
+    uint64_t read_in_ = 0;  // epoch of the last read
   };
 
-  // What a reader is given of a parcel that was fetched.
+  // The result of reading a parcel: the fetched memory, or the claim to fetch it.
   struct Read {
-    // A reference of the reader's own, or the parcel's, if this was the last reader. Empty: `claim`
-    // is set.
+    // The reader's own reference, or the parcel's for the last reader. Empty if `claim` is set.
     GuardedMemory fetched;
     std::optional<FetchClaim> claim;
   };
 
-  // Its frees and fetches are ordered on `stream` unless a fetch says otherwise.
+  // Frees and fetches are ordered on `stream`, except fetches that name another one.
   Parcel(uint64_t size_bytes, StreamHandle stream, std::shared_ptr<ParcelPlace> place);
   virtual ~Parcel();  // calls the device if memory is held or fetched
 
   const uint64_t size_bytes;
-  const StreamHandle stream;  // what the bytes were computed on
+  const StreamHandle stream;  // the stream that computed the bytes
 
   State state() const { return state_.load(std::memory_order_acquire); }
 
-  // --- out ---
-  // What the copy out goes to. Once.
+  // --- offload ---
+  // Returns the destination of the copy out. Called once.
   std::shared_ptr<HostBuffer> ToWrite() { return place_->ToWrite(); }
-  // The host has filled what ToWrite gives: the parcel is away from the start. In place of Leave.
+  // Instead of Leave: the host has filled ToWrite's buffer, and the parcel is kAway from the start.
   void FillOnHost();
-  // The copy out, which reads `held`, was submitted.
+  // Records the submitted copy out, which reads `held`.
   void Leave(const Transfer& copy_out, HeldMemory&& held);
-  // Before Leave: one that is done.
+  // Returns the copy out; before Leave, one that is done.
   Transfer copy_out() const;
-  // One more reference to the piece of device memory that the copy out reads; empty unless kHeld.
+  // Returns another reference to a piece of held device memory; empty outside of kHeld.
   DeviceMemory ShareHeld(size_t piece) const;
   bool Holds(size_t piece) const;
-  // Lets go of one piece early; empty if it was let go of.
+  // Releases one piece early; empty if it was released.
   [[nodiscard]] GuardedMemory TakeHeld(size_t piece);
-  // Lets go of all of them; empty unless kHeld. `not_freed`, if given, counts those that others
-  // hold as well.
+  // Evicts the held device memory; empty outside of kHeld. Adds to `not_freed`, if given, the
+  // pieces with other references, whose memory stays allocated.
   [[nodiscard]] GuardedMemory Evict(uint64_t* not_freed = nullptr);
 
   // --- readers ---
   void AddReaders(int count);
-  // Returns what was fetched, if all others have read it.
+  // Removes a reader. Returns the fetched memory if all other readers have read it.
   [[nodiscard]] GuardedMemory RemoveReader(const Reader& reader);
-  // The reader needs the parcel no more in this epoch, since it has found the bytes elsewhere.
+  // Marks the parcel as read in this epoch: the reader found the bytes elsewhere.
   [[nodiscard]] GuardedMemory MarkRead(Reader& reader);
 
-  // --- back ---
-  // Blocks the host while another thread fetches. Neither kNew nor kHeld.
+  // --- fetch ---
+  // Returns the fetched memory, or a claim if the parcel is kAway. Blocks while another thread
+  // fetches. Not for kNew and kHeld.
   Read ReadOrClaim(Reader& reader);
-  // What becomes of what was fetched, where all have read it by now.
+  // Whether fetched memory is kept after all readers have read it.
   enum class Afterwards { kLetGo, kKeep };
-  // The same into `read` where the parcel is fetched; never blocks. Else false.
+  // Reads into `read` and returns true if the parcel is kFetched. Never blocks.
   bool ReadIfFetched(Reader& reader, std::optional<Read>& read,
                      Afterwards afterwards = Afterwards::kLetGo);
-  // Nothing unless the parcel is away.
+  // Claims the fetch if the parcel is kAway.
   std::optional<FetchClaim> ClaimIfAway();
-  // Where a fetch copies from: pinned memory that holds the bytes once its tickets are done.
+  // Returns the source of a fetch: pinned memory that holds the bytes once its tickets are done.
   absl::StatusOr<std::shared_ptr<HostBuffer>> ToRead() { return place_->ToRead(); }
-  // Lets go of what was fetched, whoever has not read it yet; empty unless kFetched.
+  // Releases the fetched memory, even if readers are left; empty outside of kFetched.
   [[nodiscard]] GuardedMemory TakeFetched();
 
-  // The bytes, for the host to read once the parcel has left. Blocks until they are there;
-  // DeadlineExceeded after `timeout`.
+  // Returns the bytes for reading on the host, after the parcel has left. Blocks until they are
+  // stored; DeadlineExceeded after `timeout`.
   absl::StatusOr<std::shared_ptr<HostBuffer>> ViewOnHost(absl::Duration timeout);
 
  private:
@@ -158,7 +157,7 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
 
   struct Readers {
     int count = 0;
-    int have_read = 0;  // of those, in this epoch
+    int have_read = 0;  // readers that have read in this epoch
     uint64_t epoch = 1;
   };
 
@@ -179,7 +178,7 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   CondVar fetch_ended_;
   std::atomic<State> state_ = State::kNew;  // written under mu_
   Transfer copy_out_ ABSL_GUARDED_BY(mu_);
-  HeldMemory held_ ABSL_GUARDED_BY(mu_);  // pieces that were let go of are empty
+  HeldMemory held_ ABSL_GUARDED_BY(mu_);  // released pieces are empty
   GuardedMemory fetched_ ABSL_GUARDED_BY(mu_);
   Readers readers_ ABSL_GUARDED_BY(mu_);
 };
