@@ -15,7 +15,7 @@ bool ByDestination(const CopyPiece& a, const CopyPiece& b) {
   return std::less<const void*>()(a.dst, b.dst);
 }
 
-// The end of a cut, counted from the beginning of its piece.
+// Returns where to end a cut, in bytes from the beginning of its piece.
 uint64_t AlignedCut(uint64_t end_bytes) { return end_bytes - end_bytes % kCutAlignmentBytes; }
 
 const void* End(const void* data, uint64_t size_bytes) {

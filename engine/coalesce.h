@@ -1,9 +1,11 @@
-// What is done to the pieces of a batch before a device sees them: neighbours are merged, chunks
-// are cut. Pure functions.
+// Merges neighbouring pieces of a copy batch, and cuts large batches into chunks. Pure functions.
 //
-// A piece costs the host and the link about a microsecond, so two neighbours in one piece are
-// cheaper than two pieces. What a batch copies is the concatenation of its pieces by ascending
-// destination, whether they are merged or not: a chunk is a range of those bytes.
+//   const CopyPieces merged = CoalescePieces(batch.pieces(), {buffer->data()});
+//   const CopyPieces chunk = SlicePieces(merged, /*begin_bytes=*/0, chunk_bytes);
+//
+// A piece costs the host and the link about a microsecond, so merging two neighbours saves time. A
+// batch copies the concatenation of its pieces by ascending destination, merged or not. A chunk is
+// a range of those bytes.
 
 #ifndef PINION_ENGINE_COALESCE_H_
 #define PINION_ENGINE_COALESCE_H_
@@ -16,22 +18,22 @@
 
 namespace pinion {
 
-// Most batches are of one piece, in one block.
+// Most batches have one piece, in one block.
 using CopyPieces = absl::InlinedVector<CopyPiece, 1>;
 using HostBlocks = absl::InlinedVector<const void*, 1>;
 
-// The same pieces by ascending destination.
+// Returns the pieces by ascending destination.
 CopyPieces SortPieces(absl::Span<const CopyPiece> pieces);
 
-// Copies the same bytes to the same places with as few pieces as merging of neighbours can give,
-// by ascending destination. The pieces' destinations must not overlap. `host_blocks` are the
-// beginnings of the blocks that the host's side lies in: blocks are not merged with each other,
-// because two that touch may be of two pinned segments, which CUDA does not copy in one piece.
+// Returns as few pieces as possible that copy the same bytes, by ascending destination.
+// Destinations must not overlap. `host_blocks` are the starts of the host's blocks, which are not
+// merged with each other. Two that touch may belong to two pinned segments, and CUDA copies no
+// piece across segments.
 CopyPieces CoalescePieces(absl::Span<const CopyPiece> pieces, HostBlocks host_blocks);
 
-// The pieces of at most `max_bytes` bytes, and at least one, from `begin_bytes` on. A piece that
-// must be cut is cut at a multiple of 4 KiB from its beginning where that leaves anything, so that
-// its parts are aligned as it was. begin_bytes must lie inside, max_bytes be positive.
+// Returns pieces for at least one and at most `max_bytes` bytes, from `begin_bytes` on. Where
+// possible, a piece is cut at a multiple of 4 KiB from its beginning, so that its parts keep its
+// alignment. begin_bytes must lie inside, and max_bytes be positive.
 CopyPieces SlicePieces(absl::Span<const CopyPiece> pieces, uint64_t begin_bytes,
                        uint64_t max_bytes);
 

@@ -1,15 +1,14 @@
-// The pieces of one transfer: a plain builder.
+// Collects the pieces of one transfer between a device and pinned host buffers.
 //
 //   CopyBatch batch(CopyDirection::kDeviceToHost);
 //   batch.Add(buffer, /*host_offset_bytes=*/0, tensor_data, tensor_bytes);
 //   PINION_ASSIGN_OR_RETURN(Transfer out, engine->Submit(batch, compute_stream));
 //
-// One ticket covers the whole batch: nothing in it is available before all of it is. The batch
-// keeps its host buffers alive until Submit has given them its ticket; device memory stays the
-// caller's, who must keep it until the transfer is done (in the order of a stream that waited for
-// it).
+// One ticket covers the whole batch: no piece is available before all are copied.
 //
 // Thread safety: none; build it on one thread.
+// Ownership: the batch keeps its host buffers alive until Submit has given them its ticket. The
+// caller keeps the device memory until the transfer is done, by the order of a waiting stream.
 
 #ifndef PINION_ENGINE_COPY_BATCH_H_
 #define PINION_ENGINE_COPY_BATCH_H_
@@ -24,34 +23,33 @@
 
 namespace pinion {
 
-// Who keeps the queue of copies to a device short.
+// Who bounds the bytes in flight to a device.
 enum class FlowControl {
   kEngine,  // Submit blocks the host while the engine's window is full
-  kCaller,  // Submit never waits for room: the caller has a bound of its own for what it fetches
+  kCaller,  // Submit never waits for room: the caller has a bound of its own
 };
 
 class CopyBatch {
  public:
-  // Copies to the host need no flow control: each has a pinned block of its own until it is done,
-  // and the pool of those is the bound.
+  // Copies to the host ignore `flow_control`: the pool of pinned blocks bounds them.
   explicit CopyBatch(CopyDirection direction, FlowControl flow_control = FlowControl::kEngine)
       : direction_(direction), flow_control_(flow_control) {}
   CopyBatch(CopyBatch&&) = default;
   CopyBatch& operator=(CopyBatch&&) = default;
 
-  // Checks that the range lies in the buffer and that size_bytes > 0.
+  // Adds a piece. Checks that the range lies in the buffer and that size_bytes > 0.
   void Add(std::shared_ptr<HostBuffer> host, uint64_t host_offset_bytes, void* device_data,
            uint64_t size_bytes);
 
   CopyDirection direction() const { return direction_; }
-  // Whether Submit may block the host until there is room in the window.
+  // Returns true if Submit may block the host until the window has room.
   bool waits_for_room() const {
     return direction_ == CopyDirection::kHostToDevice && flow_control_ == FlowControl::kEngine;
   }
   bool empty() const { return pieces_.empty(); }
   uint64_t size_bytes() const { return size_bytes_; }
   absl::Span<const CopyPiece> pieces() const { return pieces_; }
-  // In the order of the pieces; once for pieces of one buffer that come together.
+  // Returns the buffers in order of pieces; consecutive pieces of one buffer share an entry.
   absl::Span<const std::shared_ptr<HostBuffer>> buffers() const { return buffers_; }
 
  private:

@@ -44,7 +44,7 @@ struct CopyLane::Progress {
     sent_bytes += size_bytes;
   }
 
-  // The pieces of the next chunk, of at most `max_bytes` bytes.
+  // Returns the pieces of the next chunk, of at most `max_bytes` bytes.
   absl::Span<const CopyPiece> Next(uint64_t max_bytes) {
     if (sent_bytes == 0 && batch.size_bytes() <= max_bytes) return pieces;
     chunk = SlicePieces(pieces, sent_bytes, max_bytes);
@@ -56,14 +56,14 @@ struct CopyLane::Progress {
   CopyPieces pieces;
   CopyPieces chunk;
   uint64_t sent_bytes = 0;
-  SubmittedCopy unnumbered;  // the chunks that have been sent since `last_number` was
-  // kDone is to be recorded behind those. kComputed is for the first chunk, which starts after it.
+  SubmittedCopy unnumbered;  // chunks sent since `last_number`
+  // kDone is recorded behind those chunks, kComputed before the first chunk, which waits for it.
   enum { kDone, kComputed };
   std::array<EventRef, 2> events;
   bool is_open = false;  // it counts in open_batches_
   uint64_t last_number = 0;
-  // What the first chunk comes after and no stream can be made to wait for. While there is any,
-  // nothing is sent: the host waits first.
+  // Tickets that the first chunk must follow and no stream can wait for. The host waits for them
+  // before anything is sent.
   std::vector<FenceTicket> without_events;
 };
 
@@ -89,7 +89,7 @@ CopyLane::CopyLane(const Options& options, CopyDirection direction,
       device_(std::move(device)),
       events_(std::move(events)),
       timeline_(std::move(timeline)) {
-  // A count of its own for each group, whose line no other group writes to; it holds the timeline.
+  // A reference count per group of threads, on its own cache line; it holds the timeline.
   struct alignas(64) Owner {
     std::shared_ptr<StreamTimeline> timeline;
   };
@@ -108,12 +108,12 @@ absl::StatusOr<uint64_t> CopyLane::Submit(const CopyBatch& batch, StreamHandle a
   absl::Status submitted;
   if (batch.waits_for_room()) {
     submitted = device_->accepting();
-    // A wait of the host for room may break the capture.
+    // Waiting for room blocks the host, which may break the capture.
     if (submitted.ok()) submitted = device_->CheckNotCapturing(after);
   }
   while (submitted.ok() && progress.sent_bytes < batch.size_bytes()) {
     submitted = batch.waits_for_room() ? SubmitChunkWithinWindow(progress) : SubmitChunk(progress);
-    // Without a turn: nobody else waits with this batch.
+    // Outside the turn, so that no other thread waits with this batch.
     for (const FenceTicket& ticket : std::exchange(progress.without_events, {})) {
       if (submitted.ok()) submitted = ticket.timeline->Wait(ticket.value, absl::InfiniteDuration());
     }
@@ -123,15 +123,14 @@ absl::StatusOr<uint64_t> CopyLane::Submit(const CopyBatch& batch, StreamHandle a
   return EndFailedBatch(progress, submitted);
 }
 
-// Those who wait for room have turns of their own, so that nobody else waits with them.
+// Waiting for room has a turn of its own, so that other batches need not wait too.
 absl::Status CopyLane::SubmitChunkWithinWindow(Progress& progress) {
   const FifoTurn::Scope turn(room_turn_);
   PINION_RETURN_IF_ERROR(WaitForRoom(TotalBytes(progress.Next(options_.chunk_bytes))));
   return SubmitChunk(progress);
 }
 
-// The copy is the last step that can fail and leave nothing behind; everything that its ticket
-// needs is acquired before it.
+// The copy is the last step that can fail without effect, so its ticket's needs are acquired first.
 absl::Status CopyLane::SubmitChunk(Progress& progress) {
   const FifoTurn::Scope turn(timeline_->turn());
   PINION_RETURN_IF_ERROR(device_->accepting());
@@ -143,7 +142,7 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
     PINION_RETURN_IF_ERROR(events_->Acquire({progress.events.data(), is_first ? 2u : 1u}));
   }
   if (progress.sent_bytes == 0) {
-    // In the turn: a capture may have begun while this thread waited for it.
+    // Within the turn: a capture may have begun while this thread waited for it.
     PINION_RETURN_IF_ERROR(device_->CheckNotCapturing(progress.after));
     PINION_ASSIGN_OR_RETURN(progress.unnumbered.after, OrderBatch(progress));
     if (!progress.without_events.empty()) {
@@ -156,16 +155,16 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
   if (timer_ != nullptr) start = timer_->Begin(timeline_->stream());
   absl::Status copied = device_->CopyAsync(direction_, pieces, timeline_->stream());
   if (absl::IsInvalidArgument(copied) && progress.merged()) {
-    // On the device, neighbours may belong to two allocations that happen to touch, which it does
-    // not copy in one piece.
+    // Merged neighbours may belong to two device allocations that happen to touch. The device
+    // refuses to copy those in one piece.
     progress.pieces = SortPieces(progress.batch.pieces());
     pieces = progress.Next(chunk_bytes);
     copied = device_->CopyAsync(direction_, pieces, timeline_->stream());
   }
-  // What a device that has failed for good may still write counts as sent.
+  // A device with a sticky error may still write, so its chunk counts as sent.
   if (!copied.ok() && device_->health().ok()) return copied;
   progress.AddSent(pieces);
-  // The last chunk's number stands for all of them, unless somebody is told of each.
+  // The last chunk's number covers all chunks, except if each chunk is awaited or timed by itself.
   const bool is_last = progress.sent_bytes == progress.batch.size_bytes();
   if (is_last || progress.batch.waits_for_room() || timer_ != nullptr) {
     progress.unnumbered.ends_transfer = is_last;
@@ -210,7 +209,7 @@ absl::Status CopyLane::WaitForRoom(uint64_t size_bytes) {
                                                   ": ", waited.message()));
 }
 
-// One wait per timeline that has touched any of the buffers, for its latest number.
+// Waits once for each timeline that has touched any of the buffers, up to its latest number.
 absl::StatusOr<Prerequisites> CopyLane::OrderBatch(Progress& progress) {
   Prerequisites prerequisites;
   if (kCopyAfterCompute.enabled()) {

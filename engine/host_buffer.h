@@ -1,12 +1,15 @@
-// A pinned block plus the tickets of the copies that touch it.
+// A pinned block that frees itself only after the copies that touch it.
 //
-// The destructor releases the block after those tickets, so nobody has to remember to: this is the
-// only way in which the engine lets a device touch host memory.
+//   auto buffer = std::make_shared<HostBuffer>(std::move(block));
+//   batch.Add(buffer, /*host_offset_bytes=*/0, data, size_bytes);
 //
-// Thread safety: thread-safe. The bytes are the owner's to order: read them on the host only after
+// The destructor releases the block after the buffer's tickets. The engine lets a device touch host
+// memory only through this class.
+//
+// Thread safety: thread-safe. The bytes are the caller's to order: read them on the host only after
 // Transfer::Wait.
-// Ownership: shared; a CopyBatch holds a reference until it was submitted. From then on the
-// buffer's tickets keep the memory from being reused, whether the buffer itself lives or not.
+// Ownership: shared; a CopyBatch holds a reference until it is submitted. Afterwards the tickets
+// keep the memory from being reused, even without the buffer.
 
 #ifndef PINION_ENGINE_HOST_BUFFER_H_
 #define PINION_ENGINE_HOST_BUFFER_H_
@@ -34,12 +37,11 @@ class HostBuffer {
 
   using Tickets = absl::InlinedVector<FenceTicket, 2>;
 
-  // The latest ticket of each timeline that has touched this buffer, and of these, the ones that
-  // are not done as far as is known.
+  // Return the latest ticket of each timeline that touched this buffer: all, or the pending ones.
   Tickets tickets() const;
   Tickets open_tickets() const;
-  // Keeps the later one of two tickets of the same timeline. Called by the engine at Submit, and by
-  // whoever else is at work on the bytes: copies that are submitted later wait for it.
+  // Adds a ticket; of two tickets of one timeline the later one stays. The engine calls it in
+  // Submit. Call it for other work on the bytes: copies submitted later wait for that work.
   void AddTicket(FenceTicket ticket);
 
  private:

@@ -35,14 +35,14 @@ using internal::GuardedDevice;
 using internal::StreamTimeline;
 using internal::TransferTimer;
 
-// A copy engine serves one copy at a time: those of others (the bytes of an .item(), the next
-// inputs) queue behind a chunk. Half a millisecond of the link is little for them, and the fixed
-// cost of a copy, some 3 us, little of it.
+// A copy engine serves one copy at a time, so other copies (the bytes of an .item(), the next
+// inputs) queue behind a chunk. Half a millisecond delays them little, and dwarfs a copy's fixed 3
+// us.
 constexpr double kChunkMs = 0.5;
 constexpr uint64_t kLeastChunkBytes = 16 * kMiB;
 constexpr uint64_t kChunkBytesOfUnknownLink = 64 * kMiB;
 
-// A program may create and destroy streams all the time: a data loader has some for each epoch.
+// A program may keep creating and destroying streams: a data loader has some for each epoch.
 constexpr size_t kManyForeignStreams = 64;
 
 uint64_t ChunkBytes(const DeviceInfo& device, uint64_t window_bytes) {
@@ -82,10 +82,10 @@ class TransferEngineImpl final : public TransferEngine {
 
  private:
   std::optional<LinkCalibration> KnownLink();
-  // Within calibrating_.
+  // Requires calibrating_.
   absl::StatusOr<LinkCalibration> MeasureLink(PinnedAllocator& allocator);
   std::shared_ptr<StreamTimeline> ForeignTimeline(StreamHandle stream);
-  // Of timelines of foreign streams that have nothing left to do and no other owner.
+  // Drops the timelines of foreign streams that have no pending work and no other owner.
   void ForgetIdleStreams();
 
   const EngineOptions options_;
@@ -105,8 +105,8 @@ class TransferEngineImpl final : public TransferEngine {
 TransferEngineImpl::~TransferEngineImpl() {
   if (!health().ok()) return;
   if (absl::Status ended = Shutdown(options_.drain_timeout); !ended.ok()) {
-    PINION_LOG(kError) << "an engine was destroyed with copies in flight, which keep their host "
-                          "memory for good: "
+    PINION_LOG(kError) << "an engine was destroyed with copies in flight; their host memory is "
+                          "leaked: "
                        << ended.message();
   }
 }
@@ -136,7 +136,7 @@ absl::StatusOr<FenceTicket> TransferEngineImpl::Mark(StreamHandle stream) {
 absl::Status TransferEngineImpl::OrderStreams(StreamHandle earlier, StreamHandle later,
                                               const WaitSite& site) {
   PINION_RETURN_IF_ERROR(device_->accepting());
-  // An empty handle goes on to the device, which refuses it.
+  // An empty handle is left for the device to refuse.
   if ((earlier == later && earlier.valid()) || !site.enabled()) return absl::OkStatus();
   PINION_RETURN_IF_ERROR(device_->CheckNotCapturing(earlier));
   PINION_RETURN_IF_ERROR(device_->CheckNotCapturing(later));
@@ -145,7 +145,7 @@ absl::Status TransferEngineImpl::OrderStreams(StreamHandle earlier, StreamHandle
 }
 
 absl::StatusOr<LinkCalibration> TransferEngineImpl::Calibrate(PinnedAllocator& allocator) {
-  // Before any lock, for the same reason.
+  // Before any lock: a child of fork() may find it taken for ever.
   PINION_RETURN_IF_ERROR(health());
   const FifoTurn::Scope turn(calibrating_);
   if (std::optional<LinkCalibration> link = KnownLink()) return *link;
@@ -187,7 +187,7 @@ absl::Status TransferEngineImpl::Shutdown(absl::Duration timeout) {
   const Deadline deadline(timeout);
   device_->StopAccepting();
   PINION_RETURN_IF_ERROR(Drain(timeout));
-  // With nothing in flight no device call of a turn blocks.
+  // With nothing in flight, no device call within a turn blocks.
   d2h_->FinishTurns();
   h2d_->FinishTurns();
   return Drain(deadline.Left());
@@ -227,7 +227,7 @@ std::shared_ptr<StreamTimeline> TransferEngineImpl::ForeignTimeline(StreamHandle
 }
 
 void TransferEngineImpl::ForgetIdleStreams() {
-  std::map<void*, std::shared_ptr<StreamTimeline>> all;  // let go of after the lock
+  std::map<void*, std::shared_ptr<StreamTimeline>> all;  // released after the lock
   {
     MutexLock lock(mu_);
     all = foreign_;
@@ -235,7 +235,7 @@ void TransferEngineImpl::ForgetIdleStreams() {
   for (const auto& [stream, timeline] : all) timeline->Poll();
   MutexLock lock(mu_);
   for (const auto& [stream, timeline] : all) {
-    // The two maps own it.
+    // Only the two maps own it.
     if (timeline.use_count() == 2 && timeline->pending_count() == 0) foreign_.erase(stream);
   }
 }
