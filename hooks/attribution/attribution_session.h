@@ -7,17 +7,17 @@
 //       forward, {"conv1", "fc1.input"}, {x}, pinion::Target::Class(3));
 //   layers[0].tensors[0].activation;   // in pinned host memory, and .gradient with it
 //
-// The names are those of taps in the model (tap.h), or of modules that were wrapped
-// (tapped_module.h). Activations leave the device in forward and gradients as backward passes them,
-// on the streams that all of Pinion's copies share; of each device no more wait there for their
-// copies than the two largest would take. Methods on top of this are in layer_methods.h.
+// A layer's name is that of a tap in the model (tap.h) or of a wrapped module (tapped_module.h).
+// Activations are copied to the host during forward and gradients during backward, on Pinion's
+// shared copy streams. Per device, tensors whose copies are pending take at most the bytes of the
+// two largest ones. layer_methods.h and path_methods.h have methods built on this class.
 //
-// Thread safety: thread-safe; taps are seen on the thread that calls, and on those that stand in
-// for it (TapHandover), gradients on whatever thread autograd uses. A tensor without history can be
-// tapped in one call at a time.
+// Thread safety: thread-safe. A call sees taps on its own thread and on threads that hold its
+// TapHandover; gradients arrive on autograd's threads. Only one call at a time may tap a tensor
+// that has no autograd history.
 // Ownership: results own their host memory and may outlive the session.
-// Errors: c10::Error, from forward and backward too, for layers and targets that do not fit;
-// c10::OutOfMemoryError where the budget for pinned memory has no room for a result.
+// Errors: c10::Error for layers and targets that do not fit, and from forward and backward;
+// c10::OutOfMemoryError when a result exceeds the budget for pinned memory.
 
 #ifndef PINION_HOOKS_ATTRIBUTION_ATTRIBUTION_SESSION_H_
 #define PINION_HOOKS_ATTRIBUTION_ATTRIBUTION_SESSION_H_
@@ -40,24 +40,24 @@ namespace pinion {
 
 class HostCopies;
 
-// The model, and whatever further arguments it takes.
+// Runs the model on `inputs`; captures further arguments itself.
 using AttributedForward = std::function<at::Tensor(const std::vector<at::Tensor>& inputs)>;
 
 class AttributionSession {
  public:
-  // Results go to the pool of pinned memory that sessions and pin_memory() share: errors as those
-  // of OffloadSession::Create. With PINION_DISABLE=1 in the environment it asks for no device, and
-  // copies are LibTorch's own.
+  // Creates a session whose results are in the pinned-memory pool that sessions and pin_memory()
+  // share. Fails like OffloadSession::Create. With PINION_DISABLE=1 in the environment, it opens no
+  // device and results are copied by LibTorch.
   static absl::StatusOr<std::shared_ptr<AttributionSession>> Create(const HostTierOptions& options,
                                                                     const DeviceBackend& backend);
 
   c10::DeviceType device_type() const { return type_; }
 
-  // `tier`, of devices of this type, may be null.
+  // Takes a `tier` for devices of this type, or null: then LibTorch copies the results.
   AttributionSession(std::shared_ptr<HostTier> tier, c10::DeviceType type);
 
-  // The layers' values, and the gradients with respect to them of the sum over all examples of the
-  // target's outputs. In the order of `layers`; the last call of a layer counts.
+  // Returns each layer's values and the gradient of the target outputs' sum over all examples, in
+  // the order of `layers`. If a layer runs several times, the last call counts.
   std::vector<LayerResult> ComputeLayerGradientsAndEval(const AttributedForward& forward,
                                                         const std::vector<std::string>& layers,
                                                         const std::vector<at::Tensor>& inputs,
@@ -65,18 +65,18 @@ class AttributionSession {
                                                         const LayerOptions& options = {},
                                                         const LayerCallbacks& callbacks = {});
 
-  // The layers' values alone, of a forward that records no graph.
+  // Returns each layer's values, from a forward pass without an autograd graph.
   std::vector<LayerResult> EvalLayers(const AttributedForward& forward,
                                       const std::vector<std::string>& layers,
                                       const std::vector<at::Tensor>& inputs,
                                       const LayerOptions& options = {},
                                       const LayerCallbacks& callbacks = {});
 
-  // For passes one behind the other (layer_pass.h): how the tensors of all of them leave.
+  // Returns a new queue of copies, which consecutive passes may share (layer_pass.h).
   std::shared_ptr<HostCopies> NewCopies() const;
 
-  // Tensors behind each other on dimension 0: on the host in pinned memory, as results are. Not
-  // empty.
+  // Concatenates `parts` on dimension 0; parts on the host go to pinned memory, as results do.
+  // `parts` must not be empty.
   at::Tensor Concatenate(const std::vector<at::Tensor>& parts) const;
 
  private:

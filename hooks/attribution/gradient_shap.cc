@@ -36,7 +36,7 @@ std::vector<int64_t> NoiseSizes(const at::Tensor& input, int64_t rows) {
   return sizes;
 }
 
-// CUDA answers an index out of range with an assertion, after which no call succeeds.
+// On CUDA an out-of-range index trips a device assertion, which fails every later call.
 void CheckDraws(const ShapDraws& draws, const std::vector<at::Tensor>& inputs, int64_t baselines,
                 int64_t n_samples) {
   const int64_t rows = CountRows(inputs, n_samples);
@@ -66,7 +66,7 @@ void CheckDraws(const ShapDraws& draws, const std::vector<at::Tensor>& inputs, i
   }
 }
 
-// Of what was drawn for all rows, that of a pass's rows.
+// Selects from `drawn` (all rows) the rows of one pass.
 at::Tensor OfPass(const at::Tensor& drawn, const PassRows& rows, int64_t examples) {
   std::vector<int64_t> sizes = drawn.sizes().vec();
   sizes.front() = examples;
@@ -77,8 +77,8 @@ at::Tensor OfPass(const at::Tensor& drawn, const PassRows& rows, int64_t example
       .flatten(0, 1);
 }
 
-// The rows of a pass: inputs with their noise, baselines, and the points in between, each with the
-// additional inputs behind them.
+// The forward inputs of one pass: noisy inputs, baselines and points in between. Each vector ends
+// with the additional inputs.
 struct ShapRows {
   std::vector<at::Tensor> inputs, baselines, between;
 };
@@ -109,10 +109,10 @@ ShapRows RowsOf(const PathInputs& path, const std::vector<at::Tensor>& baselines
   return all;
 }
 
-// How far layers' values are from those at the baselines.
+// The layers' values at inputs and at baselines.
 struct LayerChange {
-  std::optional<PendingLayers> at_inputs, at_baselines;  // without products there are none
-  std::vector<LayerResult> inputs, baselines;            // once they have arrived
+  std::optional<PendingLayers> at_inputs, at_baselines;  // empty without multiply_by_inputs
+  std::vector<LayerResult> inputs, baselines;            // set by Wait
 
   void Wait() {
     if (!at_inputs.has_value()) return;

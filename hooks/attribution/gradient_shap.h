@@ -1,16 +1,16 @@
-// Captum's LayerGradientShap: expected gradients, a Monte Carlo estimate of Shapley values
-// (Lundberg and Lee, 2017; Erion et al., 2019). Of each example some samples are drawn: a baseline
-// out of a distribution, a point on the way from there to the input, and noise on the input. The
-// layer's gradient at that point times the layer's change from baseline to input is averaged.
+// Implements Captum's LayerGradientShap: expected gradients, a Monte Carlo estimate of Shapley
+// values (Lundberg and Lee, 2017; Erion et al., 2019). Each sample of an example draws a baseline,
+// a point between baseline and input, and noise on the input. The result averages the layer's
+// gradient at that point times the layer's change from baseline to input.
 //
 //   pinion::ShapOptions options;
 //   options.seed = 7;
 //   const auto shap = pinion::LayerGradientShap(*session, forward, {"conv4"}, {x}, {baselines},
 //                                               Target::Class(3), options);
 //
-// Rows, passes and their budget are those of path_methods.h, with samples for steps.
+// Rows, passes and their memory budget work as in path_methods.h, with samples in place of steps.
 //
-// Thread safety, errors: as there.
+// Thread safety, errors: as in path_methods.h.
 
 #ifndef PINION_HOOKS_ATTRIBUTION_GRADIENT_SHAP_H_
 #define PINION_HOOKS_ATTRIBUTION_GRADIENT_SHAP_H_
@@ -30,24 +30,25 @@ namespace pinion {
 
 struct ShapOptions {
   int64_t n_samples = 5;
-  double stdev = 0;   // of the noise that each sample of the inputs is given
-  uint64_t seed = 0;  // of all draws: the same on every device, whatever the budget
+  double stdev = 0;   // of the noise on each sample of the inputs
+  uint64_t seed = 0;  // the same draws on every device and with every budget
   std::vector<at::Tensor> additional_inputs = {};  // as in PathOptions
-  bool multiply_by_inputs = true;                  // otherwise gradients alone
+  bool multiply_by_inputs = true;                  // false: gradients alone
   uint64_t device_budget_bytes = 0;                // as in PathOptions
-  LayerOptions layers = {};                        // `activations` is the method's
+  LayerOptions layers = {};                        // the method sets `activations`
 };
 
-// What was drawn: of each sample all examples, sample by sample, in the first dimension.
+// Random draws, one row per sample and example: all examples of the first sample come first.
 struct ShapDraws {
-  at::Tensor baselines;           // which of the distribution's, int64
+  at::Tensor baselines;           // indices into the distribution, int64
   at::Tensor coefficients;        // 0 at the baseline, 1 at the input, float64
-  std::vector<at::Tensor> noise;  // for each input, or empty: none
+  std::vector<at::Tensor> noise;  // one per input; empty: no noise
 };
 ShapDraws DrawShap(const std::vector<at::Tensor>& inputs, int64_t baselines,
                    const ShapOptions& options);
 
-// `baselines` has a distribution for each input, all of as many examples, which are drawn together.
+// Returns one attribution per layer. `baselines` has one distribution per input; all have equally
+// many examples, and one drawn index selects from all of them.
 std::vector<LayerAttribution> LayerGradientShap(AttributionSession& session,
                                                 const AttributedForward& forward,
                                                 const std::vector<std::string>& layers,
@@ -55,7 +56,7 @@ std::vector<LayerAttribution> LayerGradientShap(AttributionSession& session,
                                                 const std::vector<at::Tensor>& baselines,
                                                 const Target& target,
                                                 const ShapOptions& options = {});
-// The same with draws of the caller's, on the host.
+// Does the same with the caller's draws, which are on the CPU.
 std::vector<LayerAttribution> LayerGradientShap(AttributionSession& session,
                                                 const AttributedForward& forward,
                                                 const std::vector<std::string>& layers,

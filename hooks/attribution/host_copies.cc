@@ -23,7 +23,7 @@ namespace {
 
 constexpr char kCopying[] = "copying a layer's tensor to the host";
 
-// The tensor itself or a copy of it, in memory that holds little else and that nobody writes to.
+// Returns `tensor`, or a copy if its storage is larger or may be overwritten.
 at::Tensor OnItsOwn(const at::Tensor& tensor, HostCopies::Source source) {
   const at::Tensor plain = tensor.resolve_conj().resolve_neg();
   const bool is_part = plain.storage().nbytes() > plain.nbytes();
@@ -42,7 +42,7 @@ at::Tensor HostCopy::Wait() const {
   void* const data = (*buffer)->data();
   const at::Tensor tensor = at::from_blob(
       data, sizes_, strides_, [owner = *std::move(buffer)](void*) {}, dtype_);
-  // What was expanded has crossed the link once; here each element has a place of its own.
+  // An expanded tensor was transferred compactly; here each element gets its own memory.
   return tensor.is_non_overlapping_and_dense() ? tensor : tensor.contiguous();
 }
 
@@ -58,8 +58,8 @@ HostCopies::~HostCopies() {
 bool HostCopies::CanTake(const at::Tensor& tensor) const {
   if (!IsQueued(tensor) || !tensor.has_storage()) return false;
   const c10::Storage& storage = tensor.storage();
-  // Its owner writes to memory that from_blob was given. As a leaf, or by its hooks, a tensor with
-  // gradients is somebody's in the graph.
+  // A storage without allocator is from_blob's, whose owner may write to it. A tensor that requires
+  // gradients may be referenced by the graph, as a leaf or through its hooks.
   return !tensor.requires_grad() && tensor.use_count() == 1 && storage.use_count() == 1 &&
          storage.allocator() != nullptr && storage.nbytes() == tensor.nbytes() &&
          tensor.is_non_overlapping_and_dense();
@@ -78,7 +78,7 @@ HostCopy HostCopies::Start(const at::Tensor& tensor, Source source) {
     copy.tensor_ = tensor.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
     return copy;
   }
-  // What is expanded takes no more than what it was expanded from.
+  // An expanded tensor occupies only the bytes that it was expanded from.
   MakeRoom(device, std::min(tensor.nbytes(), tensor.storage().nbytes()));
   const absl::StatusOr<std::shared_ptr<DeviceTier>> device_tier = tier_->ForDevice(device.index());
   ThrowIfError(device_tier.status(), "setting up a device's tier");
@@ -110,8 +110,7 @@ HostCopy HostCopies::Start(const at::Tensor& tensor, Source source) {
   return copy;
 }
 
-// One that the link carries, and one that waits for it, so that a burst of captures does not stop
-// the device for each; of small ones as many as those would take.
+// One copy is on the link while another one waits, so that bursts rarely stall the device.
 void HostCopies::MakeRoom(c10::Device device, uint64_t next_bytes) {
   std::vector<std::shared_ptr<Parcel>> oldest;
   {
@@ -158,7 +157,7 @@ at::Tensor HostCopies::Concatenate(const std::vector<at::Tensor>& pieces) {
   }
   std::vector<int64_t> sizes = first.sizes().vec();
   if (is_plain) sizes.front() = rows;
-  // What cannot be one block is LibTorch's to concatenate, or to refuse.
+  // at::cat also raises the errors for pieces that do not fit each other.
   if (!is_plain || c10::multiply_integers(sizes) == 0) return at::cat(pieces);
   absl::StatusOr<PinnedBlock> block = tier_->pool().Allocate(
       static_cast<uint64_t>(c10::multiply_integers(sizes)) * first.itemsize());

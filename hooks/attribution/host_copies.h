@@ -1,19 +1,19 @@
-// Tensors on their way from devices to the host, through the tiers that all tenants share
-// (engine/tier/host_tier.h): of each device no more is held there for copies than the two largest
-// of them take, since the next one first lets go of the oldest ones.
+// Copies layers' tensors from devices to pinned host memory asynchronously, through the shared
+// tiers (engine/tier/host_tier.h). Per device, tensors whose copies are pending take at most the
+// bytes of the two largest ones; Start evicts the oldest if needed.
 //
 //   HostCopies copies(tier, c10::DeviceType::CUDA);
 //   HostCopy copy = copies.Start(activation, HostCopies::Source::kMayChange);
 //   ...
 //   at::Tensor on_host = copy.Wait();
 //
-// Where there is no tier (PINION_DISABLE), and for tensors that are in host memory already, a copy
-// is LibTorch's own and done when Start returns.
+// LibTorch copies tensors that are already on the host, and all tensors if there is no tier
+// (PINION_DISABLE). Such a copy is complete when Start returns.
 //
 // Thread safety: HostCopies is thread-safe; a HostCopy is a value.
-// Ownership: what Wait returns owns its pinned memory.
-// Errors: c10::Error, where the tensor is on another kind of accelerator, is not strided, or cannot
-// be copied; c10::OutOfMemoryError where the budget for pinned memory has no room.
+// Ownership: the tensor that Wait returns owns its pinned memory.
+// Errors: c10::Error for tensors on another kind of accelerator, tensors that are not strided, and
+// failed copies; c10::OutOfMemoryError when the budget for pinned memory is exhausted.
 
 #ifndef PINION_HOOKS_ATTRIBUTION_HOST_COPIES_H_
 #define PINION_HOOKS_ATTRIBUTION_HOST_COPIES_H_
@@ -39,15 +39,15 @@ namespace pinion {
 
 class HostCopy {
  public:
-  HostCopy() = default;  // of nothing
-  // Blocks until the bytes are there.
+  HostCopy() = default;  // an undefined tensor
+  // Blocks until the copy is complete and returns the tensor on the host.
   at::Tensor Wait() const;
 
  private:
   friend class HostCopies;
 
-  at::Tensor tensor_;               // on the host already, or:
-  std::shared_ptr<Parcel> parcel_;  // where it is, and what it is a tensor of
+  at::Tensor tensor_;               // on the host, if there is no parcel
+  std::shared_ptr<Parcel> parcel_;  // the copy's bytes, with the tensor's geometry below
   std::vector<int64_t> sizes_;
   std::vector<int64_t> strides_;
   at::ScalarType dtype_ = at::kFloat;
@@ -55,39 +55,39 @@ class HostCopy {
 
 class HostCopies {
  public:
-  // What becomes of the tensor while its copy is under way.
+  // Whether the caller may write to the tensor while its copy is pending.
   enum class Source {
-    kMayChange,  // copied on the device first
+    kMayChange,  // Start copies the tensor on the device first
     kStays,      // the copy reads the tensor itself
   };
 
-  // `tier`, of devices of this type, may be null.
+  // Takes a `tier` for devices of this type, or null: then LibTorch copies.
   HostCopies(std::shared_ptr<HostTier> tier, c10::DeviceType type);
-  ~HostCopies();  // frees the device memory that is held for copies, in the order of its stream
+  ~HostCopies();  // frees the device memory held for copies, in stream order
 
-  // Whether no other tensor, view or owner has the memory of `tensor`, and no gradient is asked for
-  // it. Then the caller may let a kStays copy read it and go on with a clone. Who has a weak
-  // reference to its storage must not write through that. Called on the thread that owns `tensor`.
+  // Returns whether `tensor` is the only owner of its memory and needs no gradient. If so, the
+  // caller may start a kStays copy and go on with a clone; weak references to the storage must not
+  // write to it. Call this on the thread that owns `tensor`.
   bool CanTake(const at::Tensor& tensor) const;
-  // The copy comes after the present work of the current stream of the tensor's device.
+  // Starts a copy of `tensor` behind the work queued on the current stream of its device.
   HostCopy Start(const at::Tensor& tensor, Source source);
 
-  // Of the device where it is most: what is held there now.
+  // Returns the device bytes held for copies, on the device that holds most.
   uint64_t HeldBytes() const;
 
-  // Device::ChargeHostArithmetic of the device that the last copy came from.
+  // Charges host arithmetic to the device of the last copy (Device::ChargeHostArithmetic).
   void ChargeHostArithmetic(uint64_t memory_bytes);
 
-  // Tensors on the host behind each other on dimension 0, in pinned memory of the tier's if they
-  // are of one dtype. Not empty.
+  // Concatenates host tensors on dimension 0, in the tier's pinned memory if shapes and dtypes
+  // allow it. `pieces` must not be empty.
   at::Tensor Concatenate(const std::vector<at::Tensor>& pieces);
 
  private:
-  // What is held on one device.
+  // Copies that hold memory of one device.
   struct Held {
     std::deque<std::shared_ptr<Parcel>> parcels;  // the oldest first
-    uint64_t bytes = 0;                           // of those
-    // Of all that this device has been asked to copy.
+    uint64_t bytes = 0;                           // of `parcels`
+    // The two largest copies that Start was asked for on this device.
     uint64_t largest_bytes = 0;
     uint64_t second_bytes = 0;
   };
@@ -95,7 +95,7 @@ class HostCopies {
   bool IsQueued(const at::Tensor& tensor) const {
     return tier_ != nullptr && !tensor.is_cpu() && tensor.numel() > 0;
   }
-  // Lets go of the oldest ones that are held on the device, until one more may be.
+  // Evicts the oldest copies until `next_bytes` more fit the bound.
   void MakeRoom(c10::Device device, uint64_t next_bytes);
 
   const std::shared_ptr<HostTier> tier_;

@@ -20,8 +20,8 @@ namespace {
 using torch::autograd::Edge;
 using torch::autograd::Node;
 
-// Where the history of a tensor begins that has none of its own. Unlike a leaf's node it holds no
-// tensor, and what it stands for may be changed in place.
+// Starts the history of a tensor that has none. Unlike AccumulateGrad it holds no tensor, so the
+// tensor may be changed in place.
 struct HistoryBegin : Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& /*gradients*/) override {
     return {};
@@ -30,8 +30,8 @@ struct HistoryBegin : Node {
 
 using OnGradient = std::function<at::Tensor(const at::Tensor& gradient)>;
 
-// A tensor's hook that is the node's: the tensor's own list of hooks would outlive the history that
-// is taken from it again, and later hooks would be lost in it.
+// A tensor hook that belongs to the node. The tensor's own list of hooks would outlive the history
+// that the destructor removes, and hooks registered later would be lost in it.
 class HookOfNode final : public torch::autograd::FunctionPreHook {
  public:
   HookOfNode(uint32_t place, OnGradient on_gradient)
@@ -49,8 +49,7 @@ class HookOfNode final : public torch::autograd::FunctionPreHook {
   const OnGradient on_gradient_;
 };
 
-// Whether backward goes on from `from` to another one of `wanted`. `clean` has nodes from which it
-// does not.
+// Returns whether backward reaches another `wanted` node behind `from`; `clean` caches dead ends.
 bool LeadsToAnother(Node* from, const absl::flat_hash_set<const Node*>& wanted,
                     absl::flat_hash_set<const Node*>& clean) {
   absl::flat_hash_set<const Node*> seen;
@@ -119,16 +118,16 @@ std::vector<at::Tensor> LayerCapture::OnTap(std::string_view name,
       piece.activation = *way_->Deliver(
           part, tensor,
           leaves_itself ? HostCopies::Source::kStays : HostCopies::Source::kMayChange);
-      // The clone is made beside the copy to the host, which does not wait for it.
+      // The clone runs concurrently with the copy to the host.
       if (leaves_itself) tensor = tensor.clone();
     }
     if (mode_ == Mode::kGradients) tensor = Watch(part, tensor, piece);
-    // Other calls of the layer are given the same tensor.
+    // `replace` may return the same tensor for other calls of the layer.
     if (way_->callbacks.replace) tensor = tensor.clone();
   }
   const int device = tensors.front().is_cpu() ? -1 : tensors.front().device().index();
   const MutexLock lock(mu_);
-  // What an earlier call has left goes with `pieces`, behind the lock.
+  // The pieces of an earlier call are destroyed with `pieces`, after the unlock.
   captured_[layer][device].swap(pieces);
   return tensors;
 }
@@ -198,7 +197,7 @@ void LayerCapture::Backward(const at::Tensor& selected) {
   torch::autograd::edge_list ends;
   for (const auto& [place, watched] : places) {
     const std::shared_ptr<GradientSlot> slot = watched.slot.lock();
-    // Backward passes the others on its way.
+    // Backward passes through the other captured tensors on its way.
     if (slot == nullptr || LeadsToAnother(watched.edge.function.get(), wanted, clean)) continue;
     slot->EndBackwardHere();
     ends.push_back(watched.edge);

@@ -1,20 +1,19 @@
-// One forward, and at most one backward, of an attribution: what the taps of the wanted layers have
-// seen, and the gradients that backward has passed them.
+// Captures the values at the taps of the requested layers in one forward pass, and their gradients
+// in one backward pass.
 //
 // What is captured is the value at the tap and the gradient with respect to it, whatever the model
 // does to the tensor later. A tensor whose place in the graph an operator in place would take goes
 // on as a clone. So does a tensor without history and without another owner, which is offloaded
 // itself (docs/maintainers/decisions/0032).
 //
-// Backward runs from the output to the captured tensors and no further; no parameter's .grad is
-// touched. Each gradient is taken by a hook as soon as it is complete, and the graph keeps none of
-// those that backward does not need itself.
+// Backward stops at the captured tensors and leaves every parameter's .grad alone. A hook takes
+// each gradient when it is complete, so the graph keeps only gradients that backward itself needs.
 //
-// It lives until the devices' work is queued: what it has captured is on its way by itself then
-// (pending_layers.h), so that the next pass can begin.
+// A LayerCapture lives until the devices' work is queued. PendingLayers then owns the copies, and
+// the next pass can begin.
 //
-// Thread safety: taps may come on several threads, gradients on autograd's; all other calls on one
-// thread, once the taps have come.
+// Thread safety: OnTap may run on several threads, gradient hooks run on autograd's threads. All
+// other calls come from one thread after the last tap.
 
 #ifndef PINION_HOOKS_ATTRIBUTION_LAYER_CAPTURE_H_
 #define PINION_HOOKS_ATTRIBUTION_LAYER_CAPTURE_H_
@@ -51,22 +50,22 @@ class LayerCapture final : public TapListener {
 
   LayerCapture(const std::vector<std::string>& layers, Mode mode, const LayerOptions& options,
                const LayerCallbacks& callbacks, std::shared_ptr<HostCopies> copies);
-  ~LayerCapture() override;  // tensors that were given a history for this have none again
+  ~LayerCapture() override;  // removes the histories and hooks that taps added
 
   std::vector<at::Tensor> OnTap(std::string_view name, std::vector<at::Tensor> tensors) override;
 
-  // `selected` has one number per example.
+  // Runs backward from `selected`, which has one number per example.
   void Backward(const at::Tensor& selected);
 
-  // What was captured, once backward is through if there is one.
+  // Returns the captured tensors; call it after Backward, if there is one.
   PendingLayers Finish();
 
  private:
-  // Of the first layer of that name; their number if nobody asks for it.
+  // Returns the index of the first layer of that name, or the number of layers if none has it.
   size_t PlaceOf(std::string_view name) const;
-  // What the model goes on with; fills the gradient's slot.
+  // Registers for the tensor's gradient in `piece` and returns the tensor for the model.
   at::Tensor Watch(LayerPart part, const at::Tensor& tensor, LayerPiece& piece);
-  // Has `undo` called when the capture ends.
+  // Registers `undo` to be called by the destructor.
   void Undo(std::function<void()> undo);
 
   const std::vector<std::string> layers_;
@@ -75,14 +74,14 @@ class LayerCapture final : public TapListener {
 
   Mutex mu_;
   std::map<size_t, PiecesByDevice> captured_ ABSL_GUARDED_BY(mu_);  // by layer
-  // By place in the graph. What a later call of the same layer has replaced is expired.
+  // By place in the graph. A slot expires when a later call of the same layer replaces it.
   struct Watched {
     torch::autograd::Edge edge;
     std::weak_ptr<GradientSlot> slot;
   };
   using Places = std::map<std::pair<const torch::autograd::Node*, uint32_t>, Watched>;
   Places watched_ ABSL_GUARDED_BY(mu_);
-  // What was changed in tensors of the program's.
+  // Reverts changes to the program's tensors.
   std::vector<std::function<void()>> undo_ ABSL_GUARDED_BY(mu_);
 };
 

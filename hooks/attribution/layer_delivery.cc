@@ -54,7 +54,7 @@ at::Tensor GradientSlot::Take(const at::Tensor& gradient) {
     captured_as_ = way_->NextNumber();
   }
   if (!ends_here_) return gradient;
-  // The engine keeps what it is asked for until backward ends: so it is given one element.
+  // The engine keeps the gradients of its end points until backward ends, so it gets one element.
   return at::empty({}, gradient.options()).expand(gradient.sizes());
 }
 

@@ -1,7 +1,7 @@
-// Tensors of layers on their way to whoever asked for them: to the host, or kept on the device.
+// Delivers captured layer tensors to the host, or keeps them on the device if the options say so.
 //
-// Thread safety: LayerWay is thread-safe as its callbacks are; GradientSlot is thread-safe but for
-// EndBackwardHere, which is called before backward.
+// Thread safety: LayerWay is thread-safe if its callbacks are. GradientSlot is thread-safe, except
+// that EndBackwardHere must be called before backward.
 
 #ifndef PINION_HOOKS_ATTRIBUTION_LAYER_DELIVERY_H_
 #define PINION_HOOKS_ATTRIBUTION_LAYER_DELIVERY_H_
@@ -22,25 +22,25 @@
 namespace pinion {
 
 struct LayerDelivery {
-  at::Tensor kept;  // on the device, or:
+  at::Tensor kept;  // on the device; undefined if `copy` has the tensor
   HostCopy copy;
   at::Tensor Wait() const { return kept.defined() ? kept : copy.Wait(); }
 };
 
-// How the tensors of one attribution leave.
+// Delivers all tensors of one attribution according to its options and callbacks.
 class LayerWay {
  public:
   LayerWay(const LayerOptions& options, const LayerCallbacks& callbacks,
            std::shared_ptr<HostCopies> copies)
       : options(options), callbacks(callbacks), copies(std::move(copies)) {}
 
-  // Nothing once it is closed.
+  // Starts the delivery of `tensor`. Returns nullopt after Close.
   std::optional<LayerDelivery> Deliver(LayerPart part, const at::Tensor& tensor,
                                        HostCopies::Source source) const;
-  // Nothing leaves any more: waits for what other threads are delivering, since callbacks are the
-  // caller's. After an error another device's backward may still be running.
+  // Stops deliveries and blocks until those on other threads have ended. The callbacks belong to
+  // the caller, and after an error another device's backward may still run.
   void Close();
-  // 1 for the first value or gradient that is captured, then 2, ...
+  // Returns 1 for the first captured value or gradient, then 2, and so on.
   uint64_t NextNumber() const { return ++captures_; }
 
   const LayerOptions options;
@@ -56,19 +56,19 @@ class LayerWay {
   bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-// Where the gradient of one place in the graph goes.
+// Receives the gradient of one place in the graph.
 class GradientSlot {
  public:
   GradientSlot(std::shared_ptr<const LayerWay> way, LayerPart part)
       : way_(std::move(way)), part_(part) {}
 
-  // Backward asks for this gradient by name and needs it for nothing else.
+  // Marks the gradient as one that backward only computes for this slot.
   void EndBackwardHere() { ends_here_ = true; }
-  // What backward goes on with.
+  // Delivers `gradient` and returns the gradient with which backward continues.
   at::Tensor Take(const at::Tensor& gradient);
-  // LayerWay::NextNumber when it was captured; 0: there was none.
+  // Returns LayerWay::NextNumber() at the capture, or 0 if no gradient arrived.
   uint64_t captured_as() const;
-  // Undefined: there was none. For the last one who asks it has memory of its own.
+  // Blocks until delivery; undefined if no gradient arrived, and a clone unless `is_last`.
   at::Tensor Wait(bool is_last);
 
  private:

@@ -16,8 +16,8 @@
 namespace pinion {
 namespace {
 
-// Leaves what it makes of a tensor as its activation, in place; returns the bytes of host memory
-// that it has read and written.
+// Stores a combination of value and gradient as the tensor's activation, in place. Returns the
+// bytes of host memory read and written.
 using Combine = std::function<uint64_t(LayerTensor& tensor)>;
 
 LayerCallbacks OnArrival(const Combine& combine) {
@@ -62,7 +62,7 @@ std::vector<at::Tensor> AttributeToInputs(AttributionSession& session,
                                           const LayerCallbacks& callbacks) {
   static constexpr char kInputs[] = "pinion.inputs";
   TORCH_CHECK(!inputs.empty(), "there is no input to attribute to");
-  // The caller's tensors have no part in it: other threads may attribute to them as well.
+  // Aliases leave the caller's tensors untouched, so that other threads may attribute to them too.
   std::vector<at::Tensor> aliases;
   for (size_t i = 0; i < inputs.size(); ++i) {
     TORCH_CHECK(torch::autograd::isDifferentiableType(inputs[i].scalar_type()), "input ", i,
@@ -134,8 +134,7 @@ at::Tensor Interpolate(const at::Tensor& attribution, const std::vector<int64_t>
     all.assign(static_cast<size_t>(attribution.dim()) - 2, sizes.front());
   }
   auto options = torch::nn::functional::InterpolateFuncOptions().size(all).mode(mode);
-  // LibTorch's default, which it warns of unless somebody asks for it. Only modes that mix
-  // neighbours know it.
+  // False is LibTorch's default; setting it avoids a warning. Only interpolating modes accept it.
   if (std::holds_alternative<torch::enumtype::kLinear>(mode) ||
       std::holds_alternative<torch::enumtype::kBilinear>(mode) ||
       std::holds_alternative<torch::enumtype::kBicubic>(mode) ||

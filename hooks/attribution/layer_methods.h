@@ -5,7 +5,7 @@
 //   const auto maps = pinion::LayerGradCam(*session, forward, {"conv4"}, {x}, Target::Class(3));
 //   at::Tensor heat = pinion::Interpolate(maps[0].tensors[0], {32, 32}, torch::kBilinear);
 //
-// Thread safety, errors: as the session's.
+// Thread safety, errors: as for AttributionSession.
 
 #ifndef PINION_HOOKS_ATTRIBUTION_LAYER_METHODS_H_
 #define PINION_HOOKS_ATTRIBUTION_LAYER_METHODS_H_
@@ -23,7 +23,7 @@
 
 namespace pinion {
 
-// Of one layer, of which the model may have made several tensors.
+// The attribution of one layer, which may consist of several tensors.
 struct LayerAttribution {
   bool ran = false;        // the layer's tap was called
   bool connected = false;  // the output depends on one of its tensors; false for LayerActivation
@@ -36,7 +36,7 @@ std::vector<LayerAttribution> LayerActivation(AttributionSession& session,
                                               const std::vector<at::Tensor>& inputs,
                                               const LayerOptions& options = {});
 
-// Gradient times activation; the gradient alone unless `multiply_by_inputs`.
+// Returns gradient times activation, or the gradient alone if `multiply_by_inputs` is false.
 std::vector<LayerAttribution> LayerGradientXActivation(
     AttributionSession& session, const AttributedForward& forward,
     const std::vector<std::string>& layers, const std::vector<at::Tensor>& inputs,
@@ -44,10 +44,10 @@ std::vector<LayerAttribution> LayerGradientXActivation(
 
 struct GradCamOptions {
   bool relu_attributions = false;
-  bool sum_channels = true;  // over dimension 1, which stays with size 1
+  bool sum_channels = true;  // over dimension 1, whose size becomes 1
 };
 
-// Activations weighted with the means of their gradients over all dimensions from the third on.
+// Returns activations weighted by their gradients' means over dimensions 2 and up.
 std::vector<LayerAttribution> LayerGradCam(AttributionSession& session,
                                            const AttributedForward& forward,
                                            const std::vector<std::string>& layers,
@@ -55,19 +55,19 @@ std::vector<LayerAttribution> LayerGradCam(AttributionSession& session,
                                            const Target& target, const LayerOptions& options = {},
                                            const GradCamOptions& grad_cam = {});
 
-// An attribution of two dimensions and one to three of space, resized in those to `sizes`: to lay
-// it over an input. One size stands for all of them.
+// Resizes the spatial dimensions (one to three, from the third on) of an attribution to `sizes`,
+// for example to overlay it on an input. A single size applies to all of them.
 using InterpolateMode = torch::nn::functional::InterpolateFuncOptions::mode_t;
 at::Tensor Interpolate(const at::Tensor& attribution, const std::vector<int64_t>& sizes,
                        const InterpolateMode& mode = torch::kNearest);
 
-// The gradient with respect to each input; its absolute value if `absolute`. All inputs are
-// floating-point tensors that `forward` uses as it is given them.
+// Returns the gradient with respect to each input, or its absolute value if `absolute`. All inputs
+// must be floating-point tensors, and `forward` must use the tensors that it is given.
 std::vector<at::Tensor> Saliency(AttributionSession& session, const AttributedForward& forward,
                                  const std::vector<at::Tensor>& inputs, const Target& target,
                                  const LayerOptions& options = {}, bool absolute = true);
 
-// Gradient times input.
+// Returns gradient times input, for each input.
 std::vector<at::Tensor> InputXGradient(AttributionSession& session,
                                        const AttributedForward& forward,
                                        const std::vector<at::Tensor>& inputs, const Target& target,

@@ -1,12 +1,12 @@
-// What attribution is asked about layers, and what it answers. Plain data; a result owns its
-// tensors (attribution_session.h).
+// Options, results and callbacks of layer attribution (attribution_session.h). Plain data; a result
+// owns its tensors.
 //
 //   LayerOptions options;
 //   options.unused_layers = UnusedLayers::kZeros;
 //   const auto layers =
 //       session->ComputeLayerGradientsAndEval(forward, {"fc1"}, {x}, Target::Class(3), options);
 //
-// Thread safety: callbacks are called on the threads that run forward and backward
+// Thread safety: callbacks run on the threads that run forward and backward
 // (attribution_session.h).
 
 #ifndef PINION_HOOKS_ATTRIBUTION_LAYER_OPTIONS_H_
@@ -22,32 +22,32 @@
 
 namespace pinion {
 
-// What a layer is whose tap never ran, or of which the output does not depend.
+// How to treat layers that forward did not run or that the output does not depend on.
 enum class UnusedLayers {
   kError,  // c10::Error that names the layer
-  kZeros,  // gradients of zeros, and no tensors at all where the tap never ran; flags say which
+  kZeros,  // zero gradients, or no tensors if the layer did not run; see the flags
 };
 
 struct LayerOptions {
   UnusedLayers unused_layers = UnusedLayers::kError;
-  // Results stay on the device; those of several devices go to the first one.
+  // Keeps results on the device; parts on several devices are concatenated on the first.
   bool keep_on_device = false;
-  // The order in which the devices' parts of a layer are concatenated; it may name more devices
-  // than there are parts. Empty: by rising index.
+  // The order in which the devices' parts of a layer are concatenated. It may name devices that
+  // have no part. Empty: ascending index.
   std::vector<int> device_ids;
   // False: gradients alone.
   bool activations = true;
 };
 
-// Detached; in host memory unless LayerOptions::keep_on_device.
+// One tensor of a layer, detached; in host memory unless LayerOptions::keep_on_device.
 struct LayerTensor {
-  at::Tensor activation;   // undefined unless asked for
-  at::Tensor gradient;     // of the sum of the target's outputs; undefined unless asked for
-  bool connected = false;  // the output depends on it: a gradient came
+  at::Tensor activation;   // undefined if not requested
+  at::Tensor gradient;     // of the target's outputs, summed; undefined if not requested
+  bool connected = false;  // whether a gradient arrived, so the output depends on it
 };
 
-// Layers that are asked for twice have the same tensors; layers of one place in the graph may share
-// a gradient's memory on the device.
+// The result of one layer. Duplicate names in the request share their tensors. With keep_on_device,
+// layers at one place in the graph may share a gradient's memory.
 struct LayerResult {
   bool ran = false;  // the layer's tap was called
   std::vector<LayerTensor> tensors;
@@ -58,26 +58,25 @@ struct LayerResult {
   }
 };
 
-// One of the tensors that a layer consists of.
+// Names one tensor of a layer.
 struct LayerPart {
-  size_t layer = 0;  // in the list of layers that were asked for; the first one of that name
+  size_t layer = 0;  // index of the layer's first occurrence in the request
   size_t tensor = 0;
 };
 
-// What a method does with layers' tensors on their way. Each may be empty.
+// Functions that a method runs on the layers' tensors. Each may be empty.
 struct LayerCallbacks {
-  // In forward, ahead of everything else: what the layer's value is instead, of the same shape.
-  // Where it is one tensor for several calls of a layer, the gradient is that of all of them. The
-  // model goes on with a clone.
+  // Returns the value that replaces the layer's in forward, of the same shape; the model continues
+  // with a clone. One tensor returned for several calls of a layer gets the gradient of all calls.
   std::function<at::Tensor(LayerPart part, const at::Tensor& value)> replace;
-  // On the device: what leaves instead of a value, and instead of a gradient, in memory of its own
-  // (Captum's `output_fn`, tensor by tensor). It is given zeros on the host where there was no
-  // gradient. Layers of one place in the graph have one gradient, and the first one's function.
+  // Returns the tensor to deliver in place of a value or gradient, in memory of its own, like
+  // Captum's `output_fn` but per tensor. It runs on the device; for a missing gradient it gets
+  // zeros on the host, or on the device with keep_on_device. Layers at one place in the graph share
+  // one gradient, and the first layer's call decides.
   std::function<at::Tensor(LayerPart part, const at::Tensor& tensor)> output_function;
-  // In the order in which the layers become complete, while the device goes on: a value and its
-  // gradient have arrived. It may change the value in place, take what it wants, and let go of the
-  // rest. Returns the bytes of host memory that it has read and written for that
-  // (Device::ChargeHostArithmetic).
+  // Takes a value and its gradient when both have arrived, while the device computes. It may change
+  // the value in place and move tensors out. Returns the bytes of host memory that it read and
+  // wrote (Device::ChargeHostArithmetic).
   std::function<uint64_t(LayerPart part, LayerTensor& tensor)> on_arrival;
 };
 

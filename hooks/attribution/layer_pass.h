@@ -1,15 +1,15 @@
-// One forward, and its backward, whose results are waited for later, when the devices have more to
-// do.
+// Starts one forward and backward pass whose results the caller waits for later, while the devices
+// compute the next pass.
 //
 //   const std::shared_ptr<HostCopies> copies = session.NewCopies();
 //   PendingLayers first = StartGradients(copies, forward, layers, {x}, target);
 //   PendingLayers second = StartGradients(copies, forward, layers, {y}, target);
 //   first.Wait();                              // while the devices compute the second one
 //
-// Passes that share `copies` hold two captures of each device together (host_copies.h). Otherwise
-// they are AttributionSession::ComputeLayerGradientsAndEval and EvalLayers.
+// Passes that share `copies` share its bound on pending copies (host_copies.h). Otherwise they
+// compute the same as AttributionSession::ComputeLayerGradientsAndEval and EvalLayers.
 //
-// Thread safety, errors: as there.
+// Thread safety, errors: as for AttributionSession.
 
 #ifndef PINION_HOOKS_ATTRIBUTION_LAYER_PASS_H_
 #define PINION_HOOKS_ATTRIBUTION_LAYER_PASS_H_
@@ -28,11 +28,11 @@
 
 namespace pinion {
 
-// What `forward` returns. c10::Error where it is an empty function.
+// Returns the output of `forward`. c10::Error if `forward` is empty.
 at::Tensor OutputOf(const AttributedForward& forward, const std::vector<at::Tensor>& inputs);
 
-// Of `callbacks`, on_arrival is called by Wait, and the others are not called any more when this
-// returns.
+// Starts a pass with gradients. Wait of the result calls callbacks.on_arrival; the other callbacks
+// are only called before this returns.
 PendingLayers StartGradients(const std::shared_ptr<HostCopies>& copies,
                              const AttributedForward& forward,
                              const std::vector<std::string>& layers,

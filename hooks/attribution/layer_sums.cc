@@ -10,7 +10,7 @@
 namespace pinion {
 namespace {
 
-// A few blocks of float32 fit into the cache of a core.
+// A few float32 blocks of this size fit into a core's cache.
 constexpr int64_t kBlockElements = 64 * 1024;
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Sums of what arrives of layers, pass by pass, on the host (or where results are kept): of each
-// group of examples the passes' tensors are added up, and the groups come behind each other.
+// Sums layers' tensors over the passes of a method, on the host or, with keep_on_device, on the
+// device. Each group of examples has its own sum; Take concatenates the groups.
 //
 //   LayerSums sums(session, layers);
 //   ... for each pass:
@@ -32,24 +32,22 @@
 
 namespace pinion {
 
-// The sum over a pass's steps of a tensor that has the rows of each step behind each other, in
-// float32 at least. `weights` has one for each step.
+// Returns the sum of a tensor over a pass's steps, with a weight per step, in float32 or wider.
 at::Tensor SumOverSteps(const at::Tensor& tensor, const PassRows& rows,
                         absl::Span<const double> weights);
 
-// The part of a layer's tensor that belongs to one step of a pass. c10::Error where its first
-// dimension is no multiple of the pass's rows.
+// Returns the view of one step's rows in a layer's tensor. c10::Error if the first dimension is no
+// multiple of the pass's rows.
 at::Tensor StepOf(const at::Tensor& tensor, int64_t step, const PassRows& rows);
 
-// The sum over a pass's steps of terms of several tensors that are alike, in float32 at least. The
-// host computes block by block of a step's elements, each block at all steps, so that what it reads
-// comes from memory once.
+// A sum of terms over a pass's steps, in float32 or wider.
 struct SumOfTerms {
-  at::Tensor sum;             // of one step's sizes
-  uint64_t memory_bytes = 0;  // that were read and written
+  at::Tensor sum;             // with the sizes of one step
+  uint64_t memory_bytes = 0;  // read and written
 };
-// `add` is given a block of the sum, in one dimension, and the same block of each tensor, with the
-// steps in front: [steps, elements].
+// Computes such a sum over equally shaped `tensors`. `add` gets a flat block of the sum and the
+// same block of each tensor, shaped [steps, elements]. On the host each block is read from memory
+// once.
 SumOfTerms SumTermsOverSteps(
     const std::vector<at::Tensor>& tensors, const PassRows& rows,
     const std::function<void(at::Tensor& sum, const std::vector<at::Tensor>& blocks)>& add);
@@ -59,10 +57,10 @@ class LayerSums {
   LayerSums(const AttributionSession& session, std::vector<std::string> layers)
       : session_(session), names_(std::move(layers)), layers_(names_.size()) {}
 
-  // `tensor` has memory of its own, and is of the examples of `rows`. Returns the bytes of memory
-  // that were read and written.
+  // Adds `tensor`, which owns its memory and belongs to the examples of `rows`. Returns the bytes
+  // of memory read and written.
   uint64_t Add(LayerPart part, const PassRows& rows, at::Tensor tensor);
-  // What the pass says of its layers, whose tensors have been added.
+  // Merges the pass's per-layer flags (ran, connected). Call it after the pass's Add calls.
   void EndPass(const std::vector<LayerResult>& layers);
 
   std::vector<LayerAttribution> Take();
@@ -70,7 +68,7 @@ class LayerSums {
  private:
   struct Sum {
     int64_t first_example = -1;           // of the last group
-    std::vector<at::Tensor> groups = {};  // of examples
+    std::vector<at::Tensor> groups = {};  // one sum per group of examples
   };
 
   const AttributionSession& session_;

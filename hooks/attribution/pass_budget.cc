@@ -18,13 +18,13 @@
 namespace pinion {
 namespace {
 
-// The allocator rounds each tensor up, and not in proportion to its rows.
+// The allocator rounds each tensor up, so memory is not quite proportional to the rows.
 constexpr double kRoomForRows = 63.0 / 64;
 
-// More rows than that may take other kernels and other blocks of the allocator's.
+// A much larger pass may use other kernels and other allocator blocks.
 constexpr double kGrowth = 8;
 
-// What each device has had during a pass.
+// Records each device's allocated bytes during a pass.
 class PassPeaks final : public MemoryObserver {
  public:
   struct Device {
@@ -60,10 +60,10 @@ class PassPeaks final : public MemoryObserver {
 PassBudget::PassBudget(uint64_t budget_bytes, c10::DeviceType type)
     : budget_bytes_(budget_bytes), type_(type) {
   if (!has_bound()) return;
-  TORCH_CHECK(type != c10::DeviceType::CPU && TellsAllocatedBytes(type), "a budget of ",
-              budget_bytes, " bytes is for a device that tells what it has given out, and \"",
+  TORCH_CHECK(type != c10::DeviceType::CPU && TellsAllocatedBytes(type), "device_budget_bytes is ",
+              budget_bytes, ", but the allocator of \"",
               c10::DeviceTypeName(type, /*lower_case=*/true),
-              "\" does not: leave device_budget_bytes at 0");
+              "\" does not report allocated bytes: leave device_budget_bytes at 0");
   const c10::impl::VirtualGuardImpl guard(type);
   for (int index = 0; index < guard.deviceCount(); ++index) {
     held_bytes_.push_back(AllocatedBytes({type, static_cast<c10::DeviceIndex>(index)}));
@@ -72,7 +72,7 @@ PassBudget::PassBudget(uint64_t budget_bytes, c10::DeviceType type)
   TORCH_CHECK_WITH(OutOfMemoryError, least_bytes < static_cast<int64_t>(budget_bytes),
                    "each device holds ", least_bytes,
                    " bytes or more before the first pass, and the budget is ", budget_bytes,
-                   ": raise device_budget_bytes, or let go of some memory");
+                   ": raise device_budget_bytes, or free some device memory");
 }
 
 void PassBudget::CheckResults(const LayerOptions& options) const {
@@ -120,11 +120,11 @@ QueuedPass PassBudget::Queue(const PassRows& rows,
   const std::vector<PassPeaks::Device> devices = peaks->devices();
   for (size_t i = 0; i < devices.size(); ++i) {
     if (!devices[i].is_used) continue;
-    // Somebody may have let go of memory since the method began: it was none of the pass's then.
+    // Memory that was freed since the method began was not the pass's.
     const int64_t held_bytes = std::min(held_bytes_[i], devices[i].least_bytes);
     const auto room = static_cast<double>(static_cast<int64_t>(budget_bytes_) - held_bytes);
     const int64_t own_bytes = devices[i].peak_bytes - held_bytes;
-    // The next pass, if it is as large, has the same peak, and on top what this one still holds.
+    // A next pass of this size has the same peak plus what this one holds for copies.
     const double own = static_cast<double>(own_bytes) + static_cast<double>(queued.held_bytes);
     now.share = std::max(now.share, room > 0 ? own / room : kGrowth);
     most_bytes = std::max(most_bytes, devices[i].peak_bytes);

@@ -1,5 +1,5 @@
-// How many rows a pass of a batched method may have within a budget for device memory: learned from
-// the passes before, instead of guessed by the user.
+// Sizes the passes of a batched method to fit a device-memory budget, in place of a batch size that
+// the user has to guess. It learns from the memory peaks of earlier passes.
 //
 //   PassBudget budget(4 * kGiB, c10::DeviceType::CUDA);
 //   ForEachPass(budget, {.examples = 16, .steps = 50}, [&](const PassRows& rows) {
@@ -7,18 +7,16 @@
 //     return QueuedPass{copies->HeldBytes(), [=] { ... waits for the results, adds them up ... }};
 //   });
 //
-// A pass is queued before the results of the one before are waited for, so that the device computes
-// while they arrive and the host adds them up.
+// Each pass is queued before the results of the one before are awaited, so the device computes
+// while the host receives and sums them.
 //
-// The first pass has one example at the least number of steps. What it takes beside what the
-// devices held before grows at most in proportion to the rows, so each next pass is as large as the
-// passes before let expect, and what does not grow with them (workspaces, gradients of parameters)
-// lets it grow further. A pass has at most 8 times the rows of one that was seen, and 1/64 of the
-// room is left for rounding, as is what the pass before still holds for its copies. One that takes
-// more all the same is logged, and later ones are smaller.
+// The first pass has one example and the fewest steps. The memory that a pass adds grows at most in
+// proportion to its rows, so the peaks bound the next pass. A pass has at most 8 times the observed
+// rows and leaves 1/64 of the headroom for rounding. Memory held for the previous pass's copies
+// counts. A pass that exceeds the budget is logged, and later passes are smaller.
 //
-// Observed is what LibTorch's allocators have given out (hooks/autograd/memory_observer.h), by this
-// thread and by the backwards that it begins.
+// The peaks are what LibTorch's allocators report (hooks/autograd/memory_observer.h) for this
+// thread and its backward passes.
 //
 // Thread safety: none.
 
@@ -36,7 +34,8 @@
 
 namespace pinion {
 
-// All rows: `steps` of each of `examples`. Passes of one example share `overlap` steps.
+// All rows of a method: `steps` steps for each of `examples` examples. Consecutive passes over the
+// same examples share `overlap` steps.
 struct PassGrid {
   int64_t examples = 0;
   int64_t steps = 0;
@@ -53,27 +52,27 @@ struct PassRows {
   int64_t size() const { return examples * steps; }
 };
 
-// A pass whose work the devices have been given.
+// A pass whose work has been queued on the devices.
 struct QueuedPass {
-  uint64_t held_bytes = 0;       // of a device, that the next pass finds taken for copies
-  std::function<void()> finish;  // once the next pass is queued, if there is one; may be empty
+  uint64_t held_bytes = 0;       // device bytes still held for copies during the next pass
+  std::function<void()> finish;  // may be empty; called when the next pass, if any, is queued
 };
 
 class PassBudget {
  public:
-  // `budget_bytes` are of each device of this type, all that its allocator holds; 0: no bound.
-  // c10::Error where there is a bound, and the allocator does not tell what it has given out.
+  // Bounds all bytes that the allocator has given out on each device of this type; 0: no bound.
+  // c10::Error if there is a bound and the allocator does not report allocated bytes.
   PassBudget(uint64_t budget_bytes, c10::DeviceType type);
 
-  // c10::Error where results would stay on the device, beside a bound.
+  // Throws c10::Error if there is a bound and results would stay on the device.
   void CheckResults(const LayerOptions& options) const;
 
-  // Of the next pass. `left` and the results are positive.
+  // Return the examples and the steps of the next pass. `left` and the results are positive.
   int64_t Examples(int64_t left) const;
   int64_t Steps(int64_t examples, int64_t left, int64_t least_steps) const;
 
-  // Queues a pass, and learns from it. c10::OutOfMemoryError where the smallest pass that there is
-  // does not fit, which names the least budget; c10::Error where nothing was seen of the devices.
+  // Queues a pass and records its peak. c10::OutOfMemoryError, which names the least budget, if the
+  // smallest pass does not fit; c10::Error if no device memory was observed.
   QueuedPass Queue(const PassRows& rows, const std::function<QueuedPass(const PassRows&)>& pass);
 
  private:
@@ -82,24 +81,23 @@ class PassBudget {
   struct Observed {
     double rows = 0;
     double steps = 0;
-    double share = 0;  // of the room, on the device where it was largest
+    double share = 0;  // of the headroom, on the device where it is largest
   };
 
-  // The most rows of a next pass, if it has as many steps of each example as the one that was
-  // observed, or more: with fewer steps it would have more examples for its rows, and what each
-  // example takes by itself (the ends of its path) would grow faster than the rows.
+  // Returns the most rows for a next pass that has at least as many steps per example as
+  // `observed`. With fewer steps the same rows would have more examples, and memory per example
+  // (the path's ends) would grow faster than the rows.
   double MostRows(const Observed& observed) const;
 
   const uint64_t budget_bytes_;
   const c10::DeviceType type_;
   std::vector<int64_t> held_bytes_;  // by device, when the method began
   std::vector<Observed> observed_;
-  double most_rows_ = std::numeric_limits<double>::infinity();  // since a pass took too much
+  double most_rows_ = std::numeric_limits<double>::infinity();  // set when a pass is too large
 };
 
-// Calls `pass` for rows that, together, are all of the grid: examples one after the other, and of
-// each its steps in order. A method that keeps something for a group of examples begins when
-// first_step is 0. Passes are finished in the same order.
+// Calls `pass` for rows that cover the grid: examples in order, and steps in order for each group
+// of examples, which begins at first_step 0. Passes finish in the same order.
 void ForEachPass(PassBudget& budget, const PassGrid& grid,
                  const std::function<QueuedPass(const PassRows&)>& pass);
 

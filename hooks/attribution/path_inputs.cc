@@ -11,7 +11,7 @@
 namespace pinion {
 namespace {
 
-// A copy, which a forward function may change in place.
+// Returns a copy, which a forward function may change in place.
 at::Tensor RepeatRows(const at::Tensor& rows, int64_t times) {
   std::vector<int64_t> repeats(static_cast<size_t>(rows.dim()), 1);
   repeats.front() = times;

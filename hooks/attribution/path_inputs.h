@@ -1,10 +1,10 @@
-// What a forward function is given along a path from baselines to inputs, by passes.
+// Builds the inputs of a forward function along the path from baselines to inputs, pass by pass.
 //
 //   const PathInputs path(inputs, options.baselines, options.additional_inputs);
 //   forward(path.Between(rows, alphas));       // step by step: all examples of a step together
 //
 // Thread safety: a value.
-// Errors: c10::Error for inputs, baselines and further inputs that do not fit each other.
+// Errors: c10::Error if inputs, baselines and additional inputs do not fit.
 
 #ifndef PINION_HOOKS_ATTRIBUTION_PATH_INPUTS_H_
 #define PINION_HOOKS_ATTRIBUTION_PATH_INPUTS_H_
@@ -20,30 +20,29 @@
 
 namespace pinion {
 
-// `steps` points between two tensors behind each other on dimension 0, at these alphas.
+// Returns baseline + alpha * difference for each alpha, concatenated on dimension 0.
 at::Tensor PointsBetween(const at::Tensor& baseline, const at::Tensor& difference,
                          absl::Span<const double> alphas);
 
 class PathInputs {
  public:
-  // Empty baselines are zeros. One for all examples has no dimension, or a first dimension of 1.
+  // Empty baselines mean zeros. One for all examples has no dimensions, or a first dimension of 1.
   PathInputs(std::vector<at::Tensor> inputs, std::vector<at::Tensor> baselines,
              std::vector<at::Tensor> additional);
 
   int64_t examples() const { return inputs_.front().size(0); }
   size_t size() const { return inputs_.size(); }
 
-  // For a forward function: inputs at the rows' steps, which `alphas` of all steps say, and the
-  // additional ones behind them.
+  // Returns the inputs at the steps of `rows`, then the additional inputs. `alphas` has all steps.
   std::vector<at::Tensor> Between(const PassRows& rows, absl::Span<const double> alphas) const;
-  // The same where each step is at the inputs, or at the baselines.
+  // Return the same with every step at the inputs, or at the baselines.
   std::vector<at::Tensor> AtInputs(const PassRows& rows) const;
   std::vector<at::Tensor> AtBaselines(const PassRows& rows) const;
 
-  // Copies of the additional inputs, which a forward function may change in place.
+  // Appends copies of the additional inputs, which a forward function may change in place.
   void AppendAdditional(const PassRows& rows, std::vector<at::Tensor>& to) const;
 
-  // Of one input, for the rows' examples. Within at::NoGradGuard.
+  // Returns input minus baseline for the examples of `rows`. Call it under at::NoGradGuard.
   at::Tensor Difference(const PassRows& rows, size_t input) const;
 
  private:

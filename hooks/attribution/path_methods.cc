@@ -23,10 +23,10 @@
 namespace pinion {
 namespace {
 
-// What the methods here have in common: passes over examples and steps, and sums over them.
+// The passes over examples and steps, and the sums over them, that all methods here share.
 class PathRun {
  public:
-  // `overlap`: steps that one pass has in common with the next one.
+  // `overlap` is the number of steps that consecutive passes share.
   PathRun(AttributionSession& session, const AttributedForward& forward,
           const std::vector<std::string>& layers, const std::vector<at::Tensor>& inputs,
           const Target& target, const PathOptions& options, int64_t overlap = 0)
@@ -56,15 +56,15 @@ class PathRun {
     return path_.Between(rows, points_.alphas);
   }
 
-  // Calls `pass` for all passes.
+  // Runs all passes and returns their sums.
   std::vector<LayerAttribution> Sum(const std::function<QueuedPass(const PassRows&)>& pass) {
     const auto steps = static_cast<int64_t>(points_.alphas.size());
     ForEachPass(budget_, {path_.examples(), steps, overlap_}, pass);
     return sums_.Take();
   }
 
-  // Forward and backward; the gradients are added to the sums, unless on_arrival is set, which is
-  // called when the pass is finished.
+  // Queues forward and backward. Gradients are added to the sums when the pass finishes, unless
+  // `callbacks` has an on_arrival of its own.
   QueuedPass Gradients(const PassRows& rows, const std::vector<at::Tensor>& inputs,
                        LayerCallbacks callbacks) {
     if (!callbacks.on_arrival) {
@@ -78,7 +78,7 @@ class PathRun {
     return {copies_->HeldBytes(), [this, pending] { sums_.EndPass(pending->Wait()); }};
   }
 
-  // The layers' values, on the device.
+  // Returns the layers' values, on the device.
   std::vector<LayerResult> Values(const std::vector<at::Tensor>& inputs) {
     LayerOptions options = options_;
     options.activations = true;
@@ -107,7 +107,7 @@ class PathRun {
   LayerOptions options_;
 };
 
-// A layer's value on the device at the baselines, and the way from there to that at the inputs.
+// A layer's value at the baselines, and the difference from there to the inputs; on the device.
 struct LayerPath {
   at::Tensor baseline;
   at::Tensor difference;
@@ -173,7 +173,7 @@ std::vector<LayerAttribution> LayerIntegratedGradients(AttributionSession& sessi
                            run.Values(run.path().AtInputs(one)), layers);
     }
     LayerCallbacks callbacks;
-    // One tensor for all calls of a layer, so that its gradient is that of all of them.
+    // All calls of a layer share one tensor, so that its gradient covers all of them.
     std::map<std::pair<size_t, size_t>, at::Tensor> points_of;
     callbacks.replace = [&](LayerPart part, const at::Tensor& value) {
       const LayerPath& path = paths[part.layer][part.tensor];

@@ -8,14 +8,14 @@
 //   const auto delta =
 //       pinion::ConvergenceDelta(*session, forward, heat, {x}, target, options);
 //
-// Of each pass, gradients are summed over its steps on the device before they leave, and over the
-// passes on the host, as they arrive.
+// The device sums gradients over the steps of a pass before they are copied to the host; the host
+// sums over passes.
 //
-// A forward function is given rows of several examples and steps in its inputs' first dimension,
-// and treats each row alike and by itself.
+// The forward function gets several examples and steps as rows of its inputs' first dimension, and
+// must treat each row alike and independently.
 //
-// Thread safety, errors: as the session's. c10::OutOfMemoryError, which names the least budget,
-// where the smallest pass does not fit the budget.
+// Thread safety, errors: as for AttributionSession. If the smallest pass exceeds the budget, a
+// c10::OutOfMemoryError names the least budget.
 
 #ifndef PINION_HOOKS_ATTRIBUTION_PATH_METHODS_H_
 #define PINION_HOOKS_ATTRIBUTION_PATH_METHODS_H_
@@ -37,30 +37,31 @@ namespace pinion {
 struct PathOptions {
   int64_t n_steps = 50;
   Quadrature quadrature = Quadrature::kGaussLegendre;
-  // Where the path begins: one per input, of its sizes, or with a first dimension of 1, or without
+  // Start of the path, one per input: of the input's sizes, with a first dimension of 1, or without
   // dimensions. Empty: zeros.
   std::vector<at::Tensor> baselines = {};
-  // Given to forward behind the inputs; not attributed to. The first dimension counts the examples.
+  // Passed to forward after the inputs, not attributed to. Dimension 0 counts the examples.
   std::vector<at::Tensor> additional_inputs = {};
-  // Gradients times the way from the baseline, of the input or of the layer; otherwise gradients
-  // alone. InternalInfluence never multiplies, LayerConductance always does.
+  // Whether gradients are multiplied by the input's or the layer's change from the baseline.
+  // InternalInfluence never multiplies, LayerConductance always does.
   bool multiply_by_inputs = true;
-  // Of all that LibTorch's allocator has given out, on each device; passes are as large as that
-  // lets them be. 0: one pass. Not with LayerOptions::keep_on_device, whose sums would take from
-  // it.
+  // Bound in bytes on all that LibTorch's allocator has given out on each device; passes are as
+  // large as it allows. 0: one pass. Not with LayerOptions::keep_on_device, which needs memory
+  // there.
   uint64_t device_budget_bytes = 0;
-  LayerOptions layers = {};  // `activations` is the method's
+  LayerOptions layers = {};  // the method sets `activations`
 };
 
-// Of each input. All inputs are floating-point tensors that `forward` uses as it is given them.
+// Returns one attribution per input. All inputs must be floating-point tensors, and `forward` must
+// use the tensors that it is given.
 std::vector<at::Tensor> IntegratedGradients(AttributionSession& session,
                                             const AttributedForward& forward,
                                             const std::vector<at::Tensor>& inputs,
                                             const Target& target, const PathOptions& options = {});
 
-// The path is that of the layers' values, which take the place of what the model computes there.
-// No layer may depend on another one of the list. Inputs may be integers. Each layer is on one
-// device, which holds its values at both ends for the examples of a pass.
+// Integrates along the path of the layers' values, which replace the values that the model
+// computes. No layer may depend on another one of the list. Inputs may be integers. Each layer must
+// be on one device; it holds the values at both ends for a pass's examples.
 std::vector<LayerAttribution> LayerIntegratedGradients(AttributionSession& session,
                                                        const AttributedForward& forward,
                                                        const std::vector<std::string>& layers,
@@ -68,7 +69,7 @@ std::vector<LayerAttribution> LayerIntegratedGradients(AttributionSession& sessi
                                                        const Target& target,
                                                        const PathOptions& options = {});
 
-// The layers' gradients along the inputs' path.
+// Returns the layers' gradients, integrated along the inputs' path.
 std::vector<LayerAttribution> InternalInfluence(AttributionSession& session,
                                                 const AttributedForward& forward,
                                                 const std::vector<std::string>& layers,
@@ -76,7 +77,7 @@ std::vector<LayerAttribution> InternalInfluence(AttributionSession& session,
                                                 const Target& target,
                                                 const PathOptions& options = {});
 
-// The layers' gradients times the layers' changes from step to step of the inputs' path.
+// Returns the layers' gradients times the layers' changes from step to step of the inputs' path.
 std::vector<LayerAttribution> LayerConductance(AttributionSession& session,
                                                const AttributedForward& forward,
                                                const std::vector<std::string>& layers,
@@ -84,8 +85,8 @@ std::vector<LayerAttribution> LayerConductance(AttributionSession& session,
                                                const Target& target,
                                                const PathOptions& options = {});
 
-// By example, on the host: how far attributions, of all inputs or of one layer, are from adding up
-// to the change of the target's output from baseline to input.
+// Returns per example, on the host, the sum of `attributions` (of all inputs or of one layer) minus
+// the change of the target's output from baseline to input.
 at::Tensor ConvergenceDelta(AttributionSession& session, const AttributedForward& forward,
                             const std::vector<at::Tensor>& attributions,
                             const std::vector<at::Tensor>& inputs, const Target& target,

@@ -11,7 +11,7 @@
 namespace pinion {
 namespace {
 
-// When the last gradient of a layer's tensor was captured; 0: there was none.
+// Returns the capture number of the tensor's last gradient, or 0 without one.
 uint64_t LastGradient(const std::vector<LayerPieces>& devices, size_t tensor) {
   uint64_t last = 0;
   for (const LayerPieces& pieces : devices) {
@@ -32,7 +32,7 @@ PendingLayers::PendingLayers(const std::vector<std::string>& layers,
     const std::string& name = layers[layer];
     const auto first = std::find(layers.begin(), layers.end(), name) - layers.begin();
     first_of_name_.push_back(static_cast<size_t>(first));
-    if (first_of_name_.back() != layer) continue;  // it is asked for twice
+    if (first_of_name_.back() != layer) continue;  // a duplicate name
     LayerResult& result = results_[layer];
     result.ran = captured.contains(layer);
     TORCH_CHECK(result.ran || !is_error, "layer \"", name,

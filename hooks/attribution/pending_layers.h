@@ -1,5 +1,5 @@
-// What one forward and backward have captured of the layers, while it is on its way: the devices'
-// work is queued, and the program's tensors and the graph are free already.
+// The captured tensors of one forward and backward pass whose copies are pending. The devices' work
+// is queued; the program's tensors and the graph are free.
 //
 //   PendingLayers pending = capture.Finish();
 //   ... more work for the devices ...
@@ -31,26 +31,26 @@ struct LayerPiece {
   std::vector<int64_t> sizes;
   at::TensorOptions options;
   LayerDelivery activation;
-  std::shared_ptr<GradientSlot> gradient;  // null: no gradient is asked for
-  at::Tensor zeros;                        // in the place of a gradient that never came
+  std::shared_ptr<GradientSlot> gradient;  // null: no gradient is requested
+  at::Tensor zeros;                        // in place of a gradient that never arrived
 };
 using LayerPieces = std::vector<LayerPiece>;
 using PiecesByDevice = std::map<int, LayerPieces>;  // -1: the CPU
 
 class PendingLayers {
  public:
-  // Once backward has passed all gradients. `captured` is by layer, of the first one of a name.
-  // c10::Error as LayerOptions say, where a layer never ran, or the output does not depend on it.
+  // Takes `captured` by each name's first layer, after backward. If LayerOptions forbid unused
+  // layers, throws c10::Error for a layer that did not run, or on which the output does not depend.
   PendingLayers(const std::vector<std::string>& layers, std::shared_ptr<const LayerWay> way,
                 std::map<size_t, PiecesByDevice> captured);
 
-  // In the order of the layers. Blocks until all copies are done, one after the other. Once.
+  // Blocks until all copies are complete; returns results in the order of the layers. Call it once.
   std::vector<LayerResult> Wait();
 
  private:
-  // In the order in which they are concatenated.
+  // Returns the pieces of all devices in the order of concatenation.
   std::vector<LayerPieces> InDeviceOrder(const std::string& layer, PiecesByDevice by_device) const;
-  // Where there was no gradient: what Wait gives instead.
+  // Fills `zeros` where no gradient arrived.
   void MakeZeros(LayerPart part);
   LayerTensor Gather(LayerPart part);
   at::Tensor Join(const std::vector<at::Tensor>& pieces) const;
@@ -58,9 +58,8 @@ class PendingLayers {
   std::shared_ptr<const LayerWay> way_;
   std::vector<LayerResult> results_;  // without their tensors
   std::vector<size_t> first_of_name_;
-  std::map<size_t, std::vector<LayerPieces>> devices_;  // by layer
-  std::vector<std::pair<uint64_t, LayerPart>>
-      arrivals_;  // in the order in which they were captured
+  std::map<size_t, std::vector<LayerPieces>> devices_;    // by layer
+  std::vector<std::pair<uint64_t, LayerPart>> arrivals_;  // in order of capture
 };
 
 }  // namespace pinion

@@ -11,8 +11,8 @@
 namespace pinion {
 namespace {
 
-// The roots of Legendre's polynomial of degree n by Newton's method, from Tricomi's first guess,
-// with the weights 2 / ((1 - z^2) P'(z)^2) (Abramowitz and Stegun, 25.4.29), scaled to [0, 1].
+// Finds the roots of the Legendre polynomial of degree n by Newton's method from Tricomi's guess,
+// with weights 2 / ((1 - z^2) P'(z)^2) (Abramowitz and Stegun, 25.4.29), scaled to [0, 1].
 PathPoints GaussLegendre(int64_t n) {
   PathPoints points;
   for (int64_t i = n; i > 0; --i) {

@@ -1,6 +1,6 @@
-// How an integral over a path, from a baseline at 0 to an input at 1, becomes a sum over points:
-// those of Captum (captum/attr/_utils/approximation_methods.py), the roundings to float32 included
-// that it makes, of the points of Riemann's sums and of all weights.
+// Turns an integral along a path, from the baseline at 0 to the input at 1, into a weighted sum
+// over points. Points and weights equal Captum's (captum/attr/_utils/approximation_methods.py),
+// including its rounding of all weights and of Riemann points to float32.
 //
 // Plain data and a pure function.
 
@@ -17,16 +17,16 @@ enum class Quadrature {
   kRiemannLeft,
   kRiemannMiddle,
   kRiemannRight,
-  // At both ends and in between, with weights of 1/n, halved at the ends: they add up to 1 - 1/n.
+  // Points at both ends and in between. Weights are 1/n, halved at the ends, and add up to 1 - 1/n.
   kRiemannTrapezoid,
 };
 
 struct PathPoints {
-  std::vector<double> alphas;  // between 0 and 1, rising
+  std::vector<double> alphas;  // between 0 and 1, ascending
   std::vector<double> weights;
 };
 
-// c10::Error unless there are at least 2 steps; 1 is enough for kGaussLegendre.
+// Returns points and weights. c10::Error for fewer than 2 steps; kGaussLegendre allows 1.
 PathPoints PointsOf(Quadrature quadrature, int64_t n_steps);
 
 }  // namespace pinion

@@ -13,14 +13,14 @@ namespace pinion {
 struct OpenedTaps {
   ScopeMark mark{"TapScope"};
   TapListener* const listener;
-  const std::shared_ptr<OpenedTaps> outer;  // null without one
+  const std::shared_ptr<OpenedTaps> outer;  // null for the outermost
 };
 
 namespace {
 
 thread_local std::shared_ptr<OpenedTaps> t_innermost;
 
-// Null without one.
+// Returns null without an open scope.
 OpenedTaps* Innermost() {
   while (t_innermost != nullptr && t_innermost->mark.HasEnded()) {
     t_innermost = std::shared_ptr<OpenedTaps>(t_innermost->outer);
@@ -67,7 +67,7 @@ TapScope::TapScope(const TapHandover& handover)
 TapScope::~TapScope() {
   const OpenedTaps* const innermost = Innermost();
   opened_->mark.End(innermost == nullptr ? nullptr : &innermost->mark);
-  Innermost();  // which drops it
+  Innermost();  // drops the ended scope
 }
 
 }  // namespace pinion

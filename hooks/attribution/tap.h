@@ -1,23 +1,22 @@
-// Names for values inside of a model, so that attribution can look at them: C++ modules have no
-// forward hooks.
+// Names values inside a model, so that attribution can capture them: C++ modules have no forward
+// hooks.
 //
 //   at::Tensor Net::forward(at::Tensor x) {
 //     x = pinion::Tap("conv1", conv1_->forward(x));   // go on with what it returns
 //     ...
 //
-// Outside of an attribution, or where nobody asks for the name, a tap returns its argument and
-// costs the look at a thread-local variable. The model goes on with what the tap returns, which has
-// the same values, and may change it in place. Where somebody asks, that may be another tensor, on
-// the same stream: a tap is work on the current stream of the tensor's device, so what is to order
-// other streams behind the value (an event, record_stream) is recorded behind the tap, on what it
-// returns.
+// Without a listener for the name, a tap returns its argument; its cost is one thread-local read.
+// The model must continue with the returned tensor, which has the same values and may be changed in
+// place. With a listener it may be another tensor on the same stream. A tap is work on the current
+// stream of the tensor's device: record events and call record_stream after the tap, on the
+// returned tensor.
 //
-// Errors: c10::Error as a copy that fails has it, c10::OutOfMemoryError where the host or the
-// device has no room. A tensor that was given away is gone then.
+// Errors: c10::Error when a copy fails, c10::OutOfMemoryError when the host or the device is full.
+// A tensor that was moved into a failing tap is lost.
 //
-// Thread safety: a tap is seen by who listens on its own thread. A TapScope that ends out of order,
-// or on another thread, is an error in the log, and hears of no tap from then on. Replicas that run
-// on threads of their own are heard if each thread goes on listening for the one that began it:
+// Thread safety: a listener sees the taps of its own thread. A TapScope that ends out of order or
+// on another thread logs an error and sees no later tap. For replicas on other threads, hand the
+// listener over:
 //
 //   const pinion::TapHandover handover;
 //   std::thread replica([&] {
@@ -40,23 +39,22 @@
 
 namespace pinion {
 
-// A tensor that the model does not keep is best given away, as above or by std::move: if it
-// has no history, the copy to the host reads it at once, and nothing waits for a copy on the
-// device.
+// Taps one tensor. Move the tensor in if the model does not keep it: without history, the copy to
+// the host then reads it directly, without a copy on the device.
 at::Tensor Tap(std::string_view name, at::Tensor tensor);
-// A layer whose value is several tensors: none is an error (c10::Error) where somebody asks for it.
+// Taps a layer of several tensors. c10::Error for no tensors if a listener wants the name.
 std::vector<at::Tensor> Tap(std::string_view name, std::vector<at::Tensor> tensors);
 
-// Who is told of taps, on several threads at a time where they share it.
+// Listens to taps; several threads may call a shared listener at once.
 class TapListener {
  public:
   virtual ~TapListener() = default;
-  // What the model goes on with: as many as there were.
+  // Returns the tensors with which the model continues, as many as it got.
   virtual std::vector<at::Tensor> OnTap(std::string_view name, std::vector<at::Tensor> tensors) = 0;
 };
 
-// What a thread hands to those that run replicas for it: who listens to its taps, and LibTorch's
-// thread-local state (whether gradients are recorded, autocast, who observes memory).
+// Captures a thread's tap listener and LibTorch's thread-local state (grad mode, autocast, memory
+// observers) for threads that run replicas.
 class TapHandover {
  public:
   TapHandover();  // of the calling thread
@@ -67,14 +65,14 @@ class TapHandover {
   const at::ThreadLocalState state_;
 };
 
-// An open scope, and those around it (tap.cc).
+// An open scope and the scopes around it (tap.cc).
 struct OpenedTaps;
 
-// While it lives, taps of this thread go to `listener` alone. Nests.
+// Sends the taps of this thread to `listener` alone, for the scope's lifetime. Nests.
 class [[nodiscard]] TapScope {
  public:
   [[nodiscard]] explicit TapScope(TapListener* listener);
-  // This thread stands in for the one that made `handover`.
+  // Makes this thread act for the thread that created `handover`.
   [[nodiscard]] explicit TapScope(const TapHandover& handover);
   ~TapScope();
   TapScope(const TapScope&) = delete;

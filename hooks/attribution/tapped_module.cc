@@ -14,7 +14,7 @@ namespace {
 using at::Tensor;
 using torch::nn::AnyValue;
 
-// Those in a value of the types that are tapped; empty for another type.
+// Returns the tensors in a value of a tapped type; empty for another type.
 std::vector<Tensor*> TensorsIn(AnyValue& value) {
   if (auto* one = value.try_get<Tensor>()) return {one};
   if (auto* several = value.try_get<std::vector<Tensor>>()) {
@@ -120,7 +120,7 @@ SequentialTaps::~SequentialTaps() {
 }
 
 ModuleTaps::ModuleTaps(const torch::nn::Module& model, const std::string& name) {
-  // One that is in several places has the name of the first.
+  // A Sequential that is in several places gets the name of the first.
   std::set<const torch::nn::Module*> seen;
   for (const auto& module : model.named_modules(name)) {
     auto sequential = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(module.value());

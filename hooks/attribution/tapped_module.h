@@ -1,4 +1,4 @@
-// Taps (tap.h) around modules.
+// Puts taps (tap.h) around modules.
 //
 //   torch::nn::Sequential model(pinion::nn::Tapped("fc1", torch::nn::Linear(8, 8)),
 //                               torch::nn::ReLU());
@@ -9,16 +9,16 @@
 //   const pinion::ModuleTaps taps(*model);                   // of all its Sequentials
 //   ... layers "blocks.3.0", "blocks.3", ...
 //
-// A tapped module `name` has two taps: its output is `name`, its input `name.input`. Either is a
-// tensor, several (std::vector), a tuple of two or three, or what an LSTM returns; several
-// arguments are one layer together. What is of another type goes through and has no tap.
+// A tapped module `name` has two taps: `name` for its output and `name.input` for its input. Either
+// is a tensor, a std::vector of tensors, a tuple of two or three, or an LSTM's result. Several
+// arguments form one layer. Values of other types pass through without a tap.
 //
-// A torch::nn::ModuleList calls none of its children: a program calls them by their own types, and
-// forward is not virtual. Of a list whose children are Sequentials, ModuleTaps finds those; in
-// others, children are Tapped ones, or who loops over them writes the taps.
+// A torch::nn::ModuleList does not call its children, and forward is not virtual, so nothing can
+// wrap them. ModuleTaps finds children that are Sequentials. For other children, use Tapped or
+// write taps in the loop that calls them.
 //
-// Thread safety: a tapped module is as thread-safe as its own module. SequentialTaps and ModuleTaps
-// are made and go while no thread runs the model.
+// Thread safety: a tapped module is as thread-safe as the wrapped one. Create and destroy
+// SequentialTaps and ModuleTaps while no thread runs the model.
 
 #ifndef PINION_HOOKS_ATTRIBUTION_TAPPED_MODULE_H_
 #define PINION_HOOKS_ATTRIBUTION_TAPPED_MODULE_H_
@@ -40,10 +40,10 @@
 
 namespace pinion {
 
-// What is tapped around a module: each name sees the same tensors, the outermost first.
+// The names tapped around a module; each name sees the same tensors. Outermost first.
 struct TapNames {
   std::vector<std::string> inputs;
-  std::vector<std::string> outputs;  // the innermost first
+  std::vector<std::string> outputs;  // innermost first
 };
 
 namespace nn {
@@ -53,14 +53,14 @@ class TappedImpl : public torch::nn::Module {
  public:
   TappedImpl(TapNames names, torch::nn::AnyModule module);
   TappedImpl(const std::string& name, torch::nn::AnyModule module);
-  // Of a module holder: torch::nn::Linear, what TORCH_MODULE has made.
+  // Wraps a module holder such as torch::nn::Linear, which TORCH_MODULE defines.
   template <typename Contained>
   TappedImpl(const std::string& name, const torch::nn::ModuleHolder<Contained>& holder)
       : TappedImpl(name, torch::nn::AnyModule(holder)) {}
 
-  // Of a module that takes one tensor and returns one.
+  // Calls a module that takes one tensor and returns one.
   at::Tensor forward(const at::Tensor& input);
-  // What a container calls: takes and returns what the module does, up to four arguments.
+  // Calls the module with any arguments, up to four; containers call this.
   torch::nn::AnyValue ForwardAny(std::vector<torch::nn::AnyValue> arguments);
 
   std::shared_ptr<torch::nn::Module> clone(
@@ -74,10 +74,10 @@ TORCH_MODULE(Tapped);
 
 }  // namespace nn
 
-// While it lives, every child of `model` has taps, called `prefix` and the child's name: the one
-// that it was given, or its index. Where `prefix` is a name and a dot, all of the model has taps by
-// that name. Parameters and their names stay as they are. Do not clone or change `model` meanwhile,
-// nor run it on other threads when it begins or ends.
+// Puts taps around every child of `model` for the object's lifetime. Taps are named by `prefix` and
+// the child's name or index. A prefix like "features." also taps the whole model as "features".
+// Parameters keep their names. Meanwhile, do not clone or change `model`; construct and destroy
+// while no other thread runs it.
 class [[nodiscard]] SequentialTaps {
  public:
   [[nodiscard]] explicit SequentialTaps(torch::nn::Sequential model,
@@ -88,11 +88,11 @@ class [[nodiscard]] SequentialTaps {
 
  private:
   torch::nn::Sequential model_;
-  std::vector<torch::nn::AnyModule> children_;  // as they were
+  std::vector<torch::nn::AnyModule> children_;  // the unwrapped children
 };
 
-// SequentialTaps of every Sequential that is in `model`, or is it, called as
-// model.named_modules(name) calls them. A shared_ptr owns `model`.
+// Puts SequentialTaps around every Sequential in `model`, or around `model` itself. Names are those
+// of model.named_modules(name). A shared_ptr must own `model`.
 class [[nodiscard]] ModuleTaps {
  public:
   [[nodiscard]] explicit ModuleTaps(const torch::nn::Module& model, const std::string& name = "");
@@ -103,8 +103,7 @@ class [[nodiscard]] ModuleTaps {
 
 }  // namespace pinion
 
-// How LibTorch's containers call a module whose forward takes one tensor: this one takes whatever
-// its own module does.
+// Makes LibTorch's containers call ForwardAny, which takes what the wrapped module takes.
 template <>
 struct torch::nn::AnyModuleHolder<pinion::nn::TappedImpl, const at::Tensor&> final
     : torch::nn::AnyModulePlaceholder {

@@ -76,7 +76,7 @@ at::Tensor Target::Select(const at::Tensor& output) const {
                   output.sizes(), ": use Target::IndexPerExample");
       std::vector<int64_t> classes;
       for (const std::vector<int64_t>& index : indices_) {
-        // CUDA answers a class out of range with an assertion, after which no call succeeds.
+        // On CUDA an out-of-range class trips a device assertion, which fails every later call.
         TORCH_CHECK(0 <= index.front() && index.front() < output.size(1), "the target of row ",
                     classes.size(), " is class ", index.front(), ", and the output of ",
                     output.sizes(), " has classes 0 to ", output.size(1) - 1,

@@ -1,4 +1,4 @@
-// Which of a model's outputs is explained, example by example: Captum's `target`.
+// Selects the model output that an attribution explains, per example: Captum's `target`.
 //
 //   Target::Class(3)                        an int: output[:, 3]
 //   Target::Index({2, 5})                   a tuple: output[:, 2, 5]
@@ -7,7 +7,7 @@
 //   Target()                                none: the output has one number per example
 //
 // Thread safety: a value.
-// Errors: c10::Error, from Select, where the target does not fit the output.
+// Errors: c10::Error, from Select, if the target does not fit the output.
 
 #ifndef PINION_HOOKS_ATTRIBUTION_TARGET_H_
 #define PINION_HOOKS_ATTRIBUTION_TARGET_H_
@@ -26,17 +26,17 @@ class Target {
   static Target Index(std::vector<int64_t> index);
   static Target PerExample(const std::vector<int64_t>& classes);
   static Target IndexPerExample(std::vector<std::vector<int64_t>> indices);
-  // An integer tensor, which is read on the host: one element is a class, a dimension of N elements
-  // are the classes of N examples.
+  // Reads an integer tensor on the host: one element is a class, N elements in one dimension are
+  // the classes of N examples.
   static Target Of(const at::Tensor& classes);
 
-  // c10::Error unless it is for one example, or for as many.
+  // Throws c10::Error unless the target applies to all examples or has one entry per example.
   void CheckExamples(int64_t examples) const;
-  // Of the examples [begin, begin + count), all of them `repeats` times behind each other.
+  // Returns the targets of examples [begin, begin + count), concatenated `repeats` times.
   Target OfRows(int64_t begin, int64_t count, int64_t repeats) const;
 
-  // One number per example. The first dimension of `output` counts the examples; a dimension of 1
-  // may stand for an aggregate of all of them.
+  // Returns one number per example. The first dimension of `output` counts the examples; a
+  // dimension of 1 may stand for an aggregate of all of them.
   at::Tensor Select(const at::Tensor& output) const;
 
  private:
