@@ -20,13 +20,13 @@ struct EmuAllocator::Block {
   StreamHandle stream;
   void* data;
   size_t size_bytes;
-  int abandoned;  // when it was allocated
+  int abandoned;  // value of abandoned_ at the allocation
   c10::Device torch_device;
 };
 
 namespace {
 
-// To a profiler, if one wants to know; `size_bytes` is negative for what was freed.
+// Reports to LibTorch's profiler, if one is active; `size_bytes` is negative for a free.
 void Report(void* data, int64_t size_bytes, c10::Device device) {
   if (!c10::memoryProfilingEnabled()) return;
   const uint64_t in_use_bytes = Machine().memory_stats(device.index()).in_use_bytes;

@@ -1,7 +1,7 @@
 // LibTorch's allocator of "emu" memory: the machine's stream-ordered arenas, without a cache.
 //
-// Memory is allocated for the current stream of its device and freed on that stream. An
-// out-of-memory error is a c10::OutOfMemoryError with the machine's report of who holds what.
+// Allocates and frees on the current stream of the device. When memory runs out, allocation throws
+// c10::OutOfMemoryError with the machine's report of the memory's owners.
 //
 // Thread safety: thread-safe.
 
@@ -24,18 +24,18 @@ class EmuAllocator final : public c10::DeviceAllocator {
  public:
   static EmuAllocator& Get();
 
-  // On the current device and its current stream.
+  // Allocates on the current device and its current stream.
   c10::DataPtr allocate(size_t size_bytes) override;
   c10::DataPtr AllocateOn(c10::DeviceIndex index, size_t size_bytes);
 
-  // Memory that tensors hold, but for that of machines before Abandon().
+  // Bytes that tensors hold, except those allocated before Abandon().
   int64_t live_bytes() const { return live_bytes_.load(std::memory_order_acquire); }
-  // What tensors hold is theirs for ever, and keeps its machine: nothing can be freed on a device
-  // that is broken. Not while others allocate or free.
+  // Gives up the memory of all tensors, which then keep their machine alive: a broken device can
+  // free nothing. Call it while no other thread allocates or frees.
   void Abandon();
 
-  // By which to tell memory that this allocator has given out. LibTorch asks it to free what
-  // raw_allocate has given, which it refuses of an allocator like this one.
+  // Identifies memory of this allocator. LibTorch also uses it to free raw_allocate's memory, but
+  // refuses to do so for an allocator like this one.
   c10::DeleterFnPtr raw_deleter() const override { return &Delete; }
 
   bool initialized() override { return true; }
@@ -53,7 +53,7 @@ class EmuAllocator final : public c10::DeviceAllocator {
   static void Delete(void* block);
 
   std::atomic<int64_t> live_bytes_ = 0;
-  std::atomic<int> abandoned_;  // times
+  std::atomic<int> abandoned_;  // number of Abandon() calls
   std::atomic<int64_t> out_of_memory_errors_;
 };
 

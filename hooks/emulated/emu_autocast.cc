@@ -5,7 +5,7 @@
 namespace pinion::emu {
 
 void RegisterAutocast(torch::Library& m) {  // LibTorch's macros say `m`
-  // So do they say these.
+  // LibTorch's macros also name these types.
   using at::DimnameList;
   using at::IntArrayRef;
   using at::Scalar;

@@ -23,8 +23,8 @@ void* DataOf(const at::Tensor& tensor) { return tensor.mutable_data_ptr(); }
 
 bool HasMathBit(const at::Tensor& tensor) { return tensor.is_conj() || tensor.is_neg(); }
 
-// The bytes of both are the same sequence of elements. So they are of contiguous tensors whose
-// strides differ where a size is 1: to pack those copies nothing.
+// Returns whether both tensors store the same sequence of elements. Contiguous tensors may differ
+// in the strides of dimensions of size 1; packing them copies nothing.
 bool SameBytes(const at::Tensor& a, const at::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && !HasMathBit(a) && !HasMathBit(b) &&
          a.strides() == b.strides() && a.is_non_overlapping_and_dense();
@@ -53,7 +53,7 @@ void CopyBytes(const at::Tensor& src, const at::Tensor& dst, bool non_blocking) 
     ThrowIfError(DeviceAt(index).SynchronizeStream(CurrentHandle(index)), "waiting for a copy");
     return;
   }
-  // Pinned memory must not be reused before the copy is done. The allocator knows what is its own.
+  // Pinned memory must not be reused before the copy completes. record_event ignores other memory.
   const c10::DataPtr& host = (to_host ? dst : src).storage().data_ptr();
   at::getHostAllocator(kEmu)->record_event(host.get(), host.get_context(), CurrentStream(index));
 }

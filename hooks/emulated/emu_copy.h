@@ -1,9 +1,9 @@
-// tensor.copy_() to, from, within and between devices.
+// Implements tensor.copy_() to, from, within and between devices.
 //
-// As on CUDA: copies between tensors of one device are kernels; the others are copies on the
-// current stream of the device (of the source's, between two devices), asynchronous when they are
-// asked to be and the host's side is pinned. A change of type or layout is made before the link, so
-// that the bytes that cross it are the destination's.
+// As on CUDA, a copy within one device is a kernel. Other copies run on the current stream of the
+// device, or of the source's for two devices; they are asynchronous if requested and the host
+// memory is pinned. The source converts dtype and layout first, so the link carries the
+// destination's bytes.
 //
 // Thread safety: thread-safe.
 
@@ -14,7 +14,7 @@
 
 namespace pinion::emu {
 
-// One of the two is on the device. Returns `dst`.
+// Copies `src` into `dst`, at least one of which is on the device. Returns `dst`.
 at::Tensor CopyFrom(const at::Tensor& src, const at::Tensor& dst, bool non_blocking);
 
 }  // namespace pinion::emu

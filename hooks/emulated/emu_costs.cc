@@ -20,7 +20,7 @@ double Size(const c10::IValue& tensor, int64_t dim) {
   return static_cast<double>(tensor.toTensor().size(dim));
 }
 
-// Every element of `self` meets every column of `other`: mm, bmm, addmv and dot alike.
+// Every element of `self` is multiplied with every column of `other`: mm, bmm, addmv and dot alike.
 double MatmulFlops(const c10::IValue& self, const c10::IValue& other) {
   return 2 * Numel(self) * (other.toTensor().dim() < 2 ? 1 : Size(other, -1));
 }
@@ -28,7 +28,7 @@ double MatmulFlops(const c10::IValue& self, const c10::IValue& other) {
 double ConvolutionFlops(c10::ArrayRef<c10::IValue> arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const at::Tensor& weight = arguments[1].toTensor();
-  // What one element of the output (of the input, when transposed) costs.
+  // Flops per element of the output, or of the input if the convolution is transposed.
   const double per_element = 2.0 * static_cast<double>(weight.numel()) / weight.size(0);
   if (arguments[6].toBool()) return per_element * static_cast<double>(input.numel());
   const std::vector<int64_t> stride = arguments[3].toIntVector();
@@ -148,7 +148,7 @@ double FlopsOf(CostRule rule, c10::ArrayRef<c10::IValue> arguments) {
 double GatherBytes(c10::ArrayRef<c10::IValue> arguments, bool in_place, double whole_bytes) {
   const double table = TrafficBytes(arguments[0].toTensor()) * (in_place ? 2 : 1);
   const double rest = whole_bytes - table;
-  // What is taken out or put in is read once more than `rest` counts.
+  // The gathered or scattered elements are read once more than `rest` counts.
   return rest + std::min(rest, table);
 }
 

@@ -1,4 +1,4 @@
-// What an operator costs: its floating-point operations and its traffic to memory.
+// Computes the cost of an operator: its floating-point operations and its memory traffic.
 //
 // Matrix products, convolutions, attention and recurrent layers are counted; everything else is
 // bound by memory. docs/maintainers/emulator.md has the formulas.
@@ -27,13 +27,13 @@ enum class CostRule {
   kRecurrent,
 };
 
-// By the name without overload: "aten::mm".
+// Returns the rule for an operator's name without overload, such as "aten::mm".
 CostRule CostRuleOf(const std::string& name);
 
-// `arguments` are the operator's, before it runs.
+// Returns the flops; `arguments` are the operator's, before it runs.
 double FlopsOf(CostRule rule, c10::ArrayRef<c10::IValue> arguments);
 
-// Traffic of a kGather operator whose tensors, read and written whole, have `whole_bytes`.
+// Returns the bytes moved by a kGather operator whose tensors have `whole_bytes` in all.
 double GatherBytes(c10::ArrayRef<c10::IValue> arguments, bool in_place, double whole_bytes);
 
 }  // namespace pinion::emu

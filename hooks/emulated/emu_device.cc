@@ -37,7 +37,7 @@ torch::Library& NewLibrary(const char* name_space, DispatchKey key) {
   return *new torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
 }
 
-// Those that the rules below leave out, or would give another kernel.
+// Operators that RegisterOverComposites leaves out, or for which it would choose another kernel.
 void RegisterByName(torch::Library& library) {
   for (const char* name :
        {// They would look for a convolution of the backend's own.
@@ -54,9 +54,8 @@ void RegisterByName(torch::Library& library) {
 
 bool IsMutable(const c10::OperatorHandle& op) { return op.schema().is_mutable(); }
 
-// An operator with kernels of LibTorch's own for any backend does not reach the backend's fallback.
-// Where the CPU has a kernel too, the composite one would give other bits: the fallback is
-// registered for it by name.
+// LibTorch's backend-independent kernels precede a backend's fallback and may give other bits than
+// the CPU's kernels. Where the CPU has a kernel, the fallback is registered by name.
 void RegisterOverComposites(torch::Library& library) {
   c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
@@ -84,15 +83,13 @@ void RegisterKernels() {
   emu::RegisterNnOps(library, NewLibrary("aten", DispatchKey::AutogradPrivateUse1));
   RegisterByName(library);
   RegisterOverComposites(library);
-  // It takes tensors as they are, conjugated or negated lazily: to resolve those first, LibTorch
-  // would call it.
+  // _copy_from takes lazily conjugated or negated tensors; resolving them would call it again.
   for (const DispatchKey key : {DispatchKey::Conjugate, DispatchKey::Negative}) {
     NewLibrary("aten", key).impl("_copy_from", torch::CppFunction::makeFallthrough());
   }
   NewLibrary("_", DispatchKey::PrivateUse1)
       .fallback(torch::CppFunction::makeFromBoxedFunction<&emu::RunOnHost>());
-  // Of a nested tensor that was made from the CPU's, autograd asks it where an error ends the
-  // process.
+  // Autograd asks this of nested tensors made from the CPU's, where an error would end the process.
   NewLibrary("aten", DispatchKey::NestedTensorPrivateUse1)
       .impl("_nested_tensor_size", &at::native::_nested_tensor_size);
   emu::RegisterAutocast(NewLibrary("aten", DispatchKey::AutocastPrivateUse1));
@@ -108,8 +105,8 @@ void RegisterDeviceType() {
   RegisterKernels();
 }
 
-// After an error that stays, what was in use is leaked on purpose: nobody can drop it. Of all
-// calls, this one has no effect on a machine that works.
+// Returns whether a device has a sticky error. IsCapturing has no side effect on a working machine.
+// The broken machine's memory is leaked on purpose, since it cannot be freed.
 bool Broken(EmulatedMachine& machine) {
   for (int index = 0; index < machine.device_count(); ++index) {
     const StreamHandle stream = machine.default_stream(index);
@@ -132,7 +129,7 @@ absl::Status RegisterEmuDevice(std::shared_ptr<EmulatedMachine> machine) {
                          << " bytes that its tensors hold are lost, and the machine with them";
     emu::EmuAllocator::Get().Abandon();
   }
-  // What is registered next takes it for granted.
+  // The registrations below require an installed machine.
   emu::InstallMachine(std::move(machine));
   static std::once_flag registered;
   std::call_once(registered, RegisterDeviceType);

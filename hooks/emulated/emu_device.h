@@ -1,4 +1,4 @@
-// The emulated accelerator as a LibTorch device: `torch::Device("emu:0")`.
+// Makes an emulated machine available to LibTorch as a device: `torch::Device("emu:0")`.
 //
 //   auto machine = pinion::EmulatedMachine::Create(options).value();
 //   pinion::RegisterEmuDevice(machine);                     // a later call replaces it
@@ -8,11 +8,11 @@
 // are bitwise equal to the CPU's, with the exceptions of docs/maintainers/emulator.md. An operator
 // that would break aliasing, or that is missing, is refused by name.
 //
-// Registering makes emu *the* accelerator of the process (LibTorch has one): pin_memory() and
-// at::accelerator go to it. So it happens only when a program asks for it.
+// LibTorch has one accelerator per process. Registering emu makes it that one, so that pin_memory()
+// and at::accelerator use it; a program must register it explicitly.
 //
-// Thread safety: RegisterEmuDevice is not thread-safe against tensors of the device in use.
-// Ownership: the registration keeps the machine alive until another takes its place.
+// Thread safety: do not call RegisterEmuDevice while tensors of the device are in use.
+// Ownership: the registration keeps the machine alive until it is replaced.
 
 #ifndef PINION_HOOKS_EMULATED_EMU_DEVICE_H_
 #define PINION_HOOKS_EMULATED_EMU_DEVICE_H_
@@ -25,13 +25,12 @@
 
 namespace pinion {
 
-// Registers `machine` as the device type "emu". Later calls replace the machine (tests do, with
-// other seeds): FailedPrecondition, naming the bytes, while tensors of the old one are alive. A
-// machine with a broken device can always be replaced: its tensors stay with it and must not be
-// used any more.
+// Registers `machine` as the device type "emu", or replaces the machine. FailedPrecondition with
+// the number of bytes while tensors of the old machine are alive. Exception: a machine with a
+// broken device can always be replaced; its tensors must not be used after that.
 absl::Status RegisterEmuDevice(std::shared_ptr<EmulatedMachine> machine);
 
-// The machine that was registered last; null before.
+// Returns the machine that was registered last, or null.
 std::shared_ptr<EmulatedMachine> RegisteredEmuMachine();
 
 }  // namespace pinion

@@ -31,7 +31,7 @@ bool IsBoolean(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kBool || tensor.scalar_type() == at::kByte;
 }
 
-// Turns the arguments on the stack into the CPU's, and the results into the device's.
+// Converts the arguments on the stack to the CPU's tensors, and the results to the device's.
 class BoxedCall {
  public:
   BoxedCall(const Operator& op, torch::jit::Stack* stack)
@@ -41,17 +41,17 @@ class BoxedCall {
   }
 
   HostKernel& kernel() { return kernel_; }
-  // As they were given: tensors of the device.
+  // Returns the original arguments, with tensors of the device.
   Arguments arguments() const { return given_; }
 
   void ArgumentsToHost() {
     const size_t first = stack_->size() - count_;
     for (size_t i = 0; i < count_; ++i) Convert((*stack_)[first + i], op_.arguments[i]);
-    // The generator last: the default one depends on the device.
+    // The generator comes last because the default one depends on the device.
     if (op_.generator.has_value()) ConvertGenerator((*stack_)[first + *op_.generator]);
   }
 
-  // Gives the operator its arguments in its wider type; Narrow() takes back what it made of them.
+  // Converts the arguments to the operator's wider type; Narrow() converts the results back.
   void Widen() {
     if (op_.wider.is_narrow == nullptr) return;
     const size_t first = stack_->size() - count_;
@@ -98,7 +98,7 @@ class BoxedCall {
     }
   }
 
-  // Boolean indices become positions: the host must know how many.
+  // Returns whether the operator has boolean indices: the host must then know how many are true.
   bool indexed_by_mask() const { return indexed_by_mask_; }
 
  private:
@@ -156,7 +156,7 @@ class BoxedCall {
   bool indexed_by_mask_ = false;
   std::optional<at::ScalarType> narrow_;
   c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 2>
-      widened_;  // written ones, as given and wide
+      widened_;  // written tensors: original and widened
 };
 
 }  // namespace
@@ -191,8 +191,7 @@ void RunOnHost(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 void RunLabelled(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const AllocationLabel label(OperatorOf(op).name);
-  // Any backend without a kernel of its own has the composite one, which asks its tensors for
-  // their device.
+  // PrivateUse3 has no kernels, so LibTorch's composite kernel runs on the tensors' device.
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::PrivateUse3), stack);
 }
 

@@ -1,7 +1,7 @@
-// The boxed fallback: any operator of the device, run with the CPU's kernel over device memory.
+// Runs the device's operators by the CPU's kernels over device memory: LibTorch's boxed fallback.
 //
-// Refused with c10::Error that names the operator: one that the CPU does not have, one that returns
-// a view (a view must be native: emu_memory_ops.h), one that mixes devices.
+// Throws c10::Error with the operator's name if the CPU lacks the operator, if it returns a view
+// (views must be native: emu_memory_ops.h), or if it mixes devices.
 //
 // Thread safety: thread-safe.
 
@@ -15,8 +15,8 @@ namespace pinion::emu {
 
 void RunOnHost(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
-// For an operator that LibTorch builds from others (allocate, then the out= variant): names the
-// allocations after it.
+// Runs an operator that LibTorch composes of others (an allocation and the out= variant), and
+// labels the allocations with its name.
 void RunLabelled(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 }  // namespace pinion::emu

@@ -1,9 +1,9 @@
-// Random numbers on "emu": per device, the CPU's generator with a state of its own.
+// Random numbers on "emu": each device has the CPU's generator algorithm with a state of its own.
 //
-// So a seed gives the same numbers on the device as on the CPU, and drawing on one leaves the
-// other alone.
+// A seed gives the same numbers on the device as on the CPU. Drawing on one does not advance the
+// other.
 //
-// Thread safety: as LibTorch's generators: lock mutex().
+// Thread safety: as for LibTorch's generators, hold mutex().
 
 #ifndef PINION_HOOKS_EMULATED_EMU_GENERATOR_H_
 #define PINION_HOOKS_EMULATED_EMU_GENERATOR_H_
@@ -14,10 +14,10 @@
 namespace pinion::emu {
 
 at::Generator NewGenerator(c10::DeviceIndex index);
-// One per device, for the life of the process; machines that come later go on with it.
+// Returns the device's generator, which lives as long as the process and is shared by all machines.
 const at::Generator& DefaultGenerator(c10::DeviceIndex index);
 
-// The CPU's generator that has the state of `generator`, one of emu's.
+// Returns a CPU generator that shares the state of `generator`, which is one of emu's.
 const at::Generator& HostGeneratorOf(const at::Generator& generator);
 
 }  // namespace pinion::emu

@@ -17,8 +17,7 @@
 namespace pinion::emu {
 namespace {
 
-// What c10 knows as a void*: null until it is recorded, and once it was moved from: nobody asks
-// such an event anything.
+// The event behind c10's void*, which is null before the first record and after a move.
 struct Event {
   std::shared_ptr<Device> device;  // keeps its machine alive
   EventHandle handle;

@@ -1,4 +1,4 @@
-// What LibTorch's device, stream and event guards do on "emu".
+// Implements LibTorch's device, stream and event guards for "emu".
 
 #ifndef PINION_HOOKS_EMULATED_EMU_GUARD_H_
 #define PINION_HOOKS_EMULATED_EMU_GUARD_H_

@@ -1,4 +1,4 @@
-// What LibTorch asks the accelerator "emu" in general: devices, pinned memory, generators.
+// Answers LibTorch's questions to the accelerator "emu": devices, pinned memory, generators.
 
 #ifndef PINION_HOOKS_EMULATED_EMU_HOOKS_H_
 #define PINION_HOOKS_EMULATED_EMU_HOOKS_H_

@@ -23,8 +23,7 @@ ByteRange RangeOf(const at::Tensor& tensor) {
   return {base + extent.begin_bytes, extent.size_bytes()};
 }
 
-// Moves bytes of the host to memory of the device. The current kernel's stream has been prepared,
-// so the host may write.
+// Copies host bytes to device memory; the caller has called Prepare().
 void Fill(void* device_data, const void* host_data, size_t size_bytes) {
   std::copy_n(static_cast<const char*>(host_data), size_bytes, static_cast<char*>(device_data));
 }
@@ -41,7 +40,7 @@ ComputeType ComputeTypeOf(at::ScalarType type) {
   }
 }
 
-// The lazy conjugation and negation of `from`.
+// Copies the lazy conjugation and negation bits.
 void CopyMathBits(const c10::TensorImpl& from, c10::TensorImpl& to) {
   to._set_conj(from.is_conj());
   to._set_neg(from.is_neg());
@@ -94,7 +93,7 @@ const c10::Storage& HostKernel::HostStorage(const at::Tensor& tensor) {
     if (shared.device == device) return shared.host;
   }
   void* const data = device->mutable_data();
-  // With the CPU's allocator, so that a kernel may resize an out= argument.
+  // The CPU's allocator lets a kernel resize an out= argument.
   storages_.push_back({device,
                        c10::Storage(c10::Storage::use_byte_size_t(), device->nbytes(),
                                     c10::DataPtr(data, c10::Device(c10::kCPU)),
@@ -162,11 +161,11 @@ void HostKernel::UpdateWritten() {
       storage->set_data_ptr_noswap(std::move(grown));
       storage->set_nbytes(now.nbytes());
     }
-    // Not always: LibTorch refuses it for tensors that are detached.
+    // Only on a change: LibTorch refuses the call for detached tensors.
     if (device->sizes() != host->sizes() || device->strides() != host->strides()) {
       device->set_sizes_and_strides(host->sizes(), host->strides(), host->storage_offset());
     }
-    // Kernels conjugate lazily, too: a solver transposes its result's strides and sets the bit.
+    // Kernels conjugate lazily too: a solver transposes its result's strides and sets the bit.
     CopyMathBits(*host, *device);
   }
 }

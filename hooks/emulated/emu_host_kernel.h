@@ -1,8 +1,8 @@
-// One kernel of the emulated device, run on the host over the device's memory without copies.
+// Runs one kernel of the emulated device on the host, without copies, over the device's memory.
 //
 //   HostKernel kernel("aten::mm");
 //   at::Tensor a = kernel.Read(device_a), b = kernel.Read(device_b);   // CPU tensors, same memory
-//   kernel.Prepare();                                // their bytes are there now
+//   kernel.Prepare();                                // earlier work has written their bytes
 //   {
 //     const HostScope scope;                         // plain CPU kernels: no autograd, no autocast
 //     host = at::mm(a, b);
@@ -10,9 +10,9 @@
 //   at::Tensor result = kernel.Result(host);         // fresh memory of the device
 //   kernel.Launch();                                 // race checks, virtual time, trace
 //
-// The kernel runs on the current stream of the device that its tensors are on, which must be one.
+// The kernel runs on the current stream of its tensors' device; all tensors must be on one device.
 //
-// Thread safety: none; a value of one thread.
+// Thread safety: none; use a kernel on one thread.
 
 #ifndef PINION_HOOKS_EMULATED_EMU_HOST_KERNEL_H_
 #define PINION_HOOKS_EMULATED_EMU_HOST_KERNEL_H_
@@ -33,7 +33,7 @@
 
 namespace pinion::emu {
 
-// Within one, operators on CPU tensors are kernels of the CPU and nothing else.
+// Makes operators on CPU tensors run the CPU's kernels only, for the scope's lifetime.
 class [[nodiscard]] HostScope {
  public:
   [[nodiscard]] HostScope();
@@ -42,11 +42,11 @@ class [[nodiscard]] HostScope {
   c10::impl::ExcludeDispatchKeyGuard excluded_;
 };
 
-// A device tensor of exactly these strides, on the current stream.
+// Returns a device tensor with exactly these strides, allocated on the current stream.
 at::Tensor MakeDeviceTensor(c10::DeviceIndex index, at::IntArrayRef sizes, at::IntArrayRef strides,
                             at::ScalarType type);
 
-// Bytes of the tensor's elements, each counted once even where the tensor repeats them.
+// Returns the bytes of the tensor's elements; repeated elements (stride 0) count once.
 double TrafficBytes(const at::Tensor& tensor);
 
 class HostKernel {
@@ -58,34 +58,31 @@ class HostKernel {
   HostKernel(const HostKernel&) = delete;
   HostKernel& operator=(const HostKernel&) = delete;
 
-  // The CPU tensor over the same memory: the same one whenever the same tensor is given, with a
-  // shared storage wherever storages are shared. Throws if the tensor is on another device than
-  // those before.
+  // Returns the CPU tensor over the same memory. The same tensor gives the same alias, and shared
+  // storages stay shared. Throws if the tensor is on another device than earlier ones.
   at::Tensor Alias(const at::Tensor& tensor, Access access);
   at::Tensor Read(const at::Tensor& tensor) { return Alias(tensor, Access::kRead); }
 
-  // For an operator without tensors.
+  // Sets the device of an operator without tensors.
   void SetDevice(c10::DeviceIndex index);
   c10::DeviceIndex device() const { return device_; }
 
-  // Throws if the kernel cannot run (an injected fault, a stuck stream); the operator must not,
-  // then.
+  // Throws on an injected fault or a stuck stream; then do not run the operator.
   void Prepare();
 
-  // The device's tensor for what the CPU returned: the original of an alias, else a copy in fresh
+  // Returns the device tensor for a CPU result: the original of an alias, or else a copy in fresh
   // memory with the same strides.
   at::Tensor Result(const at::Tensor& host);
 
-  // Carries what the CPU kernel did to the shapes of written tensors (out= arguments) over to the
-  // device's tensors.
+  // Copies new shapes of written CPU tensors (out= arguments) to the device's tensors.
   void UpdateWritten();
 
-  // As counted so far: aliases that are read or written, and results.
+  // Returns the bytes counted until the call: aliases that are read or written, and results.
   double memory_bytes() const;
 
   void Launch() { Launch(/*flops=*/0, memory_bytes()); }
   void Launch(double flops, double memory_bytes);
-  // Blocks the host until the device is done, as an operator does whose result the host reads.
+  // Blocks until the device is done, for operators whose result the host reads.
   void Synchronize();
 
  private:

@@ -57,7 +57,7 @@ at::Tensor Empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
   return tensor;
 }
 
-// As on other devices: zeros without memory, which LibTorch knows by a dispatch key.
+// Zeros without memory, which LibTorch recognises by a dispatch key, as on other devices.
 at::Tensor EfficientZeroTensor(at::IntArrayRef size, std::optional<at::ScalarType> dtype,
                                std::optional<at::Layout> /*layout*/,
                                std::optional<c10::Device> device, std::optional<bool> pin_memory) {
@@ -110,7 +110,7 @@ void RecordStream(at::Tensor& self, at::Stream stream) {
   EmuAllocator::Get().recordStream(self.storage().data_ptr(), stream);
 }
 
-// Parameters keep their identity when a module moves to the device.
+// True lets parameters keep their identity when a module moves to the device.
 bool HasCompatibleShallowCopyType(const at::Tensor& self, const at::Tensor& from) {
   return self.layout() == from.layout();
 }

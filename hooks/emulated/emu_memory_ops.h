@@ -1,6 +1,6 @@
-// The operators on memory itself: empty, views, set_, resize_, copies, item, record_stream.
+// Implements operators on memory itself: empty, views, set_, resize_, copies, item, record_stream.
 //
-// Every view is native: one that fell back to the CPU would be a copy and break aliasing.
+// Every view is native: a view that falls back to the CPU would be a copy and break aliasing.
 
 #ifndef PINION_HOOKS_EMULATED_EMU_MEMORY_OPS_H_
 #define PINION_HOOKS_EMULATED_EMU_MEMORY_OPS_H_
@@ -12,10 +12,10 @@
 
 namespace pinion::emu {
 
-// `library` implements "aten" for PrivateUse1.
+// Registers them in `library`, which implements "aten" for PrivateUse1.
 void RegisterMemoryOps(torch::Library& library);
 
-// Grows or shrinks, keeping the bytes that fit, on the current stream.
+// Resizes the storage on the current stream and keeps the bytes that fit.
 void ResizeStorage(const c10::Storage& storage, size_t size_bytes);
 
 }  // namespace pinion::emu

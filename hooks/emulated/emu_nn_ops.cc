@@ -19,8 +19,8 @@
 namespace pinion::emu {
 namespace {
 
-// A GPU keeps one byte of mask per element where the CPU keeps the scaled noise. The mask is kept,
-// the noise is made from it as the CPU makes it: 1 / (1 - p), rounded in the tensor's own type.
+// Saves one byte of mask per element, like a GPU, where the CPU saves the scaled noise. The noise
+// is recomputed from the mask like the CPU's: 1 / (1 - p), rounded in the tensor's dtype.
 std::tuple<at::Tensor, at::Tensor> Dropout(const at::Tensor& input, double p,
                                            std::optional<bool> train) {
   static const std::string* const name = new std::string("aten::native_dropout");
@@ -59,7 +59,7 @@ at::Tensor DropoutBackward(const at::Tensor& grad, const at::Tensor& mask, doubl
   {
     const HostScope scope;
     at::Tensor noise = host_mask.to(host_grad.scalar_type());
-    // Autograd's scale is 1 / (1 - p), and 0 where p is 1: by infinity, then.
+    // Autograd's scale is 1 / (1 - p), and 0 for p = 1, which makes this a division by infinity.
     noise.div_(1 / scale);
     host = host_grad.mul(noise);
   }

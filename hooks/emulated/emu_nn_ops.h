@@ -1,5 +1,5 @@
-// Operators of neural networks that LibTorch routes differently on a device of its own: dropout,
-// the choice of an attention kernel, recurrent layers. Each does what the CPU does, bit for bit.
+// Operators of neural networks that LibTorch routes differently for out-of-tree devices: dropout,
+// the choice of an attention kernel, recurrent layers. Each is bitwise equal to the CPU's.
 
 #ifndef PINION_HOOKS_EMULATED_EMU_NN_OPS_H_
 #define PINION_HOOKS_EMULATED_EMU_NN_OPS_H_
@@ -8,7 +8,7 @@
 
 namespace pinion::emu {
 
-// `library` implements "aten" for PrivateUse1, `autograd` for AutogradPrivateUse1.
+// Registers them; `library` implements "aten" for PrivateUse1, `autograd` for AutogradPrivateUse1.
 void RegisterNnOps(torch::Library& library, torch::Library& autograd);
 
 }  // namespace pinion::emu

@@ -17,7 +17,7 @@ namespace {
 
 using Names = absl::flat_hash_set<std::string>;
 
-// The shapes of their results depend on values, or they check values: CUDA waits for those too.
+// Operators whose result shapes depend on values, or that check values. CUDA waits for them too.
 bool ShapeDependsOnValues(const std::string& name) {
   static const auto* const names = new Names{"aten::nonzero",
                                              "aten::masked_select",
@@ -44,7 +44,7 @@ bool TakesHostTensors(const std::string& name) {
   return names->contains(name);
 }
 
-// They do not read what they overwrite.
+// Operators that do not read what they overwrite.
 bool OnlyWrites(const std::string& name) {
   static const auto* const names =
       new Names{"aten::zero_",        "aten::fill_",          "aten::normal_",
@@ -58,7 +58,7 @@ bool IsInteger(at::ScalarType type) { return c10::isIntegralType(type, /*include
 bool IsHalf(at::ScalarType type) { return type == at::kHalf || type == at::kBFloat16; }
 
 WiderType WiderTypeOf(const std::string& name) {
-  // Counts, and products of values and numbers of bins, are exact in double up to 2^53.
+  // Counts, and products of values and bin counts, are exact in double up to 2^53.
   if (name == "aten::histc") return {&IsInteger, at::kDouble};
   static const auto* const computed_in_float = new Names{"aten::trace",
                                                          "aten::avg_pool3d",

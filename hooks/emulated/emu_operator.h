@@ -1,6 +1,6 @@
-// What the fallback needs to know of an operator, read from its schema once.
+// Describes an operator for the fallback, read from its schema once.
 //
-// Thread safety: thread-safe; descriptions live for ever.
+// Thread safety: thread-safe; descriptions are never destroyed.
 
 #ifndef PINION_HOOKS_EMULATED_EMU_OPERATOR_H_
 #define PINION_HOOKS_EMULATED_EMU_OPERATOR_H_
@@ -18,10 +18,10 @@
 
 namespace pinion::emu {
 
-// A type that CUDA has a kernel for and the CPU has not, and the wider one that is computed in
-// instead, with one rounding at the end. Double holds integers exactly up to 2^53 only.
+// The wider dtype used where CUDA has a kernel for a dtype and the CPU does not; results are
+// rounded once. Double represents integers exactly only up to 2^53.
 struct WiderType {
-  bool (*is_narrow)(at::ScalarType) = nullptr;  // null: the CPU has them all
+  bool (*is_narrow)(at::ScalarType) = nullptr;  // null: the CPU has all dtypes
   at::ScalarType wide = at::kFloat;
 };
 
@@ -29,11 +29,11 @@ struct Operator {
   std::string name;     // "aten::add", without the overload
   std::string refusal;  // why emu does not run it; empty if it does
   std::vector<HostKernel::Access> arguments;
-  std::optional<size_t> generator;  // the argument that is one
+  std::optional<size_t> generator;  // index of the generator argument
   size_t results;
-  // The host needs what it computes, a number or a shape, so it waits for the device.
+  // The host needs the result (a number or a shape), so it waits for the device.
   bool observed_by_host;
-  // Takes tensors of the CPU beside the device's, as CUDA does: indices, lengths.
+  // Accepts CPU tensors with device tensors, as on CUDA: indices, lengths.
   bool takes_host_tensors;
   CostRule cost;
   WiderType wider;

@@ -20,7 +20,7 @@
 namespace pinion::emu {
 
 struct EmuPinnedAllocator::Block {
-  std::shared_ptr<Device> device;  // keeps the machine, and so the source, alive
+  std::shared_ptr<Device> device;  // keeps the machine and its source alive
   std::shared_ptr<HostMemorySource> source;
   HostSegment segment;
   std::deque<c10::Event> uses;
@@ -87,7 +87,7 @@ void EmuPinnedAllocator::empty_cache() {
     const MutexLock lock(mu_);
     released.swap(released_);
   }
-  // Blocks that are in use go back; the others are unpinned here, without the lock.
+  // Blocks in use return to the list; the others are unpinned here, without the lock.
   const auto in_use = std::partition(released.begin(), released.end(),
                                      [](const auto& block) { return !block->InUse(); });
   const MutexLock lock(mu_);

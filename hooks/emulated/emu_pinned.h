@@ -1,8 +1,7 @@
-// Pinned host memory for LibTorch's pin_memory() on "emu", straight from the machine's source.
+// Pinned host memory for LibTorch's pin_memory() on "emu", allocated from the machine's source.
 //
-// Nothing is cached: every allocation pins, every free unpins once the copies that use it are done.
-// LibTorch's own registry holds it with the lowest priority, so that another host allocator can
-// take its place.
+// It has no cache: every allocation pins, every free unpins when the pending copies have completed.
+// It registers with the lowest priority, so that another host allocator can replace it.
 //
 // Thread safety: thread-safe.
 
@@ -28,9 +27,9 @@ class EmuPinnedAllocator final : public at::HostAllocator {
   static EmuPinnedAllocator& Get();
 
   c10::DataPtr allocate(size_t size_bytes) override;
-  // False if `context` is not a block of this allocator.
+  // Returns false if `context` is not a block of this allocator.
   bool record_event(void* data, void* context, c10::Stream stream) override;
-  void empty_cache() override;  // unpins what copies have done with
+  void empty_cache() override;  // unpins released blocks whose copies have completed
   at::HostStats get_stats() override;
   void reset_accumulated_stats() override {}
   void reset_peak_stats() override {}
@@ -43,7 +42,7 @@ class EmuPinnedAllocator final : public at::HostAllocator {
 
   Mutex mu_;
   std::unordered_set<Block*> live_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::unique_ptr<Block>> released_ ABSL_GUARDED_BY(mu_);  // a copy still uses them
+  std::vector<std::unique_ptr<Block>> released_ ABSL_GUARDED_BY(mu_);  // waiting for their copies
 };
 
 }  // namespace pinion::emu

@@ -42,7 +42,7 @@ class Call {
   const c10::OperatorHandle& op() const { return op_; }
   bool grad_enabled() const { return grad_enabled_; }
 
-  // Calls `visit` on each tensor and puts its answer in the tensor's place.
+  // Replaces each tensor by the result of `visit`.
   template <typename Visit>
   static void VisitTensors(std::vector<c10::IValue>& arguments, const Visit& visit) {
     for (c10::IValue& value : arguments) {
@@ -75,7 +75,7 @@ variable_list TakeResults(torch::jit::Stack& stack) {
   return results;
 }
 
-// The CPU's generator: dropout between layers draws from it, on emu as well.
+// The state of the CPU's generator, from which dropout between layers draws, also on emu.
 class CpuRandomState {
  public:
   static at::Tensor Get() {
@@ -100,8 +100,7 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
     context->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<CallHolder>(call));
     context->save_for_backward(tensors);
     torch::jit::Stack stack = call->With(tensors);
-    // oneDNN has other kernels for training, and takes them where gradients are enabled. Autograd
-    // disables them in here.
+    // oneDNN selects training kernels when gradients are enabled; autograd disables them here.
     const at::AutoGradMode as_called(call->grad_enabled());
     RunOnHost(call->op(), &stack);
     return TakeResults(stack);
@@ -112,7 +111,7 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
     const Call& call = CallOf(context->saved_data["call"]);
     TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(), call.op().schema().name(),
                                 ": emu has no double backward through recurrent layers");
-    variable_list gradients(1);  // of the call itself
+    variable_list gradients(1);  // the first is for `call`
     torch::jit::Stack stack = {context->saved_data["call"], context->saved_data["random_state"],
                                context->get_saved_variables(), grads};
     DifferentiatingOperator().callBoxed(stack);
@@ -131,7 +130,7 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
     return *static_cast<const CallHolder&>(*holder.toCapsule()).call;
   }
 
-  // Weights that are streamed (hooks/weights) are on the device for operators alone.
+  // An operator, because streamed weights (hooks/weights) are resident only while operators run.
   static const c10::OperatorHandle& DifferentiatingOperator() {
     static const auto* const op = [] {
       auto* const library =
@@ -165,13 +164,13 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
     for (size_t i = 0; i < tensors.size(); ++i) {
       const bool on_device = tensors[i].device().type() == kEmu;
       inputs.push_back(on_device ? kernel.Read(tensors[i]) : tensors[i]);
-      // A tensor that is given twice has one gradient, the first time.
+      // A tensor that is given twice has one gradient, at its first place.
       if (!tensors[i].requires_grad() || inputs.back().requires_grad()) continue;
       inputs.back().set_requires_grad(true);
       differentiable.push_back(inputs.back());
       differentiated.push_back(i);
     }
-    variable_list host_grads;  // zeros where nobody has used an output
+    variable_list host_grads;  // zeros for unused outputs
     for (const at::Tensor& grad : grads) host_grads.push_back(kernel.Read(grad));
     kernel.Prepare();
     const variable_list computed =
@@ -204,8 +203,7 @@ class Recurrent : public torch::autograd::Function<Recurrent> {
 
 void RunRecurrent(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::vector<c10::IValue> arguments = torch::jit::pop(*stack, op.schema().arguments().size());
-  // Modules without biases give tensors that are not defined, which autograd's functions cannot
-  // take.
+  // Autograd functions do not take undefined tensors, which modules without biases pass.
   for (c10::IValue& argument : arguments) {
     if (argument.isTensor() && !argument.toTensor().defined()) argument = c10::IValue();
   }

@@ -1,8 +1,8 @@
-// Recurrent layers as one operator each, differentiated by the CPU's own autograd.
+// Runs each recurrent layer as one operator, differentiated by the CPU's own autograd.
 //
-// LibTorch takes another path for LSTM and GRU on every device, so step by step they could not
-// equal the CPU's bits. As with cuDNN the layer is one kernel; unlike cuDNN it saves its inputs
-// alone and computes forward again in backward. No double backward.
+// LibTorch computes LSTM and GRU differently on every device, so a step-by-step implementation
+// could not match the CPU's bits. Like cuDNN, the layer is one kernel. Unlike cuDNN, it saves only
+// its inputs and recomputes forward in backward. There is no double backward.
 
 #ifndef PINION_HOOKS_EMULATED_EMU_RECURRENT_H_
 #define PINION_HOOKS_EMULATED_EMU_RECURRENT_H_

@@ -85,7 +85,7 @@ void InstallMachine(std::shared_ptr<EmulatedMachine> machine) {
 
 std::shared_ptr<EmulatedMachine> InstalledMachine() { return GlobalState().machine; }
 
-// LibTorch hears of the device type once there is a machine.
+// LibTorch cannot call before the device type is registered, which needs a machine.
 EmulatedMachine& Machine() { return *GlobalState().machine; }
 
 int DeviceCount() noexcept { return static_cast<int>(GlobalState().devices.size()); }
@@ -142,7 +142,7 @@ StreamHandle HandleOf(const c10::Stream& stream) {
   const absl::StatusOr<StreamHandle> created =
       DeviceAt(index).CreateStream("stream " + std::to_string(stream.id()));
   ThrowIfError(created.status(), "creating a stream");
-  // If another thread was faster, this one's stream idles.
+  // If another thread was faster, this thread's stream stays unused.
   const MutexLock lock(state.mu);
   return state.streams.emplace(key, *created).first->second;
 }
