@@ -1,3 +1,5 @@
+// Checks that active environment variables are reported by name.
+
 #include "pinion/hooks/environment.h"
 
 #include <cstdlib>
@@ -8,7 +10,7 @@
 namespace pinion::testing {
 namespace environment_test {
 
-// Launchers of Megatron's kind set it. NVIDIA has seen that it halves what overlap gains
+// Launchers like Megatron's set it. According to NVIDIA it can halve the gain of overlapping copies
 // (NVIDIA/Megatron-LM#6311).
 TEST(Environment, ASingleConnectionOfCudaIsNamedToSessionsOnCuda) {
   for (const char* value : {"1", "8"}) {

@@ -52,10 +52,10 @@ using ::testing::HasSubstr;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// Without a backend that works, none of them may keep anything.
+// Without a working backend, no maker may keep anything.
 class BackendMisuseTest : public ::testing::Test {
  protected:
-  // By whatever makes something of a backend.
+  // Returns the status of everything that is created with a backend.
   std::vector<std::pair<const char*, absl::Status>> MadeWith(const DeviceBackend& backend) {
     return {
         {"OffloadSession", OffloadSession::Create(SmallWindows(), backend).status()},
@@ -97,7 +97,7 @@ TEST_F(BackendMisuseTest, ABackendWithoutAFunctionIsRefusedWithTheRemedy) {
 TEST_F(BackendMisuseTest, ABackendThatReturnsNullIsRefusedWithTheRemedy) {
   const auto null = [](int) -> absl::StatusOr<std::shared_ptr<Device>> { return nullptr; };
   for (const auto& [maker, status] : MadeWith({type_, null})) {
-    if (maker == std::string("StepRecorder")) continue;  // it opens a device that saves something
+    if (maker == std::string("StepRecorder")) continue;  // it opens its device later
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
                                  AllOf(HasSubstr("returned null for device 0"),
                                        HasSubstr("return NotFound"))))
@@ -204,7 +204,7 @@ TEST(CallableMisuseTest, AnEmptyFunctionIsRefusedByName) {
   for (const auto& row : rows) {
     EXPECT_THAT(ErrorOf(row.call), HasSubstr(row.message)) << row.name;
   }
-  at::exp(x).backward();  // which nobody packs
+  at::exp(x).backward();  // packed by nothing
   EXPECT_TRUE(x.grad().equal(at::exp(x.detach())));
 }
 

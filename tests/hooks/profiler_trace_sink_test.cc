@@ -1,3 +1,5 @@
+// Checks that LibTorch's profiler and observers see the sink's ranges.
+
 #include "pinion/hooks/profiler_trace_sink.h"
 
 #include <ATen/core/Tensor.h>

@@ -16,7 +16,7 @@
 namespace pinion::testing {
 namespace {
 
-// The rows of the table, with their sites.
+// Returns the rows of the table, by site.
 std::multimap<std::string, std::string> Rows() {
   std::multimap<std::string, std::string> rows;
   std::istringstream lines(FileContents("tests/hooks/wait_sites.md"));
@@ -28,7 +28,7 @@ std::multimap<std::string, std::string> Rows() {
   return rows;
 }
 
-// "Suite.Test", and "Suite.Test/parameter" of the parameterized ones.
+// Returns "Suite.Test", and "Suite.Test/parameter" for parameterized tests.
 std::set<std::string> TestsOf(const std::string& program) {
   std::set<std::string> tests;
   std::istringstream lines(
@@ -37,7 +37,7 @@ std::set<std::string> TestsOf(const std::string& program) {
   for (std::string line; std::getline(lines, line);) {
     line = line.substr(0, line.find("  #"));
     if (!line.starts_with("  ")) {
-      suite = line.substr(line.find('/') + 1);  // without the name of an instantiation
+      suite = line.substr(line.find('/') + 1);  // drops the name of the instantiation
     } else {
       tests.insert(suite + line.substr(2));
     }

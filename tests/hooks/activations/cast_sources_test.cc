@@ -1,3 +1,5 @@
+// Checks which casts of parameters count as reproducible, so that backward may recast them.
+
 #include "pinion/hooks/activations/cast_sources.h"
 
 #include <ATen/core/Tensor.h>

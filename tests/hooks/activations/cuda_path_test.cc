@@ -1,7 +1,7 @@
-// A whole training step's transfers through the files that a GPU runs: LibTorch computes on the
-// emulated device, the session's engine talks to device/cuda, and that to a fake runtime on the
-// same machine. Gradients are those without offload, bit by bit, and whichever call of the runtime
-// fails, and however, the step gives those gradients or raises an error that names the call.
+// Checks a training step on the files that a GPU uses. LibTorch computes on the emulated device;
+// the session calls device/cuda, and that a fake runtime on the same machine. Gradients equal those
+// without offload, bit by bit. If any call of the runtime fails, the step still gives these
+// gradients, or raises an error that names the call.
 
 #include <ATen/Parallel.h>
 #include <c10/core/Device.h>
@@ -48,7 +48,7 @@ NetShape Tiny() {
   return shape;
 }
 
-// A machine that LibTorch computes on, and a CUDA runtime on top of it.
+// A machine on which LibTorch computes, and a CUDA runtime on top of it.
 class CudaWorld {
  public:
   CudaWorld() : CudaWorld(EmulatedMachine::Create(MachineOptions()).value()) {
@@ -59,7 +59,7 @@ class CudaWorld {
       return registered.ok();
     })) << registered;
   }
-  // On a machine that is registered already.
+  // Uses a machine that is already registered.
   explicit CudaWorld(std::shared_ptr<EmulatedMachine> machine) : fake_(std::move(machine)) {}
 
   FakeCuda& fake() { return fake_; }
@@ -77,8 +77,8 @@ class CudaWorld {
     return OffloadSession::Create(options, OwnBackend(open)).value();
   }
 
-  // Returns when nobody calls the runtime any more: the graph, which workers of autograd let go of,
-  // outlives the session.
+  // Drops the session and waits until nothing calls the runtime: autograd's workers release the
+  // graph later than the session ends.
   void Drop(std::shared_ptr<OffloadSession>& session) {
     session.reset();
     EXPECT_TRUE(Soon([&] {
@@ -91,7 +91,7 @@ class CudaWorld {
 
  private:
   FakeCuda fake_;
-  // Of all sessions.
+  // Callers of all sessions.
   const std::shared_ptr<std::vector<std::weak_ptr<void>>> callers_ =
       std::make_shared<std::vector<std::weak_ptr<void>>>();
 };
@@ -100,9 +100,9 @@ bool Quiet(const std::shared_ptr<OffloadSession>& session) {
   return Soon([&] { return session->GetStats().live_handles == 0; });
 }
 
-// --- A copy that faults while it runs: each in a process of its own, since what is leaked then
-// keeps the machine. First (gtest runs death tests first): children of fork() can run backward only
-// while their parent never has. ---
+// --- A copy that fails while it runs. Each test has its own process, since the leak keeps the
+// machine. Death tests run first: children of fork() can run backward only if their parent never
+// has. ---
 
 enum ExitCode { kAsItShould = 0, kNoSuchCopy = 10, kWrongGradient, kVagueError };
 
@@ -181,7 +181,7 @@ INSTANTIATE_TEST_SUITE_P(CudaVersions, CudaPathTest, ::testing::Values(&WithBatc
 
 // --- Fail the k-th call, for every k ---
 
-// What a step without failures gives, and takes.
+// A step without failures: its gradients and number of calls.
 struct Undisturbed {
   Gradients gradients;
   uint64_t calls = 0;
@@ -200,7 +200,7 @@ Undisturbed TrainUndisturbed() {
   return step;
 }
 
-// Leaks are logged, and there are many.
+// Silences the log, which would report many leaks.
 class ScopedSilence {
  public:
   ScopedSilence() : before_(SetLogSink([](LogSeverity, const std::string&) {})) {}
@@ -210,7 +210,7 @@ class ScopedSilence {
   const LogSink before_;
 };
 
-// A step whose k-th call fails. The error that was raised; empty if the gradients are right.
+// Runs a step whose k-th call fails. Returns the raised error; empty if the gradients are right.
 std::string StepWithAFailure(CudaWorld& world, const TestNet& net, const Gradients& plain,
                              uint64_t k, cudaError_t failure) {
   std::string raised;
@@ -245,11 +245,11 @@ TEST_P(CudaPathFailures, WhicheverCallFailsNothingIsLost) {
     const std::string failed = world.fake().failed_function();
     SCOPED_TRACE("call " + std::to_string(k) + ", " + failed);
     errors += raised.empty() ? 0 : 1;
-    // A call that did not give something back cannot be made good.
+    // A failed release call leaks one object.
     const bool gives_back = failed == "StreamDestroy" || failed == "EventDestroy" ||
                             failed == "FreeHost" || failed == "GetDevice";
     const uint64_t may_stay = gives_back ? 1 : 0;
-    // Autograd's workers let go of the last tensors a moment after backward has thrown.
+    // Autograd's workers release the last tensors shortly after backward has thrown.
     EXPECT_TRUE(Soon([&] {
       return world.fake().live_handles() <= may_stay && world.fake().live_segments() <= may_stay &&
              world.device_bytes() == device_bytes;
@@ -266,8 +266,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, CudaPathFailures,
                          ::testing::Values(cudaErrorDevicesUnavailable, cudaErrorMemoryAllocation),
                          [](const auto& info) { return cudaGetErrorName(info.param); });
 
-// What is leaked on purpose keeps the machine from being replaced: all runs share one, and they are
-// the last.
+// Deliberate leaks keep the machine from being replaced, so all runs share one and come last.
 class CudaPathStickyFailures : public ::testing::TestWithParam<cudaError_t> {};
 
 TEST_P(CudaPathStickyFailures, WhicheverCallFailsForGoodTheErrorNamesIt) {

@@ -52,7 +52,7 @@ class DocumentedLimits : public ::testing::Test {
 
 // --- Writes that raise no version ---
 
-// What x.data() returns has a version counter of its own.
+// Writes to `tensor` through x.data(), which has a version counter of its own.
 void WriteUnnoticed(const at::Tensor& tensor) { tensor.variable_data().add_(1000); }
 
 TEST_F(DocumentedLimits, AWriteThatRaisesNoVersionIsNotInTheCopyThatWasMadeBefore) {
@@ -83,7 +83,7 @@ TEST_F(DocumentedLimits, ASecondSaveAfterAWriteThatRaisesNoVersionSharesTheFirst
   {
     const OffloadScope scope(world_.session());
     y = Observe(carrier_, {x}, &seen_first);
-    y = Observe(y, {activation(2)}, &seen_);  // x leaves
+    y = Observe(y, {activation(2)}, &seen_);  // evicts x
     ASSERT_TRUE(world_.machine().SynchronizeDevice(0).ok());
     WriteUnnoticed(x);
     y = Observe(y, {x}, &seen_second);
@@ -95,7 +95,7 @@ TEST_F(DocumentedLimits, ASecondSaveAfterAWriteThatRaisesNoVersionSharesTheFirst
   EXPECT_TRUE(SameBytes(seen_second[0], ActivationValues({64, 64}, 1)));
 }
 
-// set_data() gives a tensor other memory. Autograd keeps the tensor and reads what it has by then.
+// set_data() replaces a tensor's memory. Autograd keeps the tensor and reads its current memory.
 TEST_F(DocumentedLimits, WhatSetDataGivesATensorIsReadOnlyWhereTheTensorIsALeafThatStays) {
   const auto read_back = [this](const at::Tensor& x, bool offload) {
     std::vector<at::Tensor> seen_other;
@@ -104,7 +104,7 @@ TEST_F(DocumentedLimits, WhatSetDataGivesATensorIsReadOnlyWhereTheTensorIsALeafT
       std::optional<OffloadScope> scope;
       if (offload) scope.emplace(world_.session());
       y = Observe(carrier_, {x}, &seen_);
-      y = Observe(y, {activation(2)}, &seen_other);  // x leaves
+      y = Observe(y, {activation(2)}, &seen_other);  // evicts x
     }
     const at::Tensor other = ActivationValues(x.sizes(), 7).to(world_.device());
     x.set_data(other);
@@ -155,8 +155,8 @@ void Join(const c10::Stream& from, const c10::Stream& to) {
   event.block(to);
 }
 
-// What the race detector reports of a program that reads a saved tensor on a side stream, joined
-// before backward, and lets go of it at once: the graph keeps it.
+// Returns the races of a program that reads a saved tensor on a side stream, joins the stream
+// before backward, and relies on the graph to keep the tensor.
 std::vector<std::string> ReadOnASideStream(bool offload, bool record_stream) {
   EmuWorld world(CollectRaces(), SmallWindows(1));
   const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
@@ -179,7 +179,7 @@ std::vector<std::string> ReadOnASideStream(bool offload, bool record_stream) {
     if (record_stream) x.record_stream(side);
     y = Observe(carrier, {std::exchange(x, at::Tensor())}, &seen);
     y = Observe(y, {Activation(carrier, {64, 64}, 2)}, &seen);
-    for (int i = 0; i < 4; ++i) Activation(carrier, {64, 64}, 7);  // may have x's memory
+    for (int i = 0; i < 4; ++i) Activation(carrier, {64, 64}, 7);  // may reuse x's memory
   }
   Join(side, main);
   y.backward();
@@ -197,8 +197,7 @@ TEST(DocumentedLimitsStreams, AReaderOnASideStreamThatTheFrameworkKnowsOfIsSafe)
   EXPECT_THAT(ReadOnASideStream(/*offload=*/true, /*record_stream=*/true), IsEmpty());
 }
 
-// What the race detector reports of a program that writes, on a side stream, a tensor that it holds
-// and that was saved, once the graph is gone.
+// Returns the races of a program that writes a saved tensor on a side stream after the graph ends.
 std::vector<std::string> WriteOnASideStream(bool wait) {
   EmuWorld world(CollectRaces(), SmallWindows(1));
   const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
@@ -228,8 +227,8 @@ TEST(DocumentedLimitsStreams, AWriteOnASideStreamThatDoesNotWaitIsARace) {
 
 // --- What a scope does not see ---
 
-// LibTorch carries the state of a thread to autograd's workers, but not to a thread that the
-// program starts, nor to those of at::parallel_for.
+// LibTorch passes a thread's state to autograd's workers, but not to threads of the program, nor to
+// those of at::parallel_for.
 TEST_F(DocumentedLimits, AScopeDoesNotReachThreadsThatLibTorchDoesNotCarryItTo) {
   const OffloadScope scope(world_.session());
   for (const bool own_scope : {false, true}) {
@@ -274,7 +273,7 @@ TEST_F(DocumentedLimits, AnActivationThatTheProgramHoldsIsCopiedAndFreesNothing)
   EXPECT_GE(world_.machine().memory_stats(0).in_use_bytes, before_bytes);
 }
 
-// Fetching ahead goes from newest to oldest. A node reads what it has saved from first to last.
+// Prefetching goes from newest to oldest; a node reads its tensors from first to last.
 TEST_F(DocumentedLimits, WhatIsReadInAnotherOrderThanTheReverseOfPackingIsFetchedOnDemand) {
   constexpr int kTensors = 6;
   for (const bool one_node : {false, true}) {

@@ -1,5 +1,5 @@
-// Code that is not LibTorch's own gets saved tensors at their place in a storage like the one that
-// was saved: custom functions, and segments that are computed again.
+// Checks that user code (custom functions, recomputed segments) gets saved tensors with their
+// original offset in a storage of the original size.
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
@@ -37,7 +37,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using Function = std::function<Tensor(const Tensor&)>;
 
-// A custom function that saves `saved`: `read`, which outlives the graph, is called with it.
+// A custom function that saves `saved` and passes it to `read`, which outlives the graph.
 struct Reader : torch::autograd::Function<Reader> {
   using Read = std::function<void(const Tensor&)>;
 
@@ -55,7 +55,7 @@ struct Reader : torch::autograd::Function<Reader> {
 };
 
 OffloadOptions OptionsOf(const std::string& mode) {
-  // Large enough for small tensors to leave together.
+  // Large enough that small tensors are offloaded in groups.
   OffloadOptions options = mode == "Target" ? WithTarget(1) : SmallWindows(64 * kKiB);
   options.min_offload_bytes = 1;
   options.overlap = mode != "Blocking";
@@ -65,7 +65,7 @@ OffloadOptions OptionsOf(const std::string& mode) {
 
 class ExactLayout : public ::testing::TestWithParam<std::string> {
  protected:
-  // As a program without offload would see it on the CPU.
+  // Compares with the tensor that a program without offload would see on the CPU.
   static void ExpectSame(const Tensor& seen, const Tensor& expected) {
     EXPECT_EQ(seen.sizes(), expected.sizes());
     EXPECT_EQ(seen.strides(), expected.strides());
@@ -74,13 +74,13 @@ class ExactLayout : public ::testing::TestWithParam<std::string> {
     EXPECT_TRUE(SameBytes(seen.cpu(), expected));
     EXPECT_TRUE(SameBytes(All(seen).cpu(), All(expected)));
   }
-  // Its whole storage.
+  // Returns a view of the tensor's whole storage.
   static Tensor All(const Tensor& tensor) {
     const auto items = static_cast<int64_t>(tensor.storage().nbytes() / tensor.itemsize());
     return tensor.detach().as_strided({items}, {1}, 0);
   }
 
-  // The gradient of the carrier behind some small segments, whose inputs travel together.
+  // Returns the carrier's gradient through small segments whose inputs are offloaded in groups.
   Tensor GradientOf(const Function& segment, bool offload, const CheckpointOptions& options = {}) {
     SeedGenerators();
     Tensor y;
@@ -102,7 +102,7 @@ class ExactLayout : public ::testing::TestWithParam<std::string> {
     return gradient;
   }
 
-  // Otherwise a test shows nothing.
+  // The test's premise.
   void ExpectGroups() {
     if (GetParam() == "Windows" || GetParam() == "Verified") {
       EXPECT_GT(world_.stats().groups, 0u);
@@ -177,7 +177,7 @@ TEST_P(ExactLayout, AnInputOfANestedSegmentIsReadByOffsetsInItsStorage) {
 
 class ExactLayoutOfPart : public ExactLayout {
  protected:
-  // What `read` makes, in a custom function, of a view of a third of its storage.
+  // Returns what `read` makes, in a custom function, of a view of a third of its storage.
   Tensor Read(const Function& read) {
     Tensor left;
     const Reader::Read reads = [&](const Tensor& saved) { left = read(saved).cpu(); };
@@ -192,7 +192,7 @@ class ExactLayoutOfPart : public ExactLayout {
     y.backward();
     return left;
   }
-  // Of the first one that was saved, which is read last.
+  // The result for the tensor saved first, which is read last.
   static Tensor Expected(const Function& read) { return read(View(ActivationValues({30, 40}))); }
 
   static Tensor View(const Tensor& base) { return base.slice(0, 10, 20); }

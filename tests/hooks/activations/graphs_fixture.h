@@ -1,4 +1,4 @@
-// Two emulated devices and a session, for the tests of what may become of a graph.
+// Two emulated devices and a session, for tests of graphs that are kept, dropped or interrupted.
 
 #ifndef PINION_TESTS_HOOKS_ACTIVATIONS_GRAPHS_FIXTURE_H_
 #define PINION_TESTS_HOOKS_ACTIVATIONS_GRAPHS_FIXTURE_H_
@@ -17,7 +17,7 @@
 
 namespace pinion::testing {
 
-// One layer without dropout: each step has the same gradients.
+// One layer without dropout, so that every step has the same gradients.
 inline NetShape SeededNet(uint64_t seed) {
   NetShape shape;
   shape.layers = 1;
@@ -30,7 +30,7 @@ class GraphsFixture : public ::testing::Test {
  protected:
   GraphsFixture() : world_(TwoDevices()) {}
 
-  // In every test: autograd starts its workers once, one for each device that there is then.
+  // For every test: autograd starts its workers once, one per device that exists then.
   static EmulatedOptions TwoDevices() {
     EmulatedOptions options = MachineOptions();
     options.device_count = 2;

@@ -1,4 +1,4 @@
-// A saved tensor that was to stay is to leave: now, or once nothing writes it any more.
+// Checks when a tensor planned as resident is offloaded after all: when no operator can write it.
 
 #include "pinion/hooks/activations/late_leavers.h"
 
@@ -43,7 +43,7 @@ constexpr ScopeId kFirstScope = 1;
 constexpr ScopeId kSecondScope = 2;
 constexpr uint64_t kSize = 1024;
 
-// Three tensors, of which the first is copied out when the third has been saved.
+// A plan of three tensors, whose first is offloaded when the third has been saved.
 std::shared_ptr<const KnownStep> Known() {
   StepRecord step;
   for (const uint64_t signature : {1, 2, 3}) {
@@ -74,8 +74,8 @@ NodeId NodeOfAnotherThread() {
 
 class LateLeaversTest : public ::testing::Test {
  protected:
-  // The first tensor of the step, which stays until the third comes. Saved in the first scope, by a
-  // thread that saves nothing else.
+  // Saves the step's first tensor in the first scope; it stays until the third is saved. The
+  // calling thread saves nothing else.
   void SaveFirst() {
     record_ = SaveKept(state_, tensor_, /*signature=*/1);
     OffloadLock lock(state_);
@@ -102,14 +102,14 @@ class LateLeaversTest : public ::testing::Test {
         .requires_grad_(true)
         .to(at::kBFloat16);
   }
-  // In the second scope, which is open from then on, by this thread.
+  // Saves the others on this thread in the second scope, which stays open.
   void SaveTheOthers() {
     OffloadLock lock(state_);
     state_.schedule->OnSaved(kSecondScope, {kSize, /*signature=*/2});
     state_.schedule->OnSaved(kSecondScope, {kSize, /*signature=*/3});
     state_.books.pending.TakeDue(kSecondScope, CurrentNode(), /*batch_bytes=*/0);
   }
-  // How many are due by now.
+  // Returns the number of deferred offloads that are due.
   size_t Leaving() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock) {
     Released released;
     RecordPtrs due;
@@ -141,7 +141,7 @@ TEST_F(LateLeaversTest, WhatWaitsLeavesWhenItsTimeComes) {
   EXPECT_EQ(Leaving(), 0u) << "once";
 }
 
-// The end of the scope has told that its operators have returned, whoever ran them.
+// The end of a scope means that its operators have returned, on whichever thread.
 TEST_F(LateLeaversTest, ThatOperatorsOfAnEndedScopeRanOnAnotherThreadHindersNothing) {
   {
     OffloadLock lock(state_);

@@ -1,4 +1,4 @@
-// Which parts of a module are heads. TRL finds them by the same names in the same order.
+// Checks which parts of a module are heads. TRL finds them by the same names in the same order.
 
 #include "pinion/hooks/activations/module_heads.h"
 
@@ -25,8 +25,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// A module with submodules by these paths, and by the beginnings of them. "path=parameter" and
-// "path=buffer" are tensors.
+// Builds a module with submodules at these paths. "path=parameter" and "path=buffer" are tensors.
 std::shared_ptr<torch::nn::Module> Tree(const std::vector<std::string>& paths) {
   auto root = std::make_shared<torch::nn::Module>();
   for (const std::string& path : paths) {
@@ -66,12 +65,12 @@ TEST(ModuleHeadsTest, TheFirstNameOfTheListDecides) {
   std::vector<std::string> names = {
       "output", "lm_head", "decoder.output", "decoder.lm_head", "final_layer_norm", "ln_f", "head"};
   for (; !names.empty(); names.erase(names.begin())) {
-    // Registered from the last to the first: that order says nothing.
+    // Registered in reverse, because the order of registration must not matter.
     EXPECT_THAT(HeadsIn(*Tree({names.rbegin(), names.rend()})), ElementsAre(names.front()));
   }
 }
 
-// trl_heads.py has asked TRL's own file about the same models.
+// trl_heads.py computed the expected heads with TRL's own file.
 TEST(ModuleHeadsTest, OfRandomModelsTheyAreThoseThatTrlLeavesAlone) {
   std::ifstream file("tests/hooks/activations/testdata/trl_heads.json");
   const nlohmann::json models = nlohmann::json::parse(file);
@@ -91,8 +90,8 @@ TEST(ModuleHeadsTest, ANameThatIsNoModulesEndsTheSearch) {
   EXPECT_THAT(HeadsIn(*Tree({"decoder=buffer", "head"})), IsEmpty());
 }
 
-// torchtune's TiedLinear, which is no module in Python, has the head in `linear`. What is
-// registered in C++ is a module, so the head is all of it.
+// torchtune's TiedLinear is no module in Python and has its head in `linear`. In C++ the registered
+// object is a module, so all of it is the head.
 TEST(ModuleHeadsTest, AnOutputWithALinearInsideIsTheHeadItself) {
   EXPECT_THAT(HeadsIn(*Tree({"output.linear"})), ElementsAre("output"));
 }

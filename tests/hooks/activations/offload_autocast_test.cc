@@ -1,5 +1,5 @@
-// Training under autocast: with casts that are made again, each step has the bits that it has
-// without offload, and less on the device.
+// Checks training under autocast with recast weights: each step has the same bits as without
+// offload, and uses less device memory.
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
@@ -32,7 +32,7 @@ namespace offload_autocast_test {
 
 using ::testing::HasSubstr;
 
-// The cast weights of its layers, but for the head's, are no small tensors.
+// Large enough that all cast weights but the head's exceed the size limit.
 NetShape Shape(uint64_t seed = 1) {
   NetShape shape;
   shape.channels = 32;
@@ -42,7 +42,7 @@ NetShape Shape(uint64_t seed = 1) {
 constexpr uint64_t kCasts = 2 * 4;
 constexpr uint64_t kCastBytes = 2 * (3 + 1 + 4 + 4) * 32 * 32 * 2;
 
-// Changes the parameters by their gradients, of which it returns copies.
+// Updates the parameters by their gradients, and returns copies of the gradients.
 Gradients Step(const TestNet& net, const at::Tensor& loss) {
   Gradients gradients = TakeGradients(net, loss);
   const c10::NoGradGuard no_grad;
@@ -100,7 +100,7 @@ class OffloadAutocast : public ::testing::TestWithParam<OffloadOptions> {
       }
     }
     const OffloadStats stats = world.QuietStats();
-    const uint64_t scopes = kSteps * ways.micro_batches - 1;  // but for the first
+    const uint64_t scopes = kSteps * ways.micro_batches - 1;  // all scopes except the first
     EXPECT_EQ(stats.cast_again, scopes * kCasts);
     EXPECT_EQ(stats.recast, scopes * kCasts * recasts_of_each);
     EXPECT_EQ(stats.packed, stats.offloaded + stats.cast_again + stats.shared + stats.kept());
@@ -130,7 +130,7 @@ TEST_F(OffloadAutocast, AGraphMayBeReadTwice) {
 
 TEST_F(OffloadAutocast, ForwardEndsWithLessOnTheDeviceByTheCasts) {
   const auto bytes_after_forward = [](bool cast_again) {
-    OffloadOptions options = SmallWindows(kMiB);  // nothing is evicted
+    OffloadOptions options = SmallWindows(kMiB);  // large enough that nothing is evicted
     options.cast_weights_again = cast_again;
     EmuWorld world(MachineOptions(), options);
     const TestNet net(world.device(), at::kFloat, Shape());
@@ -148,7 +148,7 @@ TEST_F(OffloadAutocast, ForwardEndsWithLessOnTheDeviceByTheCasts) {
   EXPECT_EQ(bytes_after_forward(false) - bytes_after_forward(true), kCastBytes);
 }
 
-// Gradients of gradients: what the first backward has read lives on in the graph that it makes.
+// Gradients of gradients: tensors read by the first backward live on in the graph that it makes.
 TEST_F(OffloadAutocast, GradientsOfGradientsHaveTheSameBits) {
   const auto run = [](EmuWorld& world, const std::shared_ptr<OffloadSession>& session) {
     at::manual_seed(3);
@@ -219,7 +219,7 @@ TEST_F(OffloadAutocast, TwoThreadsTrainWithOneSession) {
   EXPECT_EQ(world.QuietStats().cast_again, kThreads * (kSteps - 1) * kCasts);
 }
 
-// With a target that leaves room, the plan keeps casts on the device like all else.
+// With a target that leaves headroom, the plan keeps casts resident like other tensors.
 TEST_F(OffloadAutocast, APlanMayKeepCastsOnTheDevice) {
   if (TestsRunOnGpu()) GTEST_SKIP() << "plans by the emulated device's times";
   constexpr int kSteps = 4;
@@ -240,8 +240,7 @@ TEST_F(OffloadAutocast, APlanMayKeepCastsOnTheDevice) {
   EXPECT_EQ(stats.packed, stats.offloaded + stats.cast_again + stats.shared + stats.kept());
 }
 
-// Casts lie on the device until their region ends: behind that the plan casts some of them again
-// and keeps others, and moves the rest.
+// Casts stay on the device until their region ends. Then the plan recasts, keeps or offloads them.
 TEST_F(OffloadAutocast, APlanCastsAgainWhatItHasNoRoomFor) {
   constexpr int kSteps = 6;
   std::vector<Gradients> plain;
@@ -261,7 +260,7 @@ TEST_F(OffloadAutocast, APlanCastsAgainWhatItHasNoRoomFor) {
   }
   OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
   options.memory_target_bytes = least_bytes;
-  options.link = LinkCalibration();  // so slow that no copy hides
+  options.link = LinkCalibration();  // too slow to hide any copy
   options.link->d2h = options.link->h2d = {.fixed_us = 10, .gb_per_s = 0.01};
   options.link->d2h_duplex_gb_per_s = options.link->h2d_duplex_gb_per_s = 0.01;
   EmuWorld world(MachineOptions(), options);

@@ -1,5 +1,4 @@
-// A training step whose saved tensors rest elsewhere than in pinned memory: in a backing that
-// carries them further, and in one that fails.
+// Checks saved tensors in a backing beyond pinned memory, and in a backing that fails.
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
@@ -70,7 +69,7 @@ TEST_F(OffloadBackingTest, ABackwardThatCannotReadItsBackingThrowsAndMayBeRepeat
   const at::Tensor loss = Forward(session);
   backing->to_read = absl::DataLossError("the file is too short");
   EXPECT_THROW(loss.backward(/*gradient=*/{}, /*retain_graph=*/true), c10::Error);
-  TakeGradients(net_, loss);  // what it has left
+  TakeGradients(net_, loss);  // removes partial gradients
   EXPECT_GT(session->GetStats().evicted_bytes, 0u);
 
   backing->to_read = absl::OkStatus();

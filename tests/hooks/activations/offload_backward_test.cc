@@ -1,5 +1,4 @@
-// Other ways to run backward than loss.backward(), once: not at all, in part, twice, inside another
-// one, for a checkpoint.
+// Checks backward that runs not at all, in part, twice, nested, or for checkpoints.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
@@ -54,8 +53,8 @@ TEST_F(OffloadBackward, APartialBackwardDropsWhatItFetchedAheadAndDidNotRead) {
   EXPECT_TRUE(Soon([&] { return device_bytes() == before; }));
 }
 
-// A node reads what it saved in its own order, first to last, while prefetching goes from last to
-// first: what lies before a tensor may have been read already.
+// A node reads its tensors from first to last, while prefetching goes from last to first. Tensors
+// before the current one may have been read already.
 TEST_F(OffloadBackward, WhatANodeHasReadIsNotFetchedAgain) {
   const at::Tensor carrier = NewCarrier();
   std::vector<at::Tensor> seen;
@@ -90,8 +89,8 @@ TEST_F(OffloadBackward, AnUnpackedTensorThatTheUserKeepsStaysAsItIs) {
   EXPECT_TRUE(SameBytes(kept[0], ActivationValues({64, 64}, 1)));
 }
 
-// A fetched tensor may outlive the node that it was fetched for. TRL keeps its memory by
-// record_stream where a count of references says so; here its owner does.
+// A fetched tensor may outlive its node. TRL guesses this from a reference count and calls
+// record_stream; here the tensor owns its memory.
 TEST_F(OffloadBackward, AViewThatANodeReturnsOfWhatItHasReadStaysAsItIs) {
   const at::Tensor carrier = NewCarrier();
   std::vector<at::Tensor> seen;
@@ -144,7 +143,7 @@ TEST_F(OffloadBackward, AViewThatARecomputedGraphSavesStaysAsItIs) {
   EXPECT_TRUE(SameBytes(weight.grad(), ActivationValues({4096}, 2)));
 }
 
-// As activation checkpointing does: forward without a graph, and again, with one, in backward.
+// Like activation checkpointing: forward runs without a graph, and again with one in backward.
 at::Tensor Checkpointed(const at::Tensor& x, const at::Tensor& weight) {
   const auto run = [](const at::Tensor& in, const at::Tensor& w) {
     return at::sum(at::pow(at::mul(in, w), 3)).view({1});
@@ -165,8 +164,8 @@ at::Tensor Checkpointed(const at::Tensor& x, const at::Tensor& weight) {
   return at::add(at::mul(at::sum(y), 0), value);
 }
 
-// Hooks stay active in backward when it runs inside the scope, as TRL's trainers do: what is
-// recomputed is needed at once.
+// If backward runs inside the scope, as in TRL's trainers, hooks stay active, and recomputed
+// tensors are needed immediately.
 TEST_F(OffloadBackward, WhatACheckpointRecomputesStaysOnTheDevice) {
   const at::Tensor x = ActivationValues({64, 64}).to(world_.device()).requires_grad_(true);
   const at::Tensor weight = ActivationValues({64, 64}, 3).to(world_.device());

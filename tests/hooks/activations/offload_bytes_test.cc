@@ -1,4 +1,4 @@
-// Which bytes are copied, and that those of others are not touched.
+// Checks which bytes of a storage are copied, and that bytes of other tensors stay untouched.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mul.h>
@@ -109,7 +109,7 @@ TEST(OffloadBytes, OffloadedBytesAreThoseOfTheTensorsWhereTheyAreNotGathered) {
   EXPECT_EQ(world.stats().offloaded_bytes, kTensors * 2000);
 }
 
-// Only the size, or only the address, of what is saved is another one.
+// Only the size or only the address of the storage changes after the save.
 TEST(OffloadBytes, AStorageWithAnotherSizeOrAddressIsNotWhatWasSaved) {
   for (const bool size : {false, true}) {
     SCOPED_TRACE(size ? "the size" : "the address");
@@ -123,7 +123,7 @@ TEST(OffloadBytes, AStorageWithAnotherSizeOrAddressIsNotWhatWasSaved) {
     ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
     c10::StorageImpl* const storage = kept.storage().unsafeGetStorageImpl();
     const at::Tensor other = world.activation(64, 100);
-    c10::DataPtr memory;  // what was saved
+    c10::DataPtr memory;  // of the saved tensor
     if (size) {
       storage->set_nbytes(32 * kKiB);
     } else {
@@ -140,8 +140,8 @@ TEST(OffloadBytes, AStorageWithAnotherSizeOrAddressIsNotWhatWasSaved) {
   }
 }
 
-// Backward reads a tensor on its own stream and then one on another, whose bytes the race detector
-// would see overwritten: it ends the process.
+// Backward reads one tensor on its own stream and the next on another. The race detector ends the
+// process if the bytes are overwritten early.
 void ReadOnAnotherStreamAndReuse(OffloadWorld& world) {
   const c10::Stream other = world.NewStream();
   at::Tensor y;
@@ -175,8 +175,8 @@ TEST(OffloadBytes, MemoryThatWasFetchedAheadIsNotReusedBeforeAnotherStreamHasRea
   EXPECT_EQ(world.stats().prefetch_hits, 1u);
 }
 
-// What is evicted together, of two streams in turns, goes back to its own stream after its own
-// copy: the race detector ends the process if either stream reuses what a copy still reads.
+// Tensors of two alternating streams are evicted together. The race detector ends the process if
+// either stream reuses memory that a copy still reads.
 TEST(OffloadBytes, WhatTwoStreamsHaveSavedIsNotReusedBeforeItsCopyIsDone) {
   OffloadWorld world(SmallWindows(kMiB), SlowCopies());
   const c10::Stream other = world.NewStream();

@@ -1,5 +1,5 @@
-// Weights that were cast to a lower precision are not copied: backward casts them again, to the
-// same bytes, and where that would not give the same bytes the cast travels.
+// Checks that weights cast to a lower precision are not copied but recast in backward, to the same
+// bytes. Casts that could not be reproduced exactly are offloaded like other tensors.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ThreadLocalState.h>
@@ -45,7 +45,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr int64_t kSide = 128;
-constexpr uint64_t kCastBytes = kSide * kSide * 2;  // fills a copy of its own
+constexpr uint64_t kCastBytes = kSide * kSide * 2;  // large enough for a copy of its own
 
 at::Tensor Randn(c10::Device device, at::IntArrayRef sizes, uint64_t seed) {
   at::manual_seed(seed);
@@ -54,7 +54,7 @@ at::Tensor Randn(c10::Device device, at::IntArrayRef sizes, uint64_t seed) {
 
 class OffloadCast : public ::testing::Test {
  protected:
-  OffloadCast() : OffloadCast(SmallWindows(1)) {}  // what is copied is evicted as soon as can be
+  OffloadCast() : OffloadCast(SmallWindows(1)) {}  // evicts copied tensors as early as possible
   explicit OffloadCast(const OffloadOptions& options) : world_(MachineOptions(), options) {}
 
   at::Tensor NewWeight(uint64_t seed, at::IntArrayRef sizes = {kSide, kSide}) {
@@ -64,18 +64,18 @@ class OffloadCast : public ::testing::Test {
   static at::Tensor OnHost(const at::Tensor& tensor) { return tensor.detach().cpu(); }
   OffloadStats stats() { return world_.session()->GetStats(); }
 
-  // A scope that sees the weight cast, so that the next one knows it.
+  // Runs a scope that sees the weight cast, so that the next scope recognises the cast.
   void Learn(const at::Tensor& weight) {
     const OffloadScope scope(world_.session());
     Observe(carrier_, {Cast(weight)}, &seen_).backward();
     seen_.clear();
   }
-  // As an optimizer does.
+  // Changes the weight like an optimizer.
   static void Step(const at::Tensor& weight) {
     const c10::NoGradGuard no_grad;
     weight.mul_(1.5);
   }
-  // As one does whose operator raises no version.
+  // Changes the weight like an optimizer whose fused operator raises no version.
   static void FusedStep(const at::Tensor& weight) {
     const c10::NoGradGuard no_grad;
     const int64_t before = weight._version();
@@ -85,7 +85,7 @@ class OffloadCast : public ::testing::Test {
                       /*amsgrad=*/false, /*maximize=*/false);
     EXPECT_EQ(weight._version(), before) << "the test's premise";
   }
-  // Saves in a scope what `make` makes of a weight that is known, and reads it.
+  // Learns the weight, saves the result of `make` in a scope, and reads it.
   void SaveAndRead(const at::Tensor& weight,
                    const std::function<at::Tensor(const at::Tensor&)>& make) {
     Learn(weight);
@@ -102,7 +102,7 @@ class OffloadCast : public ::testing::Test {
     EXPECT_TRUE(SameBytes(seen_[0], expected));
     EXPECT_EQ(seen_[0].strides(), expected.strides());
   }
-  // What is made moves like any other tensor.
+  // Expects the result of `make` to be offloaded like any other tensor.
   void ExpectMoves(const at::Tensor& weight,
                    const std::function<at::Tensor(const at::Tensor&)>& make) {
     SaveAndRead(weight, make);
@@ -122,7 +122,7 @@ class OffloadCast : public ::testing::Test {
   std::vector<at::Tensor> seen_;
 };
 
-// ------------------------------------------------------------------------------ what is cast again
+// ------------------------------------------------------------------------------ what is recast
 
 TEST_F(OffloadCast, NothingOfACastIsCopiedFromTheSecondScopeOn) {
   const std::vector<at::Tensor> weights = {NewWeight(1), NewWeight(2), NewWeight(3)};
@@ -251,7 +251,7 @@ TEST_F(OffloadCast, AGraphThatIsKeptIsReadAsOftenAsItsReaderLikes) {
   EXPECT_EQ(stats().recast, 3u);
 }
 
-// The engine takes what a node returns for its own, unless others refer to it, and adds to it.
+// The engine takes over a returned gradient and adds to it, unless it has other references.
 TEST_F(OffloadCast, ACastThatIsAGradientIsNotChangedForItsOtherReaders) {
   const at::Tensor weight = NewWeight(1);
   Learn(weight);
@@ -348,7 +348,7 @@ TEST_F(OffloadCast, ASessionTellsWhoAsksWhatIsComputedAgain) {
 
 // ---------------------------------------------------------------------------------- what moves
 
-// The weights of a GAN's discriminator are cast, and step, while the casts are still in use.
+// A GAN's discriminator: its optimizer steps while the casts are still in use.
 TEST_F(OffloadCast, ACastThatIsOlderThanItsParameterIsByNowMoves) {
   ExpectMoves(NewWeight(1), [](const at::Tensor& weight) {
     at::Tensor cast = Cast(weight);
@@ -406,7 +406,7 @@ TEST_F(OffloadCast, ACastThatAnotherThreadHasMadeMoves) {
     at::Tensor cast;
     std::thread([&, state = at::ThreadLocalState()] {
       const at::ThreadLocalStateGuard guard(state);
-      // More of them than the scope's thread has: numbers alone do not tell.
+      // More than on the scope's thread, so that node numbers alone cannot tell the threads apart.
       for (int i = 0; i < 1000; ++i) cast = Cast(weight);
     }).join();
     return cast;
@@ -429,7 +429,7 @@ TEST_F(OffloadCast, ACastInAnotherLayoutMoves) {
   });
 }
 
-// Whoever writes the buffer raises no version of the parameter.
+// Writes to the flat buffer raise no version of the parameter.
 TEST_F(OffloadCast, ACastOfAPartOfAFlatBufferMoves) {
   const at::Tensor flat = Randn(world_.device(), {2 * kSide, kSide}, 1);
   at::Tensor weight = at::ones({kSide, kSide}, flat.options()).requires_grad_();
@@ -472,7 +472,7 @@ TEST_F(OffloadCast, NothingIsCastAgainWithTheOptionOff) {
   EXPECT_EQ(session->GetStats().offloaded, 3u);
 }
 
-// A step that is not the one that was planned runs like the first: what has stayed leaves.
+// A step that deviates from its plan runs like an unplanned one: resident tensors are offloaded.
 TEST_F(OffloadCast, ACastThatWasToStayIsLetGoOfWhenAllLeaves) {
   OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
   options.memory_target_bytes = 64 * kMiB;
@@ -509,7 +509,7 @@ TEST_F(OffloadCast, ACastThatWasToStayIsLetGoOfWhenAllLeaves) {
 
 class OffloadCastErrors : public OffloadCast {
  protected:
-  // Of a backward before which `change` is made to the weight whose cast was saved.
+  // Returns the error of a backward if `change` modifies the weight of the saved cast before it.
   std::string ErrorAfter(const std::function<void(at::Tensor&)>& change) {
     at::Tensor weight = NewWeight(1);
     Learn(weight);
@@ -566,7 +566,7 @@ TEST(OffloadCastVerify, WhatIsCastAgainIsComparedWithWhatWasSaved) {
   EXPECT_EQ(world.session()->GetStats().verified, 2u);
   const at::Tensor y = save();
   seen.clear();
-  weight.variable_data().mul_(2);  // with a version of its own
+  weight.variable_data().mul_(2);  // has a version counter of its own
   try {
     y.backward();
     ADD_FAILURE() << "other bytes have passed";
@@ -607,7 +607,7 @@ TEST_F(OffloadCast, ReadersOnTwoStreamsShareACast) {
   EXPECT_EQ(stats().recast, 1u);
 }
 
-// Autograd would keep the cast until backward; here it goes while the fork still reads it.
+// Autograd would keep the cast until backward. Here it is freed while a side stream still reads.
 TEST_F(OffloadCast, TheMemoryOfACastThatAForkReadsIsNotReusedBeforeItHas) {
   const at::Tensor weight = NewWeight(1);
   Learn(weight);
@@ -624,13 +624,13 @@ TEST_F(OffloadCast, TheMemoryOfACastThatAForkReadsIsNotReusedBeforeItHas) {
       read = at::mul(cast.detach(), 1);
     }
     cast.reset();
-    for (int i = 0; i < 4; ++i) Activation(carrier_, {kSide, kSide / 2}, 7);  // in its memory
+    for (int i = 0; i < 4; ++i) Activation(carrier_, {kSide, kSide / 2}, 7);  // reuses its memory
   }
   ASSERT_TRUE(world_.Synchronize().ok());
   EXPECT_TRUE(SameBytes(read, expected));
 }
 
-// Each replay of the graph would cast anew what the weight is by then.
+// Each replay of the graph would recast the weight's value of that time.
 TEST_F(OffloadCast, NothingIsCastIntoAGraphThatIsCaptured) {
   const at::Tensor weight = NewWeight(1);
   Learn(weight);
@@ -683,7 +683,7 @@ TEST_F(OffloadCast, ACastThatFindsNoMemoryTakesThatOfUnreadPrefetches) {
       });
       y = Probe(y, {Activation(carrier_, {kActivationSide, kActivationSide}, 2)},
                 [](const at::Tensor& grad, const UnpackSaved& unpack) {
-                  unpack();  // and the other one is fetched ahead
+                  unpack();  // prefetches the other one
                   return grad;
                 });
     }

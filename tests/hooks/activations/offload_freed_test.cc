@@ -1,4 +1,4 @@
-// Which device memory is free on request, in backward and after it, counted at once.
+// Checks which device memory FreeDeviceMemory releases immediately, in backward and after it.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -85,7 +85,7 @@ TEST(OffloadFreed, UnreadPrefetchesAreFreedOnRequestToo) {
   EXPECT_EQ(world.QuietStats().prefetches_dropped, 1u);
 }
 
-// Backward keeps half a window for a moment, because copies out may not be done.
+// Backward keeps half a window for a moment, because D2H copies may be pending.
 TEST(OffloadFreed, WhatBackwardIsDoneWithIsFreedOnRequestAtOnce) {
   OffloadWorld world(SmallWindows(kMiB));
   for (int step = 0; step < 2; ++step) {
@@ -107,7 +107,7 @@ TEST(OffloadFreed, WhatBackwardIsDoneWithIsFreedOnRequestAtOnce) {
   EXPECT_EQ(world.stats().offloaded, 4u);
 }
 
-// Nothing would end once more, or ever, for it to wait for.
+// No later end of a backward would free the tensor.
 TEST(OffloadFreed, WhatGoesAfterTheEndOfABackwardIsFreedAtOnce) {
   OffloadWorld world(SmallWindows(kMiB));
   at::Tensor other = world.Save({128});
@@ -143,7 +143,7 @@ TEST(OffloadFreed, WhatGoesInABackwardThatHasUnpackedNothingIsFreedAtOnce) {
   EXPECT_GE(freed, 128 * kKiB);
 }
 
-// Nothing reads it, so nothing is to be waited for.
+// Neither a copy nor a kernel reads it, so no wait is needed.
 TEST(OffloadFreed, WhatGoesInABackwardBeforeItWasCopiedIsFreedAtOnce) {
   OffloadWorld world(SmallWindows(kMiB));
   uint64_t freed = 0;
@@ -187,7 +187,7 @@ TEST(OffloadFreed, WhatGoesOutsideOfABackwardIsFreedAtOnceEvenIfItWasUnpackedThe
   EXPECT_GE(before - world.device_bytes(), 128 * kKiB);
 }
 
-// A leaf stays if somebody holds it: a backward that is done with a part of it does not count.
+// An externally referenced leaf stays. A backward that finished with a part of it is no reference.
 TEST(OffloadFreed, WhatBackwardIsDoneWithKeepsNoOtherPartOfItsStorage) {
   OffloadWorld world(SmallWindows(4 * kMiB));
   at::Tensor whole = world.activation(1024);

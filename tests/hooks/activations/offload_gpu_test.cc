@@ -1,7 +1,6 @@
-// Offload on a real GPU, in what neither the emulated device nor the fake runtime can show: large
-// tensors, real captures of CUDA graphs, a broken context, exit with copies in flight, and
-// LibTorch's pin_memory(). Without a GPU each test says why it skips; PINION_TEST_DEVICE=fake_cuda
-// runs those that need no real CUDA.
+// Checks on a real GPU what the emulated device and the fake runtime cannot show: large tensors,
+// captures of CUDA graphs, a broken context, exit during copies, and pin_memory(). Without a GPU,
+// tests are skipped with a reason; PINION_TEST_DEVICE=fake_cuda runs those that need no real CUDA.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
@@ -53,8 +52,8 @@ using OffloadGpuDeathTest = OffloadGpuTest;
 
 enum ExitCode { kAsItShould = 0, kNoError = 10, kVagueError = 11, kCannotRun = 12 };
 
-// After a kernel's illegal access every call of the context fails: backward must say so, and
-// neither hang nor give a gradient.
+// After an illegal access in a kernel, every call of the context fails. Backward must report that,
+// without a hang or a gradient.
 [[noreturn]] void TrainAfterAnIllegalAccess() {
   EmuWorld world;
   if (!OnGpu(world)) _exit(kCannotRun);
@@ -82,9 +81,9 @@ TEST_F(OffloadGpuDeathTest, AnIllegalAccessIsAnErrorOfBackward) {
   EXPECT_EXIT(TrainAfterAnIllegalAccess(), ::testing::ExitedWithCode(kAsItShould), "");
 }
 
-// exit() in the middle of a step, as sys.exit() or an uncaught signal's handler does.
+// Calls exit() during a step, like sys.exit() or a signal handler.
 [[noreturn]] void ExitInTheMiddleOfAStep() {
-  // Statics die in exit(), after main would have returned.
+  // Statics are destroyed in exit(), after main.
   static std::unique_ptr<EmuWorld>& world = *new std::unique_ptr<EmuWorld>(new EmuWorld());
   static at::Tensor loss;
   static std::vector<at::Tensor> seen;
@@ -92,7 +91,7 @@ TEST_F(OffloadGpuDeathTest, AnIllegalAccessIsAnErrorOfBackward) {
   {
     const OffloadScope scope(world->session());
     loss = net.Loss();
-    // More than is copied while the host gets from here to exit().
+    // More than can be copied before exit().
     const auto floats = static_cast<int64_t>((OnGpu(*world) ? kGiB : 2 * kMiB) / 4);
     const at::Tensor carrier = NewCarrier(*world);
     for (int i = 0; i < 4; ++i) loss = Observe(loss, {Activation(carrier, {floats}, i)}, &seen);
@@ -124,7 +123,7 @@ TEST_F(OffloadGpuTest, TensorsAboveEveryWindowComeBack) {
     for (int i = 0; i < 4; ++i) y = Observe(y, {Activation(carrier, {floats}, i)}, &seen);
   }
   y.backward();
-  // Backward visits the nodes from the last to the first; each Observe keeps what it saw last.
+  // Backward visits the nodes from last to first; each Observe keeps what it saw last.
   ASSERT_EQ(seen.size(), 1u);
   EXPECT_TRUE(SameBytes(seen[0].cpu(), ActivationValues({floats}, 0)));
   const OffloadStats stats = world.QuietStats();
@@ -134,21 +133,21 @@ TEST_F(OffloadGpuTest, TensorsAboveEveryWindowComeBack) {
 
 // --- Graphs ---
 
-// What backward needs is kept in a captured forward, and the graph can be launched.
+// A captured forward keeps what backward needs, and the graph can be launched.
 TEST_F(OffloadGpuTest, AStreamThatCapturesAGraphPassesThrough) {
   EmuWorld world;
   if (!OnGpu(world)) GTEST_SKIP() << "captures a real graph";
   const at::Tensor carrier = NewCarrier(world);
   const at::Tensor saved = Activation(carrier, {1024, 1024});
   std::vector<at::Tensor> seen;
-  Observe(carrier, {saved}, &seen).backward();  // memory is cached from here on
+  Observe(carrier, {saved}, &seen).backward();  // fills the memory cache
   const c10::Stream stream = world.NewStream();
   const auto native = static_cast<cudaStream_t>(NativeStream(stream).native());
   ASSERT_TRUE(world.Synchronize().ok());
   cudaGraph_t graph = nullptr;
   {
     const c10::StreamGuard guard(stream);
-    const at::Tensor once_more = Observe(carrier, {saved}, &seen);  // warms the stream's cache
+    const at::Tensor once_more = Observe(carrier, {saved}, &seen);  // fills the stream's cache
     ASSERT_EQ(cudaStreamBeginCapture(native, cudaStreamCaptureModeThreadLocal), cudaSuccess);
     {
       const OffloadScope scope(world.session());
@@ -166,15 +165,15 @@ TEST_F(OffloadGpuTest, AStreamThatCapturesAGraphPassesThrough) {
   cudaGraphDestroy(graph);
 }
 
-// A capture in the strictest mode forbids "unsafe" calls to every thread that has not relaxed its
-// own mode: pack makes none.
+// A capture in the strictest mode forbids "unsafe" calls to all threads that did not relax their
+// mode. Pack must make none.
 TEST_F(OffloadGpuTest, PackSpoilsNoCaptureOfAnotherStream) {
   EmuWorld world;
   if (!OnGpu(world)) GTEST_SKIP() << "captures a real graph";
   const at::Tensor carrier = NewCarrier(world);
   const at::Tensor saved = Activation(carrier, {1024, 1024});
   std::vector<at::Tensor> seen;
-  for (int i = 0; i < 2; ++i) {  // memory is pinned and cached from here on
+  for (int i = 0; i < 2; ++i) {  // pins and caches the memory
     at::Tensor y;
     {
       const OffloadScope scope(world.session());
@@ -205,7 +204,7 @@ TEST_F(OffloadGpuTest, PackSpoilsNoCaptureOfAnotherStream) {
 TEST_F(OffloadGpuTest, PinMemoryIsPinionsAndCopiesFromItAreRight) {
   EmuWorld world;
   if (!OnGpu(world)) GTEST_SKIP() << "pins for CUDA";
-  // The tier's, which is there for the session already.
+  // Must equal the options of the session's tier, which exists already.
   const AllocatorOptions options = SmallWindows().allocator;
   const absl::Status installed = InstallTorchHostAllocator(options, CudaBackend());
   ASSERT_TRUE(installed.ok()) << installed;

@@ -1,5 +1,5 @@
-// A node may return what it has saved as its gradient. What becomes a leaf's .grad is its own
-// memory all the same: never the user's tensor, a parameter, or what other nodes have saved.
+// Checks nodes that return a saved tensor as their gradient. A leaf's .grad must have memory of its
+// own: not the user's tensor, a parameter, or a tensor that other nodes have saved.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
@@ -37,7 +37,7 @@ class OffloadGradients : public ::testing::Test {
     return ActivationValues({side, side}, 3).to(world_.device()).requires_grad_(requires_grad);
   }
 
-  // The gradient of `weight` of a node that returns `saved`, which the caller holds.
+  // Returns the gradient of `weight` from a node that returns `saved`, which the caller references.
   at::Tensor GradientThatIs(const at::Tensor& saved, const at::Tensor& weight,
                             bool retain_graph = false) {
     at::Tensor y;
@@ -64,7 +64,7 @@ class OffloadGradients : public ::testing::Test {
 
 TEST_F(OffloadGradients, AnInputThatBecomesAGradientIsCopied) {
   for (const bool retain_graph : {false, true}) {
-    for (const int64_t side : {8, 32}) {  // too small; held by the user
+    for (const int64_t side : {8, 32}) {  // too small; externally referenced
       SCOPED_TRACE(std::to_string(side) + (retain_graph ? ", retained" : ""));
       ExpectOwnGradient(NewLeaf(side, false), retain_graph);
     }
@@ -105,13 +105,13 @@ TEST_F(OffloadGradients, WhatALentTensorTakesWithItMaySettleLoansItself) {
   y.backward(at::ones_like(y));
 }
 
-// Callbacks of others may run after the one in which loans come back.
+// Callbacks of other users may run after the one that releases aliases.
 TEST_F(OffloadGradients, WhatACallbackBorrowsAtTheEndOfABackwardComesBackToo) {
   at::Tensor lent;
   const at::Tensor y = Probe(NewLeaf(8, true), {}, [&](const at::Tensor& grad, const UnpackSaved&) {
     Lend(at::ones({4}), /*node_gets_copy=*/false);
     torch::autograd::Engine::get_default_engine().queue_callback([&] {
-      // To lend queues a callback, and LibTorch's list of those moves with this one while it runs.
+      // Lend queues a callback, and LibTorch's list of callbacks may move while this one runs.
       at::Tensor& borrowed = lent;
       borrowed = Lend(at::ones({4}), /*node_gets_copy=*/false);
     });
@@ -144,8 +144,7 @@ TEST_F(OffloadGradients, AnActivationThatTheUserHoldsAndThatBecomesAGradientIsCo
   EXPECT_EQ(stats().reused_on_device, 2u);
 }
 
-// Two nodes share what was fetched once. The first to run gives it away as a gradient, to which the
-// engine then adds.
+// Two nodes share one fetched tensor. The first returns it as a gradient, to which the engine adds.
 TEST_F(OffloadGradients, AFetchedTensorThatOthersReadIsCopied) {
   const at::Tensor carrier = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
   const at::Tensor weight = NewLeaf(32, true);
@@ -165,8 +164,8 @@ TEST_F(OffloadGradients, AFetchedTensorThatOthersReadIsCopied) {
   EXPECT_FALSE(weight.grad().is_alias_of(seen[0]));
 }
 
-// The program holds the tensor until the first node has read it. What the second node then gives
-// away as its gradient, to which the engine adds, is not the memory that the last one finds.
+// The program references the tensor until the first node has read it. The second returns it as a
+// gradient, to which the engine adds. The third must still read the saved bytes.
 TEST_F(OffloadGradients, ATensorThatTheUserDropsInBackwardIsCopied) {
   const at::Tensor carrier = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
   const at::Tensor weight = NewLeaf(32, true);
@@ -192,8 +191,7 @@ TEST_F(OffloadGradients, ATensorThatTheUserDropsInBackwardIsCopied) {
   EXPECT_TRUE(SameBytes(weight.grad(), ActivationValues({32, 32}, 5).add(1)));
 }
 
-// What only its node needs is nobody else's: its memory goes with the node, or becomes the
-// gradient.
+// A tensor that only its node needs becomes the gradient or is freed with the node.
 TEST_F(OffloadGradients, AFetchedTensorThatNobodyElseNeedsIsNotCopied) {
   const at::Tensor carrier = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
   const at::Tensor weight = NewLeaf(32, true);
@@ -212,8 +210,7 @@ TEST_F(OffloadGradients, AFetchedTensorThatNobodyElseNeedsIsNotCopied) {
   EXPECT_TRUE(SameBytes(weight.grad(), ActivationValues({32, 32}, 5)));
 }
 
-// Memory that was lent to a node is not kept until backward ends: what the next node is given finds
-// it back.
+// Aliased memory is released before backward ends: when the next node gets its tensors.
 TEST_F(OffloadGradients, WhatWasLentGoesBeforeBackwardEnds) {
   const at::Tensor carrier = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
   constexpr int kTensors = 8;
@@ -231,7 +228,7 @@ TEST_F(OffloadGradients, WhatWasLentGoesBeforeBackwardEnds) {
     }
   }
   const uint64_t before_bytes = world_.machine().memory_stats(0).in_use_bytes;
-  y.backward({}, /*retain_graph=*/true);  // which lends everything
+  y.backward({}, /*retain_graph=*/true);  // lends all tensors
   EXPECT_GE(stats().fetched_bytes, kTensors * 64u * 64 * 4);
   EXPECT_LT(most_bytes - before_bytes, 4u * 64 * 64 * 4);
 }

@@ -1,5 +1,5 @@
-// Whatever becomes of a graph: kept, dropped, interleaved, broken by an exception. Handles own
-// their data, so there is no state to go stale.
+// Checks graphs that are kept, dropped, interleaved, or interrupted by an exception. TRL's and
+// torchtune's shared tables go stale in these cases; here handles own their data.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
@@ -27,7 +27,7 @@ using OffloadGraphs = GraphsFixture;
 
 // --- Several backwards, several graphs ---
 
-// TRL and torchtune delete an entry when it is unpacked: a second backward raises "unknown id".
+// TRL and torchtune delete an entry at unpack, so a second backward raises "unknown id".
 TEST_F(OffloadGraphs, ARetainedGraphRunsBackwardAgain) {
   const TestNet net(world_.device(), at::kFloat);
   const Gradients plain = TrainStep(net, nullptr);
@@ -39,8 +39,8 @@ TEST_F(OffloadGraphs, ARetainedGraphRunsBackwardAgain) {
   }
 }
 
-// TRL's context resets its ids at entry, so that two forwards of the same shapes give out the same
-// ids: backward of the first got the second's tensors, silently, and the second's raised.
+// TRL resets its ids at each context entry. With two forwards of equal shapes, the first one's
+// backward silently got the second's tensors, and the second's raised.
 TEST_F(OffloadGraphs, TwoGraphsInFlightGetTheirOwnTensors) {
   const TestNet a(world_.device(), at::kFloat, SeededNet(1));
   const TestNet b(world_.device(), at::kFloat, SeededNet(2));
@@ -59,8 +59,8 @@ TEST_F(OffloadGraphs, TwoGraphsInFlightGetTheirOwnTensors) {
   world_.ExpectNothingLeft();
 }
 
-// Before the head of a graph, in the order of packing, there is the tail of another one. Whoever
-// keeps that graph does not want its tensors back in each step.
+// In packing order, an older graph's last tensors precede this graph's first. Prefetching must not
+// fetch them in every step.
 TEST_F(OffloadGraphs, NothingOfAnOlderGraphIsFetchedAhead) {
   const TestNet older(world_.device(), at::kFloat, SeededNet(1));
   const TestNet net(world_.device(), at::kFloat, SeededNet(2));
@@ -87,10 +87,10 @@ TEST_F(OffloadGraphs, AGraphThatIsDroppedWithoutBackwardReturnsEverything) {
   EXPECT_EQ(device_bytes(), before);
 }
 
-// A scope around a whole evaluation drops one graph after the other.
+// A scope around a whole evaluation drops one graph after another.
 TEST_F(OffloadGraphs, AGraphThatIsDroppedInItsScopeIsForgottenBeforeTheScopeEnds) {
   const at::Tensor carrier = NewCarrier();
-  const at::Tensor tensor = Activation(carrier, {16, 16});  // small enough to wait for company
+  const at::Tensor tensor = Activation(carrier, {16, 16});  // small enough to wait for a batch
   const auto references = [&] { return tensor.storage().getWeakStorageImpl().weak_use_count(); };
   const auto before = references();
   const OffloadScope scope(world_.session());
@@ -131,7 +131,7 @@ TEST_F(OffloadGraphs, AGraphOutlivesItsScopeAndItsSession) {
 
 // A node that saves its own output would be kept alive by a hook that keeps the tensor itself.
 TEST_F(OffloadGraphs, ANodeThatSavesItsOwnOutputIsNotLeaked) {
-  for (const int64_t size : {16, 4096}) {  // kept on the device, offloaded
+  for (const int64_t size : {16, 4096}) {  // kept on the device; offloaded
     SCOPED_TRACE("size " + std::to_string(size));
     const at::Tensor x = at::full({size}, 0.5, at::TensorOptions(world_.device()));
     x.requires_grad_(true);
@@ -229,7 +229,7 @@ TEST_F(OffloadGraphs, AGraphWhoseBackwardThrewReturnsEverything) {
   TakeGradients(net, loss);
   loss.reset();
   world_.ExpectNothingLeft();
-  // The worker that threw ends the backward a moment after backward() has.
+  // The worker that threw finishes shortly after backward() returns.
   EXPECT_TRUE(Soon([&] { return device_bytes() == before; }));
 }
 

@@ -1,5 +1,5 @@
-// Small tensors that share one block of host memory and one copy each way: whatever is true of a
-// tensor that travels alone is true of each of them.
+// Checks small tensors that share a host block and one copy in each direction. Each must behave
+// like a tensor that is copied alone.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
@@ -41,9 +41,9 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr uint64_t kWindowBytes = 128 * kKiB;
-constexpr uint64_t kGroupBytes = kWindowBytes / 4;  // at which waiting tensors leave
+constexpr uint64_t kGroupBytes = kWindowBytes / 4;  // of waiting tensors start a copy
 
-// With prefetch switched off by a window that holds one group at most.
+// Disables prefetching by a window that holds at most one group.
 OffloadOptions OnDemand() {
   OffloadOptions options = SmallWindows(kWindowBytes);
   options.prefetch_window_bytes = 1;
@@ -68,8 +68,7 @@ class OffloadGroups : public ::testing::Test {
   at::Tensor small(int first) { return Activation(carrier_, {kFloats}, first); }
   static at::Tensor SmallValues(int first) { return ActivationValues({kFloats}, first); }
 
-  // A node for each of `count` small tensors, which then leave the device. What backward unpacks is
-  // in seen_.
+  // Saves `count` small tensors by a node each, and evicts them. Reads go to seen_.
   at::Tensor SaveMany(int count) {
     seen_.resize(count);
     at::Tensor y = carrier_;
@@ -79,7 +78,7 @@ class OffloadGroups : public ::testing::Test {
     }
     return PushOut(y);
   }
-  // What was saved before is pushed out of the window by one large tensor.
+  // Evicts earlier tensors by saving one large tensor.
   at::Tensor PushOut(const at::Tensor& y) {
     const OffloadScope scope(world_.session());
     return Observe(y, {Activation(carrier_, {kWindowBytes / 4})}, &pushed_);
@@ -121,8 +120,7 @@ TEST_F(OffloadGroups, SmallTensorsShareOneCopyEachWay) {
   EXPECT_LT(device_bytes(), held);
 }
 
-// The copy of a group reads the gathered bytes: the tensors themselves are free for the next
-// kernel.
+// A group's copy reads the gathered bytes, so the tensors themselves are free for the next kernel.
 TEST_F(OffloadGroups, AfterTheGatherTheTensorsGoBeforeTheirCopyIsDone) {
   seen_.resize(kPerGroup);
   const OffloadScope scope(world_.session());
@@ -133,7 +131,7 @@ TEST_F(OffloadGroups, AfterTheGatherTheTensorsGoBeforeTheirCopyIsDone) {
   EXPECT_GE(device_bytes() - before, (kPerGroup - 1) * kSmallBytes);
   y = Observe(y, {small(kPerGroup - 1)}, &seen_.back());
   std::vector<at::Tensor> seen_next;
-  y = Observe(y, {small(0)}, &seen_next);  // the last one's operator has returned
+  y = Observe(y, {small(0)}, &seen_next);  // the last operator has returned
   EXPECT_EQ(stats().groups, 1u);
   EXPECT_EQ(stats().evicted_bytes, 0u) << "the gathered bytes are in the window";
   EXPECT_LE(device_bytes() - before, kGroupBytes + kSmallBytes + (kPerGroup + 1) * 512)
@@ -148,7 +146,7 @@ TEST_F(OffloadGroups, AFewSmallTensorsShareABlockAndTravelAsPieces) {
   at::Tensor y = SaveMany(3);
   EXPECT_EQ(stats().groups, 1u);
   EXPECT_LE(engine().d2h.submitted_pieces, 3u + 1);
-  if (!TestsRunOnGpu()) {  // where neighbours in memory may be one piece
+  if (!TestsRunOnGpu()) {  // where adjacent tensors may form one piece
     EXPECT_EQ(engine().d2h.submitted_pieces, 3u + 1);
   }
   y.backward();
@@ -156,7 +154,7 @@ TEST_F(OffloadGroups, AFewSmallTensorsShareABlockAndTravelAsPieces) {
   ExpectSeen(3);
 }
 
-// A large tensor does not take small ones with it that could wait for company.
+// A large tensor does not force waiting small tensors into its copy.
 TEST_F(OffloadGroups, SmallTensorsBetweenLargeOnesFindEachOther) {
   seen_.resize(kPerGroup);
   std::vector<at::Tensor> seen_large;
@@ -191,7 +189,7 @@ TEST_F(OffloadGroups, OddSizesTypesAndViewsComeBackAsTheyWere) {
       const at::Tensor values = ActivationValues({33 + i, 31}, i).to(types[i % types.size()]);
       at::Tensor tensor = values.to(world_.device());
       expected.push_back(values);
-      if (i % 3 == 1) {  // a view with strides, that begins inside its storage
+      if (i % 3 == 1) {  // a strided view with an offset
         tensor = tensor.transpose(0, 1).slice(0, 2);
         expected.back() = values.transpose(0, 1).slice(0, 2);
       }
@@ -293,7 +291,7 @@ TEST_F(OffloadGroups, WhatGoesWhileItWaitsIsNoCompanyForTheRest) {
   const OffloadScope scope(world_.session());
   at::Tensor gone = carrier_;
   for (int i = 0; i < kPerGroup / 2; ++i) gone = Observe(gone, {small(i)}, &seen_gone);
-  at::Tensor y = Observe(carrier_, {small(0)}, &seen_[0]);  // the operators before have returned
+  at::Tensor y = Observe(carrier_, {small(0)}, &seen_[0]);  // the earlier operators have returned
   gone.reset();
   for (int i = 1; i < kPerGroup; ++i) y = Observe(y, {small(i)}, &seen_[i]);
   EXPECT_EQ(engine().d2h.submitted_pieces, 0u) << "the last one's operator may still run";
@@ -302,7 +300,7 @@ TEST_F(OffloadGroups, WhatGoesWhileItWaitsIsNoCompanyForTheRest) {
   EXPECT_EQ(stats().grouped, static_cast<uint64_t>(kPerGroup));
 }
 
-// Half of a group belongs to a graph that is dropped while the other half is still in use.
+// Half of a group belongs to a dropped graph while the other half is still in use.
 TEST_F(OffloadGroups, AGroupOutlivesAGraphThatHadPartOfIt) {
   at::Tensor kept = carrier_;
   at::Tensor dropped = carrier_;
@@ -463,8 +461,8 @@ TEST_F(OffloadGroups, WithoutHostMemoryForTheGroupItsTensorsStayOnTheDevice) {
   ExpectSeen(kPerGroup);
 }
 
-// Gathering needs device memory for a moment. Without it, the tensors are copied one by one, each
-// to its place in the group's block.
+// Gathering needs device memory for a moment. Without it, each tensor is copied separately to its
+// place in the group's block.
 TEST_F(OffloadGroups, WithoutDeviceMemoryToGatherTheTensorsAreCopiedOneByOne) {
   std::vector<at::Tensor> activations;
   for (int i = 0; i < kPerGroup; ++i) activations.push_back(small(i));
@@ -522,19 +520,19 @@ TEST_F(OffloadGroupsOnDemand, OneFetchServesTheWholeGroup) {
 
 // --- What it is for ---
 
-// A chain of operators whose saved tensors are small.
+// A chain of operators that save small tensors.
 struct SmallTensorsRun {
   std::vector<at::Tensor> seen;
   EngineStats engine;
   OffloadStats stats;
-  uint64_t device_calls = 0;  // that host time goes to
+  uint64_t device_calls = 0;  // that cost host time
   double step_ms = 0;
 };
 
 SmallTensorsRun RunSmallTensors(bool share) {
   constexpr int kTensors = 400;
   OffloadOptions options = SmallWindows(kMiB);
-  if (!share) options.link->h2d.piece_us = 0;  // nothing to gain
+  if (!share) options.link->h2d.piece_us = 0;  // so that sharing gains nothing
   SmallTensorsRun run;
   EmuWorld world(MachineOptions(), options);
   const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
@@ -559,7 +557,7 @@ SmallTensorsRun RunSmallTensors(bool share) {
     run.step_ms = world.machine().now_ms() - begin_ms;
     run.device_calls = world.machine().calls(DeviceCall::kAny) - calls_before;
     if (!warm) continue;
-    // Detached: their history would keep the carrier.
+    // Detached, because their history would keep the carrier.
     for (const auto& tensors : seen) run.seen.push_back(tensors.at(0).detach().cpu());
   }
   run.stats = world.QuietStats();

@@ -1,5 +1,4 @@
-// What the nodes of a module's heads save stays on the device. Which parts are heads:
-// module_heads_test.cc.
+// Checks that tensors saved by a module's heads stay. module_heads_test.cc checks which parts are.
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/ThreadLocalState.h>
@@ -76,7 +75,7 @@ class OffloadHeads : public ::testing::Test {
   at::Tensor input() { return at::mul(activation(1), 0.01); }
   const at::Tensor& weight() { return model_->head_weight(); }
 
-  // In a scope that leaves the heads alone, or in a plain one, or in none.
+  // Runs forward in a scope with heads, in a scope with the module alone, or without a scope.
   enum class In { kHeads, kModule, kNothing };
   at::Tensor Loss(In in) {
     std::optional<OffloadScope> scope;
@@ -99,7 +98,7 @@ class OffloadHeads : public ::testing::Test {
 
   EmuWorld world_;
   TwoLayers model_;
-  // Found before the model moves to the device, where its parameters have other storages.
+  // Found before the model moves to the device, where its parameters get other storages.
   const ModuleHeads heads_ = FindHeads(*model_);
   at::Tensor carrier_ = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
   std::vector<at::Tensor> seen_;
@@ -237,8 +236,7 @@ TEST_F(OffloadHeads, AutocastsCopyOfASmallWeightTellsItToo) {
   EXPECT_GT(stats().fetched_bytes, 0u);
 }
 
-// The embedding is a function of the head's weight alone. With as many tokens as there are rows it
-// has the weight's sizes, and as a cast it has another type.
+// The embedding is a function of the head's weight, with the weight's sizes or another dtype.
 TEST_F(OffloadHeads, ATiedEmbeddingIsNoHead) {
   for (const int64_t tokens : {int64_t{32}, kWidth}) {
     for (const bool cast : {false, true}) {
@@ -283,7 +281,7 @@ TEST_F(OffloadHeads, ABufferOfItTellsItToo) {
   EXPECT_EQ(stats().offloaded, 0u);
 }
 
-// Threads number their nodes on their own, so two of one number may save in one scope.
+// Threads number their nodes independently, so two nodes in a scope may have the same number.
 TEST_F(OffloadHeads, ANodeOfAnotherThreadWithTheSameNumberIsNoHeads) {
   const at::Tensor hidden = activation(1);
   const at::Tensor other = activation(2);
@@ -330,7 +328,7 @@ TEST_F(OffloadHeads, AScopeWithoutHeadsInsideOffloadsThem) {
   EXPECT_GT(stats().offloaded, 0u);
 }
 
-// Its input has no gradient to come, so the node does not save the weight.
+// Its input requires no gradient, so the node does not save the weight.
 TEST_F(OffloadHeads, AHeadWhoseInputNeedsNoGradientIsNotKnown) {
   torch::nn::Linear head(kWidth, kWidth);
   head->to(world_.device());
@@ -345,7 +343,7 @@ TEST_F(OffloadHeads, AHeadWhoseInputNeedsNoGradientIsNotKnown) {
   EXPECT_EQ(stats().offloaded, 1u);
 }
 
-// The cast of a weight that needs no gradient has no history that leads to the weight.
+// The cast of a frozen weight has no history that leads to the weight.
 TEST_F(OffloadHeads, AFrozenHeadUnderAutocastIsNotKnownUnlessItIsWrapped) {
   torch::nn::Linear head(kWidth, kWidth);
   head->to(world_.device());

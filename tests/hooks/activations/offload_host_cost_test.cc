@@ -1,4 +1,4 @@
-// What saved tensors cost the host: copies, waits and looks, all of it counted, none of it timed.
+// Checks the host's work per saved tensor by counting copies, waits and look-ups, without timing.
 
 #include <ATen/core/Tensor.h>
 

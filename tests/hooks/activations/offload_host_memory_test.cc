@@ -1,4 +1,4 @@
-// Reserving and trimming host memory.
+// Checks reserving and trimming host memory.
 
 #include <ATen/core/Tensor.h>
 

@@ -1,5 +1,5 @@
-// Programs that write in place what autograd has saved, or will save: operators that save their own
-// result, and optimizers that step inside of backward.
+// Checks programs that write saved tensors in place: operators that save their own result, and
+// optimizers that step inside backward. TRL and torchtune fail in such programs.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
@@ -44,7 +44,7 @@ constexpr const char* kInPlaceMessage = "has been modified by an inplace operati
 
 // --- Operators in place that save their own result ---
 
-// Large enough for a copy of its own, and so are its views.
+// Large enough for a copy of its own; so are its views.
 constexpr int64_t kRows = 256;
 constexpr int64_t kColumns = 192;
 constexpr uint64_t kBytes = kRows * kColumns * sizeof(float);
@@ -63,7 +63,7 @@ constexpr Operator kOperators[] = {
 struct View {
   const char* name;
   at::Tensor (*of)(const at::Tensor&);
-  uint64_t size_bytes;  // that are copied of one: all of its storage if it covers half of that
+  uint64_t size_bytes;  // copied per view: the whole storage if the view covers half of it
 };
 const View kViews[] = {
     {"the tensor", [](const at::Tensor& t) { return t; }, kBytes},
@@ -78,7 +78,7 @@ const View kViews[] = {
      19999 * sizeof(float)},
 };
 
-// The nodes in between save nothing, and nobody holds what was written.
+// The nodes in between save nothing, and the written tensors have no other reference.
 at::Tensor WriteInPlace(const at::Tensor& x, const Operator& op, const View& view) {
   at::Tensor h = x;
   for (int i = 0; i < kWrites; ++i) {
@@ -130,7 +130,7 @@ TEST_P(OffloadInPlaceResults, TheyLeaveAsTheyWereWrittenThroughAnyView) {
   }
 }
 
-// What happens without offload, with it, and the gradient if there is one.
+// The error, if any, and the gradient of a run.
 struct Outcome {
   std::string error;
   at::Tensor gradient;
@@ -148,8 +148,7 @@ Outcome Backward(const at::Tensor& loss, const at::Tensor& x) {
   return outcome;
 }
 
-// A change in place while the copy out reads it is a race by the letter, and harms nothing: nobody
-// is given the copy.
+// A write while the D2H copy reads is formally a race, but harmless: no reader gets the copy.
 class OffloadInPlaceAgain : public ::testing::Test {
  protected:
   static EmulatedOptions RacesAllowed() {
@@ -158,7 +157,7 @@ class OffloadInPlaceAgain : public ::testing::Test {
     return options;
   }
 
-  // The result is halved where the operator's backward would read it.
+  // Halves the operator's result before the operator's backward reads it.
   at::Tensor WriteTwice(const Operator& op, const View& view) const {
     const at::Tensor y = at::mul(x_, 0.25);
     at::Tensor written = view.of(y);
@@ -192,7 +191,7 @@ TEST_F(OffloadInPlaceAgain, ASecondWriteThroughAnyViewRaisesAutogradsError) {
 TEST(OffloadInPlaceDeathTest, WhereRacesAreFatalTheReportNamesTheChangeBeforeTheRace) {
   if (TestsRunOnGpu()) GTEST_SKIP() << "a GPU does not tell of races";
   const auto change_what_leaves = [] {
-    EmuWorld world(MachineOptions(), SmallWindows(2 * kBytes));  // nothing is evicted
+    EmuWorld world(MachineOptions(), SmallWindows(2 * kBytes));  // evicts nothing
     const OffloadScope scope(world.session());
     at::Tensor y = at::randn({kRows, kColumns}).to(world.device()).requires_grad_(true) * 0.25;
     const at::Tensor z = at::sin(at::sin(y));
@@ -201,7 +200,7 @@ TEST(OffloadInPlaceDeathTest, WhereRacesAreFatalTheReportNamesTheChangeBeforeThe
   EXPECT_DEATH(change_what_leaves(), "changes a saved tensor in place.*race on bytes");
 }
 
-// A branch that no backward runs has saved what the operator then writes.
+// A branch without backward has saved the tensor that the operator then writes.
 TEST_F(OffloadInPlaceAgain, WhatABranchSavedBeforeTheWriteIsNotTakenForTheResult) {
   for (const Operator& op : kOperators) {
     for (const View& view : kViews) {
@@ -228,7 +227,7 @@ TEST_F(OffloadInPlaceAgain, WhatABranchSavedBeforeTheWriteIsNotTakenForTheResult
   }
 }
 
-// What TRL finds in its stash it returns as it is by then.
+// TRL returns a stashed tensor with its current, changed bytes.
 TEST_F(OffloadInPlaceAgain, TrlComputesWithWhatItHasBecome) {
   const Operator& sigmoid = kOperators[1];
   Outcome right = Backward(at::sum(at::mul(at::sigmoid(at::mul(x_, 0.25)), 0.5)), x_);
@@ -243,8 +242,7 @@ TEST_F(OffloadInPlaceAgain, TrlComputesWithWhatItHasBecome) {
 
 // --- Optimizers inside of backward ---
 
-// As torchtune has it: an optimizer for each parameter, which steps once the gradient is there and
-// lets go of it.
+// Like torchtune: one optimizer per parameter, which steps when the gradient is ready and frees it.
 class StepsInBackward : public torch::autograd::PostAccumulateGradHook {
  public:
   explicit StepsInBackward(const at::Tensor& parameter)
@@ -259,8 +257,8 @@ class StepsInBackward : public torch::autograd::PostAccumulateGradHook {
   torch::optim::Adam optimizer_;
 };
 
-// While it lives, each of the parameters is stepped in backward. A hook holds its parameter, whose
-// hook it is.
+// Steps each parameter in backward for its lifetime. The destructor removes the hooks, which form
+// reference cycles with their parameters.
 class OptimizerInBackward {
  public:
   explicit OptimizerInBackward(const std::vector<at::Tensor>& parameters)
@@ -284,16 +282,16 @@ class OptimizerInBackward {
 
 struct Ways {
   bool autocast = false;
-  bool backward_in_scope = false;  // as TRL's and torchtune's trainers have it
+  bool backward_in_scope = false;  // as in TRL's and torchtune's trainers
 };
 
 constexpr int kSteps = 5;
 
-// What the steps leave: each one's loss, and the parameters behind the last.
+// Returns each step's loss, and the parameters after the last step.
 std::vector<at::Tensor> Train(c10::Device device, const std::shared_ptr<OffloadSession>& session,
                               const Ways& ways) {
   NetShape shape;
-  shape.channels = 32;  // no small weights
+  shape.channels = 32;  // makes all weights large enough
   const TestNet net(device, at::kFloat, shape);
   const OptimizerInBackward optimizer(net.parameters());
   SeedGenerators();
@@ -318,7 +316,7 @@ std::vector<at::Tensor> Train(c10::Device device, const std::shared_ptr<OffloadS
   return results;
 }
 
-// torchtune's losses were NaN at the second step. Its issue has no cause to be told again.
+// torchtune's losses were NaN at the second step; its issue names no cause.
 TEST(OffloadOptimizerInBackward, StepsHaveTheLossesAndParametersThatTheyHaveWithoutOffload) {
   for (const bool autocast : {false, true}) {
     std::vector<at::Tensor> plain;
@@ -352,8 +350,8 @@ TEST(OffloadOptimizerInBackward, StepsHaveTheLossesAndParametersThatTheyHaveWith
   }
 }
 
-// Two forwards in flight under autocast: backward of the first one changes the weights that the
-// second one's casts were made of.
+// Two forwards in flight under autocast: the first one's backward changes the weights from which
+// the second one's casts were made.
 std::vector<at::Tensor> TwoInFlight(EmuWorld& world,
                                     const std::shared_ptr<OffloadSession>& session) {
   at::manual_seed(3);
@@ -370,7 +368,7 @@ std::vector<at::Tensor> TwoInFlight(EmuWorld& world,
     const at::Tensor hidden = at::gelu(at::linear(at::mul(x, scale), weights[0]));
     return at::linear(hidden, weights[1]).to(at::kFloat).square().mean();
   };
-  forward(1).backward();  // casts are made again from the second scope on that sees their weights
+  forward(1).backward();  // casts are recast from the second scope on
   const at::Tensor first = forward(2);
   const at::Tensor second = forward(3);
   first.backward();

@@ -1,5 +1,5 @@
-// What happens when something runs out or breaks: host memory, device memory, the device itself.
-// Gradients are right or there is a clear error, and nothing is left behind.
+// Checks exhausted host memory, exhausted device memory, and device failures. Gradients are right
+// or there is a clear error, and nothing is left behind.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
@@ -43,7 +43,7 @@ at::Tensor LargeActivation(const at::Tensor& carrier, int first) {
 
 // --- Host memory ---
 
-// The issue of every peer: one warning, and the job is killed.
+// Peers' users report this case: a warning, and then the job is killed.
 TEST(OffloadHostBudget, TensorsStayOnTheDeviceWhenItIsSpent) {
   OffloadOptions options = SmallWindows();
   options.allocator.segment_bytes = 16 * kKiB;
@@ -76,7 +76,7 @@ TEST(OffloadHostBudget, ATensorThatCannotBePinnedStaysOnTheDevice) {
 
 // --- Device memory ---
 
-// Leaves room for `size_bytes` more than what is in use now.
+// Limits device memory to `size_bytes` more than what is in use.
 void LeaveRoom(EmuWorld& world, uint64_t size_bytes) {
   ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
   const uint64_t in_use = world.machine().memory_stats(0).in_use_bytes;
@@ -112,8 +112,8 @@ TEST(OffloadDeviceMemory, APrefetchThatDoesNotFitIsDropped) {
   EXPECT_EQ(world.session()->GetStats().fetched_on_demand, 4u);
 }
 
-// An allocation that fails makes LibTorch's allocator for CUDA give its cache back and wait for the
-// device: at every unpack, that would cost more than prefetching can gain.
+// After a failed allocation, LibTorch's CUDA allocator empties its cache and waits for the device.
+// At every unpack, that would cost more than prefetching gains.
 TEST(OffloadDeviceMemory, PrefetchesThatDoNotFitAreTriedLessAndLessOften) {
   constexpr int kTensors = 16;
   for (const bool room_later : {false, true}) {
@@ -136,7 +136,7 @@ TEST(OffloadDeviceMemory, PrefetchesThatDoNotFitAreTriedLessAndLessOften) {
     y.backward();
     const OffloadStats stats = world.QuietStats();
     EXPECT_GT(stats.prefetches_refused, 0u);
-    EXPECT_LE(stats.prefetches_refused, 4u);  // each pause is twice as long: 1, 2, 4, 8 unpacks
+    EXPECT_LE(stats.prefetches_refused, 4u);  // pauses double: 1, 2, 4, 8 unpacks
     EXPECT_EQ(stats.prefetch_hits > 0, room_later) << stats.ToString();
   }
 }
@@ -173,7 +173,7 @@ TEST(OffloadDeviceMemory, ATensorThatIsNeededTakesThePlaceOfUnreadPrefetches) {
     y = Probe(y, {LargeActivation(carrier, 2)},
               [&](const at::Tensor& grad, const UnpackSaved& unpack) {
                 const std::vector<at::Tensor> read = unpack();
-                // Now the two tensors before it have been fetched ahead.
+                // The two tensors before it are prefetched by this point.
                 LeaveRoom(world, kTensorBytes + kTensorBytes / 2);
                 EXPECT_EQ(dropped(), 0u);
                 needed.backward();
@@ -209,9 +209,9 @@ TEST(OffloadDeviceMemory, ATensorThatDoesNotFitAtAllIsAnOutOfMemoryErrorThatPass
   EXPECT_TRUE(SameBytes(seen[0], ActivationValues({128, 128}, 1)));
 }
 
-// Fetching ahead is nobody's need: whatever breaks there is for the fetch that is needed to report.
+// Nothing depends on a prefetch, so its errors are left to the fetch on demand.
 TEST(OffloadDeviceMemory, APrefetchThatMeetsABrokenDeviceFailsNothing) {
-  uint64_t allocations = 0;  // up to and with the one that fetches ahead
+  uint64_t allocations = 0;  // up to and including the prefetch's
   for (const bool broken : {false, true}) {
     SCOPED_TRACE(broken ? "broken" : "whole");
     EmulatedOptions machine = MachineOptions();
@@ -244,7 +244,7 @@ TEST(OffloadDeviceMemory, APrefetchThatMeetsABrokenDeviceFailsNothing) {
 
 // --- A device that fails for a moment ---
 
-// With a few layers more it submits enough for the engine to ask how far the device is.
+// Has enough layers for the engine to query events, if that is the failing call.
 NetShape TinyNet(DeviceCall call) {
   NetShape shape;
   shape.layers = call == DeviceCall::kQueryEvent ? 4 : 1;
@@ -252,8 +252,7 @@ NetShape TinyNet(DeviceCall call) {
   return shape;
 }
 
-// Small bounds and slow copies, so that every path is taken: chunks, several batches, prefetches,
-// polling.
+// Small bounds and slow copies cover every path: chunks, several batches, prefetches, polling.
 OffloadOptions TightOptions() {
   OffloadOptions options = SmallWindows(6 * kKiB);
   options.engine.max_in_flight_bytes = kKiB;
@@ -290,7 +289,7 @@ TEST_P(OffloadFaults, EveryCallOfAStepMayFailOnce) {
   ASSERT_LT(calls_before, calls_after) << "a step makes no such call";
   for (uint64_t at = calls_before + 1; at <= calls_after; ++at) {
     SCOPED_TRACE(std::string(DeviceCallName(call)) + " call " + std::to_string(at));
-    // Without host memory or its copy, a tensor stays on the device; a query is repeated.
+    // A tensor without host memory or copy stays on the device, and a query is repeated.
     const bool must_succeed = call == DeviceCall::kPin || call == DeviceCall::kQueryEvent ||
                               (call == DeviceCall::kCopy && at <= calls_in_forward);
     EmulatedOptions machine = SlowCopies(/*stall_ms=*/1);

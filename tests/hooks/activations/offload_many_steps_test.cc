@@ -1,5 +1,5 @@
-// A thousand steps under a memory target, of two shapes that take turns and now and then of one
-// that was never there: what a process has is what it had after fifty.
+// Checks that a thousand steps within a memory target use no more resources than the first steps:
+// two alternating shapes, and rarely a new one.
 
 #include <cstddef>
 #include <cstdint>
@@ -18,15 +18,13 @@ namespace offload_many_steps_test {
 
 constexpr int kSteps = 1000;
 constexpr int kEarly = 50;
-// By then each shape has come, as many are known as are ever remembered, and LibTorch has cached
-// what it caches for each shape.
+// By this step all shapes have occurred, and the plan cache and LibTorch's caches are full.
 constexpr int kFull = 500;
 
 constexpr NetShape kShape = {.layers = 2, .batch = 2, .tokens = 24};
 constexpr NetShape kOther = {.layers = 3, .batch = 2, .tokens = 16};
 
-// Smaller than the two, so that no peak rises, and more than are remembered, so that each is new
-// whenever it comes.
+// Smaller than the two shapes, so no peak rises, and too many for the plan cache, so always new.
 constexpr int kRareShapes = 40;
 static_assert(kRareShapes > TargetSchedule::kMaxKnown);
 constexpr int kRareEvery = 10;
@@ -34,8 +32,8 @@ NetShape RareShape(int n) {
   return {.layers = 1 + n % 2, .batch = 1 + n / 2 % 2, .tokens = 4 + n / 4};
 }
 
-// Of the heap, from kFull to the end: plans differ in size from shape to shape. A byte more for
-// each saved tensor would be more than twice as much, since a step saves some 40.
+// Allowed heap growth from kFull to the end, because plan sizes differ by shape. A leak of one byte
+// per saved tensor would exceed it twice: a step saves some 40 tensors.
 constexpr uint64_t kHeapBytes = 64 * kKiB;
 static_assert(kHeapBytes < 4 * 40 * (kSteps - kFull));
 
@@ -68,7 +66,7 @@ TEST(OffloadManySteps, AThousandStepsOfOldAndNewShapesHaveWhatFiftyHad) {
       full = FootprintOf(world);
       full_plans = Plans(world);
     }
-    // Twice in a row: what comes once is not recorded while all else is known.
+    // Twice in a row, because a step that occurs once is not recorded while the others have plans.
     if (step % kRareEvery < 2) {
       const NetShape rare = RareShape(step / kRareEvery % kRareShapes);
       TrainStep(TestNet(world.device(), at::kFloat, rare), world.session());

@@ -1,4 +1,4 @@
-// What may happen on other threads, and in callbacks, while a copy is submitted.
+// Checks events on other threads, and in callbacks, during the submission of a copy.
 
 #include <ATen/core/Tensor.h>
 
@@ -30,7 +30,7 @@
 namespace pinion::testing {
 namespace {
 
-// Runs `act` when the number-th copy is about to be submitted.
+// Runs `act` just before the number-th copy is submitted.
 class ActingDevice : public ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
@@ -71,19 +71,19 @@ TEST_F(OffloadMeanwhile, ASourceIsFreedAfterTheCopyThatWasSubmittedMeanwhile) {
   at::Tensor second;
   {
     const OffloadScope scope(session);
-    first = Probe(world_.carrier, {world_.activation(40)}, OffloadWorld::Use);  // waits for company
+    first = Probe(world_.carrier, {world_.activation(40)}, OffloadWorld::Use);  // waits for a batch
     ASSERT_EQ(session->GetEngineStats(0).d2h.submitted_transfers, 0u);
     device_->ActAtCopy(CopyDirection::kDeviceToHost, 1, [&first] { first.reset(); });
     second = Probe(world_.carrier, {world_.activation(64)}, OffloadWorld::Use);
   }
   ASSERT_FALSE(first.defined());
-  // The race detector ends the process if these are bytes that the copy still reads.
+  // The race detector ends the process if these overwrite bytes that the copy still reads.
   for (int i = 0; i < 8; ++i) world_.activation(40, i);
   EXPECT_EQ(session->GetStats().live_handles, 1u);
   second.backward();
 }
 
-// Between the choice of what leaves and its submission, above all.
+// Most critical: between the choice of tensors to offload and their submission.
 TEST_F(OffloadMeanwhile, ATensorMayGoDuringEachCallToTheDevice) {
   int number = 0;
   for (bool gone = true; gone;) {
@@ -94,13 +94,13 @@ TEST_F(OffloadMeanwhile, ATensorMayGoDuringEachCallToTheDevice) {
     {
       const OffloadScope scope(session);
       first =
-          Probe(world_.carrier, {world_.activation(40)}, OffloadWorld::Use);  // waits for company
+          Probe(world_.carrier, {world_.activation(40)}, OffloadWorld::Use);  // waits for a batch
       device_->FailCalls([&first, left = number](const std::string&, uint64_t) mutable {
         if (--left == 0) first.reset();
         return absl::OkStatus();
       });
       second = Probe(world_.carrier, {world_.activation(64)}, OffloadWorld::Use);
-      // It leaves with the second one.
+      // Offloaded in one batch with the second tensor.
       Probe(world_.carrier, {world_.activation(64)}, OffloadWorld::Use);
     }
     device_->FailCalls([](const std::string&, uint64_t) { return absl::OkStatus(); });
@@ -131,7 +131,7 @@ TEST_F(OffloadMeanwhile, ATensorThatGoesWhileItsGroupIsCopiedIsNoPartOfTheGroup)
   EXPECT_TRUE(SameBytes(seen[0], ActivationValues(KiB(2), 7)));
 }
 
-// No call to the device is made with a lock held that another thread's scope needs.
+// No call to the device may hold a lock that another thread's scope needs.
 TEST_F(OffloadMeanwhile, AnotherThreadMayEndAScopeDuringEachCallToTheDevice) {
   const auto session = NewSession(SmallWindows(64 * kKiB));
   std::atomic<int> calls = 0;
@@ -208,7 +208,7 @@ TEST_F(OffloadMeanwhile, WhatIsBeingFetchedIsNotFetchedByAnotherReaderToo) {
   const uint64_t before = session->GetEngineStats(0).h2d.submitted_transfers;
   device_->ActAtCopy(CopyDirection::kHostToDevice, 1, [&] {
     reader = std::thread([&] { seen = unpack(); });
-    absl::SleepFor(absl::Milliseconds(50));  // as far as it comes
+    absl::SleepFor(absl::Milliseconds(50));  // gives the other thread time
   });
   y.backward({}, /*retain_graph=*/true);
   ASSERT_EQ(seen.size(), 1u);
@@ -228,7 +228,7 @@ TEST_F(OffloadMeanwhile, WhatIsBeingPrefetchedIsNotFetchedByItsReaderToo) {
     const OffloadScope scope(session);
     y = Probe(world_.carrier, {world_.activation(64, 1)},
               [&](const at::Tensor& grad, const UnpackSaved& unpack_in_backward) {
-                // At the end of backward what was fetched ahead goes, read or not.
+                // The end of backward frees prefetches, read or unread.
                 if (reader.joinable()) reader.join();
                 unpack = unpack_in_backward;
                 return grad;
@@ -237,10 +237,10 @@ TEST_F(OffloadMeanwhile, WhatIsBeingPrefetchedIsNotFetchedByItsReaderToo) {
   }
   y.backward({}, /*retain_graph=*/true);
   const uint64_t before = session->GetEngineStats(0).h2d.submitted_transfers;
-  // The first one is the fetch of what backward reads first.
+  // The first copy fetches the tensor that backward reads first.
   device_->ActAtCopy(CopyDirection::kHostToDevice, 2, [&] {
     reader = std::thread([&] { seen = unpack(); });
-    absl::SleepFor(absl::Milliseconds(50));  // as far as it comes
+    absl::SleepFor(absl::Milliseconds(50));  // gives the other thread time
   });
   y.backward({}, /*retain_graph=*/true);
   ASSERT_EQ(seen.size(), 1u);
@@ -261,7 +261,7 @@ TEST_F(OffloadMeanwhile, WhatIsBeingPrefetchedIsNotPrefetchedByAnotherThreadToo)
     y = Probe(y, {held}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
       device_->ActAtCopy(CopyDirection::kHostToDevice, 1, [&] {
         reader = std::thread([&] { unpack(); });
-        absl::SleepFor(absl::Milliseconds(50));  // as far as it comes
+        absl::SleepFor(absl::Milliseconds(50));  // gives the other thread time
       });
       unpack();
       reader.join();

@@ -1,5 +1,5 @@
-// What leaves the device, and when: slices and the storages that they hold, tensors that are larger
-// than all others, groups that there is no memory to gather.
+// Checks what is evicted and when: slices and their storages, a tensor larger than all others,
+// groups without memory for gathering.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
@@ -27,7 +27,7 @@
 namespace pinion::testing {
 namespace {
 
-// Logits, say: twice their size, both ways, would hold more than all that is saved.
+// Logits, for example: a window of twice their size would hold more than all other saved tensors.
 TEST(OffloadMemory, OneTensorThatIsLargerThanAllOthersDoesNotWidenTheAutomaticWindow) {
   OffloadWorld world(SmallWindows(OffloadOptions::kAutoWindow));
   std::vector<int64_t> sizes(16, 32);
@@ -35,7 +35,7 @@ TEST(OffloadMemory, OneTensorThatIsLargerThanAllOthersDoesNotWidenTheAutomaticWi
   world.Save(sizes);
   const uint64_t before = world.device_bytes();
   const at::Tensor y = world.Save(sizes);
-  // A sixteenth of 2,528 KiB, and what waits for company.
+  // A sixteenth of 2,528 KiB, and the small tensors that wait for a batch.
   EXPECT_LE(world.device_bytes() - before, (158 + 40) * kKiB) << world.stats().ToString();
 }
 
@@ -84,7 +84,7 @@ TEST(OffloadMemory, AWindowCountsTheWholeStorageOfASliceAndOnceForAllSlices) {
   }
 }
 
-// The slices that live on hold the storage that the one that went was counted for.
+// The remaining slices keep the storage alive for which the freed one was counted.
 TEST(OffloadMemory, AStorageCountsUntilItsLastSliceHasGone) {
   OffloadWorld world(SmallWindows(1536 * kKiB));
   at::Tensor whole = world.activation(1024);
@@ -179,7 +179,7 @@ uint64_t OutOfMemoryErrors(OffloadWorld& world) {
   return allocator->getDeviceStats(0).num_ooms;
 }
 
-// An allocation that fails makes LibTorch's allocator for CUDA give its cache back.
+// After a failed allocation, LibTorch's CUDA allocator empties its cache.
 TEST(OffloadMemory, GathersThatDoNotFitAreTriedLessAndLessOften) {
   OffloadWorld world(SmallWindows(64 * kKiB));
   constexpr int kGroups = 32;
@@ -202,7 +202,7 @@ TEST(OffloadMemory, GathersThatDoNotFitAreTriedLessAndLessOften) {
   EXPECT_GE(world.stats().groups, static_cast<uint64_t>(kGroups - 1));
   const uint64_t errors = OutOfMemoryErrors(world) - before;
   EXPECT_GE(errors, 1u);
-  EXPECT_LE(errors, 6u);  // each pause is twice as long: 1, 2, 4, 8, 16 gathers
+  EXPECT_LE(errors, 6u);  // pauses double: 1, 2, 4, 8, 16 gathers
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A scope that is given a module keeps the module's parameters and buffers on the device, by
-// storage; everything else that autograd saves may leave.
+// Checks that a scope with a module keeps the module's parameters and buffers on the device, by
+// storage, and may offload all other saved tensors.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mul.h>
@@ -76,7 +76,7 @@ TEST_F(OffloadModule, FrozenParametersAndBuffersStayToo) {
   EXPECT_GT(stats().offloaded, 0u);
 }
 
-// Its inputs are no parameters, whether they need a gradient or not.
+// Without parameters in the module, no input is taken for one, with or without gradients.
 TEST_F(OffloadModule, AScopeOfAModuleWithoutParametersKnowsThatItHasNone) {
   OffloadOptions options = SmallWindows(1);
   options.offload_leaves = true;
@@ -112,8 +112,8 @@ TEST_F(OffloadModule, ABufferWithoutAStorageIsNothingToKeep) {
   y.sum().backward();
 }
 
-// As attribution does: the gradient of the input is wanted, and a layer saves a view of it. That is
-// no parameter, but its owner keeps it on the device all the same.
+// As in attribution: the input requires a gradient, and a layer saves a view of it. The input is no
+// parameter, but its owner keeps it on the device.
 TEST_F(OffloadModule, AnInputThatRequiresAGradientIsNotCopiedThroughItsViews) {
   const at::Tensor x = input();
   at::Tensor loss;

@@ -1,4 +1,4 @@
-// What a session may be told, and how it is switched off.
+// Checks the options of a session, and how a session is disabled.
 
 #include "pinion/hooks/activations/offload_options.h"
 
@@ -85,7 +85,7 @@ TEST(OffloadOptionsTest, TensorsGoToTheAllocatorThatTheProgramHandsInAndSessions
   const std::shared_ptr<EmulatedMachine> machine =
       EmulatedMachine::Create(MachineOptions()).value();
   ASSERT_THAT(RegisterEmuDevice(machine), IsOk());
-  AllocatorOptions unused;  // by the sessions: it could not be served
+  AllocatorOptions unused;  // not used by the sessions; it could not be served
   unused.max_locked_bytes = 1;
   OffloadOptions options = SmallWindows();
   const std::shared_ptr<PinnedAllocator> allocator =
@@ -110,7 +110,7 @@ TEST(OffloadOptionsTest, TensorsGoToTheAllocatorThatTheProgramHandsInAndSessions
 
 // --- What cannot work is refused where it is given ---
 
-// Collects the log while it lives.
+// Collects the log for its lifetime.
 class ScopedLog {
  public:
   ScopedLog()
@@ -165,7 +165,7 @@ TEST(OffloadSessionCreate, OneThatIsNotEnabledReservesNothing) {
   EXPECT_EQ(session->GetAllocatorStats().locked_bytes.current, 0u);
 }
 
-// A graph that waits for its backward is a user of the pool, too: the budget is one.
+// A graph that waits for its backward uses the pool too, so both sessions share one budget.
 TEST(OffloadSessionCreate, AGraphThatOutlivesItsSessionSharesItsPoolWithTheNext) {
   EmuWorld world;
   OffloadOptions options = SmallWindows();
@@ -270,7 +270,7 @@ TEST(OffloadSessionCreate, ASwitchThatIsNeitherOnNorOffIsNamedInTheLog) {
   }
 }
 
-// A scope in the forward of a checkpointed block is opened again when backward computes the block.
+// A scope in the forward of a checkpointed block is reopened when backward recomputes the block.
 TEST(OffloadSessionScope, AScopeInsideABackwardSaysThatNothingLeaves) {
   EmuWorld world;
   const ScopedLog log;
@@ -305,7 +305,7 @@ TEST(OffloadOptionsLink, EachDeviceIsMeasuredWhenItIsFirstUsed) {
   EXPECT_NEAR(link->d2h.piece_us, model.piece_us, 0.2 * model.piece_us);
 }
 
-// Of an earlier run, say.
+// For example a calibration from an earlier run.
 TEST(OffloadOptionsLink, AGivenLinkIsNotMeasured) {
   const auto copies = [](const OffloadOptions& options) {
     EmuWorld world(MachineOptions(), options);

@@ -1,5 +1,5 @@
-// Programs that train one model on several devices: tensor parallelism, whose collectives run on
-// streams of their own, and sharded parameters, whose memory comes and goes.
+// Checks programs that train one model on several devices: tensor parallelism, with collectives on
+// separate streams, and sharded parameters, whose memory is freed and reallocated.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -51,10 +51,10 @@ constexpr int64_t kChannels = 32;
 constexpr int64_t kHidden = 128;  // half of them on each device
 constexpr int kLayers = 3;
 
-// A tensor on each device.
+// One tensor per device.
 using Parts = std::vector<at::Tensor>;
 
-// On the CPU, and taken away.
+// Takes the gradients, on the CPU.
 std::vector<at::Tensor> TakeGradients(const std::vector<at::Tensor>& leaves) {
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& leaf : leaves) {
@@ -64,8 +64,8 @@ std::vector<at::Tensor> TakeGradients(const std::vector<at::Tensor>& leaves) {
   return gradients;
 }
 
-// Collectives as NCCL has them: on a stream of each device, after the compute of all devices, and
-// in place by writes that raise no version. Who has started one computes on until the join.
+// Collectives like NCCL's: on a stream per device, after the compute of all devices, with in-place
+// writes that raise no version. The caller computes on until the join.
 class Collectives {
  public:
   explicit Collectives(const EmuWorld& world) {
@@ -85,7 +85,7 @@ class Collectives {
     });
     Join();
   }
-  // All shards one below the other, on each device. The memory is that of the compute streams.
+  // Gathers the shards in rows, on each device. The memory belongs to the compute streams.
   Parts StartAllGather(const Parts& shards) {
     Parts all;
     for (const at::Tensor& shard : shards) {
@@ -126,8 +126,8 @@ Collectives& CollectivesOf(AutogradContext* ctx) {
   return *reinterpret_cast<Collectives*>(ctx->saved_data["collectives"].toInt());
 }
 
-// Layers split by columns, over tokens that are split as well. Backward gathers what was saved on
-// the side streams, beside the product for the inputs, as Megatron-LM's does.
+// Layers split by columns, over split tokens. Backward gathers the saved inputs on side streams,
+// during the product for the input gradients, like Megatron-LM's.
 class ColumnParallel : public torch::autograd::Function<ColumnParallel> {
  public:
   static variable_list forward(AutogradContext* ctx, Collectives* collectives, at::Tensor x0,
@@ -153,7 +153,7 @@ class ColumnParallel : public torch::autograd::Function<ColumnParallel> {
   }
 };
 
-// The sum of partial results, on each device.
+// Sums partial results, on each device.
 class SumOfParts : public torch::autograd::Function<SumOfParts> {
  public:
   static variable_list forward(AutogradContext* ctx, Collectives* collectives, at::Tensor y0,
@@ -194,7 +194,7 @@ class ParallelNet {
 
   const std::vector<c10::Stream>& compute() const { return collectives_.compute(); }
 
-  // The losses and the gradients of all parameters, of a forward in the scope.
+  // Returns the losses and all parameters' gradients of a step whose forward runs in the scope.
   template <typename Scope>
   std::vector<at::Tensor> Step(Scope open_scope) {
     const c10::MultiStreamGuard streams(collectives_.compute());
@@ -235,8 +235,7 @@ class ParallelNet {
   Parts input_;
 };
 
-// Torchtune's rule: one stream of each device stands for all of its compute. It takes the one that
-// is the default stream.
+// torchtune's rule: one stream per device, the default one, stands for all compute.
 class CopiesAfterOneStream : public SavedTensorPacker {
  public:
   CopiesAfterOneStream(const EmuWorld& world, std::vector<c10::Stream> compute)
@@ -273,7 +272,7 @@ class CopiesAfterOneStream : public SavedTensorPacker {
 
    private:
     const CopiesAfterOneStream& owner_;
-    const at::Tensor stashed_;  // for as long as its copy may run
+    const at::Tensor stashed_;  // lives while its copy may run
     const at::Tensor host_;
   };
 
@@ -313,7 +312,7 @@ TEST_F(OffloadTensorParallel, StepsHaveTheBitsThatTheyHaveWithoutOffloadAndNoRac
   world_.ExpectNothingLeft();
 }
 
-// Nobody has found what torchtune#2683 comes from. Of torchtune's file this much is known.
+// The cause of torchtune#2683 is unknown; torchtune's file permits these races.
 TEST_F(OffloadTensorParallel, ForAPackerThatWaitsForTheDefaultStreamTheSameStepIsFullOfRaces) {
   const std::vector<c10::Stream> defaults = {CurrentStream(world_.device(0)),
                                              CurrentStream(world_.device(1))};
@@ -331,7 +330,7 @@ constexpr int64_t kRows = 128;
 constexpr int64_t kFlat = 2 * kWidth * kWidth;  // two weights
 constexpr int kShardedLayers = 3;
 
-// A layer whose weights are views of a flat tensor, which has memory only while they are needed.
+// A layer whose weights are views of a flat tensor, which has memory only while they are used.
 class ShardedLayer {
  public:
   ShardedLayer(c10::Device device, bool requires_grad)
@@ -347,7 +346,7 @@ class ShardedLayer {
     };
     const at::Tensor y = at::linear(at::gelu(at::linear(x, weight(0))), weight(1));
     Resize(0);
-    // Before the layer's own nodes run, and behind them.
+    // Before and after the layer's own nodes run.
     y.register_hook([this](const at::Tensor&) { Gather(); });
     if (x.requires_grad()) x.register_hook([this](const at::Tensor&) { Resize(0); });
     return y;
@@ -357,7 +356,7 @@ class ShardedLayer {
   const at::Tensor& flat() const { return flat_; }
 
  private:
-  // The memory is other memory each time. No version rises, as with a collective.
+  // Allocates other memory each time, and raises no version, like a collective.
   void Gather() {
     elsewhere_.push_back(at::empty({kFlat}, shard_.options()));
     Resize(flat_.nbytes());
@@ -372,7 +371,7 @@ class ShardedLayer {
   std::vector<at::Tensor> elsewhere_;
 };
 
-enum class Has { kFlat, kShards };  // as its parameters
+enum class Has { kFlat, kShards };  // the module's parameters
 
 class ShardedModule : public torch::nn::Module {
  public:
@@ -409,8 +408,7 @@ class ShardedModule : public torch::nn::Module {
 constexpr int kSteps = 4;
 constexpr uint64_t kActivationBytes = kRows * kWidth * sizeof(float);
 
-// Of each layer the input of gelu and, where weights need gradients, those of both linears; the
-// last output.
+// Per layer gelu's input and, if weights require gradients, both linears' inputs; the last output.
 constexpr uint64_t Activations(bool requires_grad) {
   return (requires_grad ? 3 : 1) * kShardedLayers + 1;
 }
@@ -450,7 +448,7 @@ class OffloadShardedParameters : public ::testing::TestWithParam<bool> {
   EmuWorld world_;
 };
 
-// Without the module of the scope, and with it.
+// With and without the module in the scope.
 INSTANTIATE_TEST_SUITE_P(, OffloadShardedParameters, ::testing::Bool());
 
 // Under FSDP, TRL takes views of a flat parameter for activations (trl#4247).
@@ -458,7 +456,7 @@ TEST_P(OffloadShardedParameters, ViewsOfAFlatParameterStayWhereverItsMemoryIs) {
   ExpectActivationsAloneCopied(Has::kFlat, /*requires_grad=*/true);
 }
 
-// The module has shards as its parameters, and what is gathered of them is no parameter of it.
+// The module's parameters are the shards; the gathered tensor is not a parameter of the module.
 TEST_P(OffloadShardedParameters, WhatIsGatheredOfAShardStaysThoughTheModuleDoesNotKnowIt) {
   ExpectActivationsAloneCopied(Has::kShards, /*requires_grad=*/true);
   ExpectActivationsAloneCopied(Has::kShards, /*requires_grad=*/false);
@@ -466,7 +464,7 @@ TEST_P(OffloadShardedParameters, WhatIsGatheredOfAShardStaysThoughTheModuleDoesN
 
 TEST_P(OffloadShardedParameters, WithAMemoryTargetStepsHaveTheSameBits) {
   OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
-  options.memory_target_bytes = 1;  // all leaves
+  options.memory_target_bytes = 1;  // offloads everything
   for (const bool requires_grad : {true, false}) {
     ShardedModule module(world_.device(), Has::kShards, requires_grad);
     EXPECT_GE(TrainWithSameBits(module, options).evicted_bytes,
@@ -474,7 +472,7 @@ TEST_P(OffloadShardedParameters, WithAMemoryTargetStepsHaveTheSameBits) {
   }
 }
 
-// TRL's rule: what has an address that a parameter had at the beginning is a parameter.
+// TRL's rule: a tensor is a parameter if a parameter had its address at the beginning.
 struct ParametersByAddress : public SavedTensorPacker {
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
     activations += addresses.count(tensor.storage().data()) == 0;

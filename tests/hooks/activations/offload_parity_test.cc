@@ -1,5 +1,5 @@
-// Gradients with offload are those without it, bit by bit, in every order that the device may
-// choose; and offload does what it is for: the device's peak falls, the host pins once.
+// Checks that gradients equal those without offload, bit by bit, in every order of the device's
+// effects. Also checks that the device's peak falls and that host memory is pinned once.
 
 #include <c10/core/ScalarType.h>
 
@@ -84,11 +84,11 @@ INSTANTIATE_TEST_SUITE_P(
 class OffloadParitySeeds : public ::testing::TestWithParam<std::tuple<EffectSchedule, ReuseMode>> {
 };
 
-// A race that the detector sees aborts the process after printing the seed and both accesses.
+// A detected race aborts the process after printing the seed and both accesses.
 TEST_P(OffloadParitySeeds, NoneFindsARaceOrAnotherGradient) {
   const auto [schedule, reuse] = GetParam();
   constexpr uint64_t kWindows[] = {1, 5 << 10, 24 << 10, OffloadOptions::kAutoWindow};
-  // Where the seed decides nothing, once with each window.
+  // Schedules that ignore the seed run once with each window.
   const uint64_t seeds = schedule == EffectSchedule::kRandom ? 200 : std::size(kWindows);
   NetShape shape;
   shape.layers = 1;
@@ -127,8 +127,8 @@ TEST(OffloadMemory, PeakDeviceMemoryFalls) {
   EXPECT_LT(peak_bytes(true), without / 2) << "without offload: " << without;
 }
 
-// peers: cudaHostAlloc per tensor and step cost 465 ms a step until its results were pooled
-// (PyTorch's compiled activation offload).
+// peers: PyTorch's compiled activation offload lost 465 ms a step to one cudaHostAlloc per tensor,
+// until the results were pooled.
 TEST(OffloadMemory, NothingIsPinnedOnceDemandHasStoppedRising) {
   EmuWorld world;
   const TestNet net(world.device(), at::kFloat);
@@ -172,7 +172,7 @@ TEST_P(OffloadStatsInvariants, EverySavedTensorWentSomewhere) {
 
 INSTANTIATE_TEST_SUITE_P(OverlapOrNot, OffloadStatsInvariants, ::testing::Bool());
 
-// The engine's own count is a second opinion on what the session says it moved.
+// The engine's own counters verify the bytes that the session reports.
 TEST(OffloadMemory, TheLinkCarriesWhatTheStatisticsSay) {
   EmuWorld world;
   const TestNet net(world.device(), at::kFloat);

@@ -1,5 +1,4 @@
-// What backward fetches ahead when it does not read what was saved strictly from the last to the
-// first.
+// Checks prefetching when backward does not read strictly from the last saved tensor to the first.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mul.h>
@@ -22,21 +21,20 @@
 namespace pinion::testing {
 namespace offload_prefetch_test {
 
-constexpr uint64_t kTensorBytes = 32 * kKiB;  // each fills a copy of its own
+constexpr uint64_t kTensorBytes = 32 * kKiB;  // large enough for a copy of its own
 
 class OffloadPrefetch : public ::testing::Test {
  protected:
   static OffloadOptions Options() {
-    OffloadOptions options = SmallWindows(1);  // all that is saved leaves
+    OffloadOptions options = SmallWindows(1);  // evicts all saved tensors
     options.prefetch_window_bytes = 2 * kTensorBytes;
     return options;
   }
   at::Tensor NewActivation(int first) {
     return Activation(carrier_, {kTensorBytes / sizeof(float)}, first);
   }
-  // What it takes to read tensors of so many KiB, which were saved in this order, in the order
-  // `reads`. In that order they are saved once more, in a scope of its own: what it saves has no
-  // place among the first one's.
+  // Saves tensors of `kib` KiB in this order, and reads them in the order `reads`. A second scope,
+  // with places of its own, saves them again in that order. Returns the statistics.
   OffloadStats Read(const std::vector<int64_t>& kib, const std::vector<size_t>& reads) {
     at::Tensor y = carrier_;
     std::vector<at::Tensor> saved;
@@ -86,7 +84,7 @@ TEST_F(OffloadPrefetch, ATensorThatWasSavedFirstAndLastIsFetchedForItsFirstRead)
   EXPECT_EQ(stats.prefetches_dropped, 0u);
 }
 
-// Saved at the beginning and in the middle: backward meets it in the middle.
+// Saved at the beginning and in the middle; backward first reads it in the middle.
 TEST_F(OffloadPrefetch, ATensorThatIsSavedAgainInTheMiddleIsFetchedAheadThere) {
   constexpr uint64_t kNodes = 12;
   at::Tensor y = carrier_;
@@ -125,7 +123,7 @@ TEST_F(OffloadPrefetch, ATensorThatEveryNodeReadsDoesNotEndIt) {
   EXPECT_LE(stats.prefetch_looks, 6 * kNodes);
 }
 
-// All of them by one node, which reads them in the order in which it has saved them.
+// One node saves all of them, and reads them in the order of saving.
 TEST_F(OffloadPrefetch, WhatIsReadFromTheFirstToTheLastIsLookedAtOnce) {
   constexpr uint64_t kTensors = 200;
   at::Tensor y;
@@ -144,7 +142,7 @@ TEST_F(OffloadPrefetch, WhatIsReadFromTheFirstToTheLastIsLookedAtOnce) {
 }
 
 TEST_F(OffloadPrefetch, AJumpToWhatWasSavedEarlierFetchesAheadWhatFitsThere) {
-  // The window has no room for the third while the fourth is unread.
+  // The window cannot hold the third while the fourth is unread.
   const OffloadStats stats = Read({32, 32, 64, 32, 32}, {4, 1, 0, 3, 2});
   ASSERT_EQ(stats.evicted_bytes, 192 * kKiB);
   EXPECT_EQ(stats.fetched_bytes, 192 * kKiB);

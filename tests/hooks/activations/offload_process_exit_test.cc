@@ -1,4 +1,4 @@
-// A graph that is alive when the process exits.
+// Checks a graph that is alive when the process exits.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
@@ -31,9 +31,8 @@ struct Graph {
 
 void LeaveALiveGraph(bool unread_prefetch) {
   auto* const world = new EmuWorld(MachineOptions(), SmallWindows());
-  // Destroyed by static destructors, while the process exits. LibTorch's allocator for CUDA, which
-  // is loaded with the device, goes after what is made from here on; what is older than it cannot
-  // be a tensor of CUDA then, offloaded or not.
+  // Destroyed by static destructors. LibTorch's CUDA allocator, loaded with the device, is
+  // destroyed after objects made from here on; older objects cannot hold CUDA tensors then.
   static Graph graph;
   graph.carrier = at::ones({1}, at::TensorOptions(world->device())).requires_grad_(true);
   UnpackSaved unpack;
@@ -51,7 +50,7 @@ void LeaveALiveGraph(bool unread_prefetch) {
                   });
   }
   later.backward({}, /*retain_graph=*/true);
-  // Outside of a backward, at whose end it would be dropped.
+  // Outside of a backward, because its end would drop the prefetch.
   if (unread_prefetch) unpack();
   const OffloadStats stats = world->session()->GetStats();
   // The test's premises.
@@ -59,7 +58,7 @@ void LeaveALiveGraph(bool unread_prefetch) {
   const bool unread = stats.fetched_bytes > 0 && stats.prefetch_hits + stats.fetched_on_demand == 0;
   if (unread_prefetch != unread) std::_Exit(4);
   world->DropSession();
-  // What goes with the process is nothing to report.
+  // The exit must not log anything.
   SetLogSink([](LogSeverity, const std::string&) { std::_Exit(5); });
   std::cerr << "exiting\n";
   std::exit(0);

@@ -1,5 +1,5 @@
-// Programs that other projects' offload fails in: experts chosen by a router, adapters around
-// frozen layers, encoders of several widths; and what a step asks of the framework's allocator.
+// Checks programs in which other projects' offload fails: experts behind a router, adapters around
+// frozen layers, encoders of several widths. Also checks the calls to the framework's allocator.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
@@ -50,7 +50,7 @@ namespace offload_programs_test {
 
 using ::testing::HasSubstr;
 
-// On the CPU, and taken away.
+// Takes the gradients, on the CPU.
 std::vector<at::Tensor> TakeGradients(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> gradients;
   for (const at::Tensor& parameter : parameters) {
@@ -70,7 +70,7 @@ void ExpectSame(const std::vector<at::Tensor>& expected, const std::vector<at::T
 
 constexpr int64_t kExperts = 4;
 constexpr int64_t kChannels = 32;
-constexpr int kKinds = 20;  // of steps: rows, and who gets none of them
+constexpr int kKinds = 20;  // kinds of steps: rows, and the expert without any
 
 class Experts {
  public:
@@ -86,7 +86,7 @@ class Experts {
     }
   }
 
-  // Of each fifth kind all experts may have rows, of the others one has none.
+  // Every fifth kind may give rows to all experts; in the others, one expert gets none.
   at::Tensor Loss(int kind) {
     at::manual_seed(kind);
     const at::Tensor x = at::randn({48 + 8 * (kind % 7), kChannels}).to(device_);
@@ -105,7 +105,7 @@ class Experts {
       const at::Tensor gate = at::index_select(gates.select(1, expert), 0, rows).unsqueeze(1);
       y = y.index_add(0, rows, at::mul(result, gate));
     }
-    // For the log alone: no backward reads what it has saved.
+    // For the log only: no backward reads what this saves.
     logged_ = at::logsumexp(logits, 1).mean();
     return y.square().mean();
   }
@@ -177,7 +177,7 @@ TEST_P(OffloadExperts, HundredsOfStepsOfAnyRowsHaveTheSameBitsAndLeaveNothing) {
   EXPECT_EQ(stats.kept_as_planned > 0, GetParam());
 }
 
-// A scope around all steps, as TRL had it before it forgot at each step what is not read (#5730).
+// A scope around all steps, as in TRL before it dropped unread tensors at each step (#5730).
 TEST(OffloadExpertsInTrl, WhatNoBackwardReadsStaysOnTheDeviceForGood) {
   EmuWorld world;
   Experts experts(world.device());
@@ -196,7 +196,7 @@ TEST(OffloadExpertsInTrl, WhatNoBackwardReadsStaysOnTheDeviceForGood) {
 
 enum class Precision { kFull, kAutocast, kAutocastOfFullWeights };
 
-// Frozen layers with an adapter of low rank each. The width is nobody else's.
+// Frozen layers with a low-rank adapter each. No other tensor has this width.
 class AdaptedImpl : public torch::nn::Module {
  public:
   static constexpr int64_t kWidth = 72;
@@ -277,7 +277,7 @@ TEST_P(OffloadAdapters, HaveTheSameGradientsAndFrozenWeightsOfTheComputesPrecisi
   EXPECT_EQ(stats.kept_parameter > 0, GetParam() != Precision::kAutocastOfFullWeights);
 }
 
-// A step that is skipped, as one is whose loss is not finite, leaves its graph unread.
+// A skipped step, for example after a loss that is not finite, leaves its graph unread.
 at::Tensor SkippedStep(Adapted& model, const std::shared_ptr<OffloadSession>& session) {
   std::optional<OffloadScope> scope;
   if (session != nullptr) scope.emplace(session, *model);
@@ -287,7 +287,7 @@ at::Tensor SkippedStep(Adapted& model, const std::shared_ptr<OffloadSession>& se
 TEST(OffloadSkippedStep, OfAdaptersLeavesNothingBehind) {
   EmuWorld world(MachineOptions(), SmallWindows(1));
   Adapted model(world.device(), Precision::kFull);
-  SkippedStep(model, nullptr);  // what cuBLAS works in stays
+  SkippedStep(model, nullptr);  // allocates cuBLAS's workspace
   const uint64_t before = world.device_bytes();
   SkippedStep(model, world.session());
   world.ExpectNothingLeft();
@@ -295,7 +295,7 @@ TEST(OffloadSkippedStep, OfAdaptersLeavesNothingBehind) {
   EXPECT_GT(world.QuietStats().evicted_bytes, 0u);
 }
 
-// What it remembers of the step is what the next forward once stopped at (trl#4280).
+// TRL's record of the skipped step once made the next forward fail (trl#4280).
 TEST(OffloadSkippedStep, IsRememberedByTrl) {
   EmuWorld world;
   Adapted model(world.device(), Precision::kFull);
@@ -309,8 +309,8 @@ TEST(OffloadSkippedStep, IsRememberedByTrl) {
 
 // --- Encoders ---
 
-// Two encoders of other widths into one decoder. The first one is frozen. The decoder has a kernel
-// that takes rows at a pitch, as compiled programs do, and checks in backward that it gets them so.
+// Two encoders of different widths and one decoder. The first encoder is frozen. The decoder's
+// kernel takes pitched rows, like compiled programs, and checks their strides in backward.
 class TwoEncodersImpl : public torch::nn::Module {
  public:
   explicit TwoEncodersImpl(c10::Device device) {
@@ -365,7 +365,7 @@ TEST(OffloadTwoEncoders, IntoOneDecoderHaveTheSameBits) {
   world.ExpectNothingLeft();
 }
 
-// torchtune#2709 is such an error: the stride that a compiled kernel expects is not there.
+// torchtune#2709 is such an error: a compiled kernel does not get the stride that it expects.
 TEST(OffloadTwoEncoders, InTrlWhatHasAPitchComesBackWithoutIt) {
   EmuWorld world;
   TwoEncoders model(world.device());
@@ -383,7 +383,7 @@ TEST(OffloadTwoEncoders, InTrlWhatHasAPitchComesBackWithoutIt) {
 
 class OffloadAllocatorCalls : public ::testing::Test {
  protected:
-  // A net's step, and two nodes that return views of what they have read.
+  // Runs a net's step, and two nodes that return views of their saved tensors.
   void Step() {
     net_.Loss().backward();
     const at::TensorOptions emu(world_.device());
@@ -394,7 +394,7 @@ class OffloadAllocatorCalls : public ::testing::Test {
     for (int i = 0; i < 2; ++i) y = Probe(y, {Activation(y, {64, 64}, i)}, give_away);
     y.backward(at::ones({64, 64}, emu));
   }
-  // Of memory on another stream than its own, which delays its reuse.
+  // Counts the recorded uses of memory on a stream other than its own, which delay reuse.
   uint64_t streams_recorded() { return world_.machine().memory_stats(0).streams_recorded; }
 
   EmuWorld world_{MachineOptions(), SmallWindows(1)};
@@ -439,7 +439,7 @@ TEST_F(OffloadAllocatorCalls, PrefetchesForWhichItGivesItsCacheBackBecomeRare) {
   EXPECT_EQ(fetched_on_demand(), with_room) << "the next backward tries at once";
 }
 
-// Under bitsandbytes it empties the cache whenever its context is entered.
+// With bitsandbytes, TRL empties the cache at each context entry.
 TEST_F(OffloadAllocatorCalls, InTrlAStepDoesBoth) {
   const CountingAllocator allocator(world_.device().type());
   const auto trl = std::make_shared<TrlOffload>(

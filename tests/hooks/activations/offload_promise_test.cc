@@ -1,5 +1,5 @@
-// What a planned step promises to weights that share its memory target: its peak, and beside that
-// what is to be away by then and is there, since the program has it.
+// Checks the peak that a planned step promises to streamed weights in the same memory target. It
+// includes tensors that should be offloaded but stay because the program references them.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
@@ -37,15 +37,15 @@ using Tensors = std::vector<at::Tensor>;
 
 class OffloadPromise : public ::testing::Test {
  protected:
-  // What node `i` saves, and the program may hold.
+  // Makes the tensors that node `i` saves and that the program may reference.
   using Make = std::function<Tensors(size_t i)>;
 
   Tensors Activations(size_t i) {
     return {Activation(carrier_, {kTensorBytes / 4}, static_cast<int>(i))};
   }
-  // Stays as it is while the program has it, since a copy would free nothing.
+  // Stays resident while the program references it, since a copy would free nothing.
   Tensors Leaves() { return {at::ones({kTensorBytes / 4}, at::TensorOptions(world_.device()))}; }
-  // Of storages that have far more: they are gathered, so that their parcel holds none of these.
+  // Views of much larger storages: their parcel has gathered bytes and references no storage.
   Tensors SmallViews(size_t i) {
     Tensors views;
     for (int n = 0; n < 2; ++n) {
@@ -55,7 +55,7 @@ class OffloadPromise : public ::testing::Test {
     return views;
   }
 
-  // Behind each pack of one step.
+  // The state after each pack of one step.
   struct Packs {
     std::vector<std::optional<StepPromise>> promises;
     std::vector<uint64_t> evicted_bytes;
@@ -65,7 +65,7 @@ class OffloadPromise : public ::testing::Test {
                                  evicted_bytes.begin());
     }
   };
-  // The program holds the first tensor of the first node until the step's end, if it `holds`.
+  // If `holds`, the program references the first node's first tensor until the end of the step.
   Packs RunStep(const std::shared_ptr<OffloadSession>& session, const Make& make, bool holds) {
     Packs packs;
     at::Tensor held;
@@ -91,7 +91,7 @@ class OffloadPromise : public ::testing::Test {
     return packs;
   }
 
-  // In a session that plans for it, which has all of the first node's tensors away in between.
+  // Returns a session whose plan evicts all tensors of the first node.
   std::shared_ptr<OffloadSession> Planned(const Make& make) {
     world_.ResetPeak();
     RunStep(world_.NewSession(WithTarget(1)), make, /*holds=*/false);
@@ -100,7 +100,7 @@ class OffloadPromise : public ::testing::Test {
     return session;
   }
 
-  // From the pack on in which the plan has what the program holds away.
+  // Expects `held_bytes` more in the promise from the pack of the plan's first eviction on.
   void ExpectPromisedFromThePackOn(const Make& make, uint64_t held_bytes) {
     const std::shared_ptr<OffloadSession> session = Planned(make);
     const Packs usual = RunStep(session, make, /*holds=*/false);
@@ -136,7 +136,7 @@ TEST_F(OffloadPromise, HasWhatNeverLeavesFromThePackOnInWhichItIsToBeAway) {
   ExpectPromisedFromThePackOn([this](size_t) { return Leaves(); }, kTensorBytes);
 }
 
-// Of what shares a parcel, what the program does not hold has gone.
+// The parcel's other tensors, which the program does not reference, are freed.
 TEST_F(OffloadPromise, HasWhatTheProgramHoldsOfThatWhichWasGathered) {
   ExpectPromisedFromThePackOn([this](size_t i) { return SmallViews(i); }, kViewBytes);
 }

@@ -58,7 +58,7 @@ TEST(OffloadTensorWindow, ATensorGoesWhenSoManyWereSavedAfterIt) {
   }
 }
 
-// TRL counts what it keeps as well: small tensors and parameters.
+// TRL counts tensors that stay, such as small tensors and parameters, too.
 TEST(OffloadTensorWindow, TensorsThatAreKeptCountToo) {
   OffloadWorld world(TensorWindow(3));
   const at::Tensor weight = at::ones({64, 64}, at::TensorOptions(world.device()));
@@ -73,7 +73,7 @@ TEST(OffloadTensorWindow, TensorsThatAreKeptCountToo) {
   EXPECT_EQ(world.stats().evicted_bytes, 64 * kKiB) << "it is the third one after the first";
 }
 
-// Tensors that share a copy in a window of bytes do not wait for each other in one of tensors.
+// Tensors that share a copy in a window of bytes do not wait for each other in a window of tensors.
 TEST(OffloadTensorWindow, SmallTensorsGoAfterSoManyOthersToo) {
   OffloadWorld world(TensorWindow(2));
   const OffloadScope scope(world.session());
@@ -182,8 +182,8 @@ TEST(OffloadLeaves, AreCopiedOnRequestAndFreedIfNobodyHoldsThem) {
   }
 }
 
-// The program has let go of them by the time that their room is needed, and holds them when they
-// are saved. Steps that are recorded, and steps that run as planned: here nothing may stay.
+// The program references them when they are saved, and releases them before their memory is needed.
+// Both recorded and planned steps must evict them.
 TEST(OffloadLeaves, WithAMemoryTargetTheyAreCopiedWhateverIsAskedFor) {
   OffloadOptions options = SmallWindows();
   options.eviction_window_bytes = OffloadOptions::kAutoWindow;
@@ -211,7 +211,7 @@ TEST(OffloadLeaves, WithAMemoryTargetTheyAreCopiedWhateverIsAskedFor) {
   EXPECT_GT(world.stats().fetched_bytes, 0u);
 }
 
-// A leaf that requires a gradient is a parameter, whatever is asked for.
+// A leaf that requires a gradient is a parameter regardless of the option.
 TEST(OffloadLeaves, ParametersStayAllTheSame) {
   OffloadOptions options = SmallWindows(1);
   options.offload_leaves = true;
@@ -225,11 +225,10 @@ TEST(OffloadLeaves, ParametersStayAllTheSame) {
 
 // ------------------------------------------------- unpack of a tensor that is still on the device
 
-// TRL returns what its forward stash holds without a copy back. Here it makes no difference how far
-// the copy out has come.
+// TRL returns a tensor from its forward stash uncopied. Here the D2H copy's state does not matter.
 class OffloadStillThere : public ::testing::Test {
  protected:
-  // Two nodes, in a window that holds what both have saved.
+  // Two nodes, in a window that holds both tensors.
   at::Tensor Save() {
     at::Tensor y = Observe(world_.carrier, {Activation(world_.carrier, {128, 128}, 1)}, &first_);
     return Observe(y, {Activation(world_.carrier, {128, 128}, 2)}, &second_);
@@ -293,7 +292,7 @@ TEST(OffloadLiveTensors, EachIsListedWithItsMakerItsScopeAndItsPlace) {
   }
   {
     const OffloadScope scope(world.session());
-    Probe(world.carrier, {world.activation(64)}, OffloadWorld::Use);  // nobody holds its graph
+    Probe(world.carrier, {world.activation(64)}, OffloadWorld::Use);  // its graph is dropped
     old = Probe(old, {world.activation(40)}, OffloadWorld::Use);
   }
   const std::vector<LiveTensor> live = world.session()->LiveTensors();
@@ -339,8 +338,8 @@ TEST(OffloadLiveTensors, ALeafHasNoMakerAndWhatWaitsIsOnTheDeviceAlone) {
   EXPECT_THAT(ToString(live), HasSubstr("on the device\n"));
 }
 
-// What two graphs hold is told apart by scopes. TRL forgets what a graph has saved as soon as the
-// next step is entered, and numbers that step's tensors from 1 again.
+// Scopes tell the tensors of two graphs apart. TRL forgets a graph's tensors at the next step, and
+// restarts its numbers at 1.
 TEST(OffloadLiveTensors, AGraphThatIsNeverReadIsFoundByItsScope) {
   OffloadWorld world(SmallWindows(1));
   const at::Tensor forgotten = world.Save({64});

@@ -1,4 +1,4 @@
-// Which saved tensors leave the device, and that they come back as they were.
+// Checks which saved tensors are offloaded, and that all are restored unchanged.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_conj.h>
@@ -50,8 +50,8 @@ using ::testing::HasSubstr;
 
 constexpr const char* kInPlaceMessage = "has been modified by an inplace operation";
 
-// A change in place while the copy out reads it is a race by the letter. It harms nothing, since
-// whoever unpacks the copy is refused: that is what these tests are about.
+// A write while the D2H copy reads is formally a race. It is harmless because reading the copy
+// raises an error, which these tests check.
 EmulatedOptions RacesAllowed() {
   EmulatedOptions options = MachineOptions();
   options.detect_races = false;
@@ -68,7 +68,7 @@ class OffloadRules : public ::testing::Test {
   at::Tensor activation(at::IntArrayRef sizes, int first = 0) {
     return Activation(carrier_, sizes, first);
   }
-  // Saves tensors in a scope. They live as long as the caller and autograd hold them.
+  // Saves tensors in a scope; only the caller and autograd reference them.
   at::Tensor Save(const std::vector<at::Tensor>& tensors) {
     const OffloadScope scope(world_.session());
     return Observe(carrier_, tensors, &seen_);
@@ -79,7 +79,7 @@ class OffloadRules : public ::testing::Test {
   std::vector<at::Tensor> seen_;
 };
 
-// A node that changes what it has saved.
+// A node that changes its saved tensor.
 at::Tensor ChangeSaved(const at::Tensor& grad, const UnpackSaved& unpack) {
   const c10::NoGradGuard no_grad;
   unpack()[0].add_(1);
@@ -109,8 +109,7 @@ class OffloadRulesInPlace : public OffloadRules {
 
 // --- Views ---
 
-// TRL keeps the second view of a storage on the device, which keeps all of it there: bytes are
-// copied and nothing is freed.
+// TRL keeps a storage's second view, and so all of it, on the device: the copy frees nothing.
 TEST_F(OffloadRules, ViewsShareOneCopyAndComeBackWithTheirStrides) {
   const std::vector<std::function<at::Tensor(const at::Tensor&)>> views = {
       [](const at::Tensor& t) { return t; },
@@ -159,7 +158,7 @@ TEST_F(OffloadRules, ChannelsLastComesBackAsChannelsLast) {
   EXPECT_TRUE(SameBytes(seen_[0], expected));
 }
 
-// TRL's broadcast branch copies all of the storage even for a small view of a huge one, such as
+// TRL's broadcast branch copies the whole storage even for a small view of a huge one, such as
 // FSDP's flat parameters.
 TEST_F(OffloadRules, ASmallViewOfALargeStorageDoesNotMoveAllOfIt) {
   at::Tensor flat = activation({64 << 10});
@@ -194,7 +193,7 @@ TEST_F(OffloadRules, EveryTypeComesBackBitByBit) {
     const OffloadScope scope(world_.session());
     for (size_t i = 0; i < types.size(); ++i) {
       expected.push_back(ActivationValues({40, 60}, static_cast<int>(i)).to(types[i]));
-      // Nobody holds it once its node has it: it has no history, as a mask.
+      // Without history, like a mask, and referenced only by its node.
       y = Observe(y, {expected.back().to(world_.device())}, &seen[i]);
     }
   }
@@ -232,7 +231,7 @@ TEST_F(OffloadRules, ByteTensorsHaveTheSameBoundary) {
   EXPECT_EQ(stats().offloaded_bytes, 1024u);
 }
 
-// The bytes that would be copied count, not the logical ones.
+// The copied bytes count, not the logical ones.
 TEST_F(OffloadRules, AnExpandedScalarIsSmall) {
   const at::Tensor y = Save({activation({1}).expand({4096})});
   EXPECT_EQ(stats().kept_small, 1u);
@@ -248,10 +247,10 @@ TEST_F(OffloadRules, LinearsWeightStaysAlthoughItArrivesAsAView) {
     at::linear(activation({32, 64}), weight);
   }
   EXPECT_EQ(stats().kept_parameter, 1u);
-  EXPECT_EQ(stats().offloaded, 1u);  // the input of the layer
+  EXPECT_EQ(stats().offloaded, 1u);  // the layer's input
 }
 
-// Offloaded is not freed: the copy of a tensor that the user holds frees nothing.
+// Copying an externally referenced tensor frees nothing.
 TEST_F(OffloadRules, AnInputThatTheUserHoldsIsNotCopied) {
   const at::Tensor input = ActivationValues({32, 32}).to(world_.device());
   const at::Tensor y = Save({input});
@@ -262,8 +261,7 @@ TEST_F(OffloadRules, AnInputThatTheUserHoldsIsNotCopied) {
   EXPECT_TRUE(SameBytes(seen_[0], input));
 }
 
-// A mask is a leaf like an input, but nobody holds it. It is saved while the operator that made it
-// still does, however large it is.
+// A mask is a leaf like an input, but only the operator that saves it references it.
 TEST_F(OffloadRules, ADropoutMaskIsOffloaded) {
   at::Tensor y = activation({128, 128});
   {
@@ -309,7 +307,7 @@ TEST_F(OffloadRules, ACapturingStreamPassesThrough) {
   EXPECT_TRUE(SameBytes(seen_[0], ActivationValues({32, 32})));
 }
 
-// Without offload a retained graph keeps, for the graph's replays, what a captured backward reads.
+// Without offload, a retained graph keeps what a captured backward reads, for replays.
 TEST_F(OffloadRules, ACapturedBackwardReadsNothingThatIsOffloaded) {
   std::vector<std::string> errors;
   const auto read_in_capture = [&](const at::Tensor& grad, const UnpackSaved& unpack) {
@@ -335,7 +333,7 @@ TEST_F(OffloadRules, ACapturedBackwardReadsNothingThatIsOffloaded) {
     }
     y.backward({}, /*retain_graph=*/true);
     const OffloadStats stats = session->GetStats();
-    // Of the two that leave, the one that nobody reads in a capture.
+    // Of the two offloaded tensors, the one that is not read in a capture.
     EXPECT_EQ(stats.reused_on_device, window_bytes == 1 ? 0u : 1u) << "the test's premise";
     EXPECT_EQ(stats.prefetch_hits, 0u);
   }
@@ -352,8 +350,8 @@ TEST_F(OffloadRules, ACapturedBackwardReadsNothingThatIsOffloaded) {
 
 // --- Identity ---
 
-// trl#6241: a tracker keyed by address took a new tensor at a recycled address for one that it had
-// a copy of already, and backward got the dead tensor's bytes.
+// trl#6241: a tracker keyed by address mistook a new tensor at a recycled address for one that it
+// had copied. Backward got the dead tensor's bytes.
 TEST_F(OffloadRulesRecycling, ARecycledAddressIsNotTheTensorThatLivedThere) {
   at::Tensor first = activation({64, 64}, 1);
   const at::Tensor source = activation({64, 64}, 2);
@@ -367,7 +365,7 @@ TEST_F(OffloadRulesRecycling, ARecycledAddressIsNotTheTensorThatLivedThere) {
   }
   {
     const OffloadScope scope(world_.session());
-    // What is freed behind work that is not done is reused only after it.
+    // Memory freed behind pending work is only reused after that work.
     ASSERT_THAT(world_.Synchronize(), IsOk());
     std::vector<at::Tensor> others;
     at::Tensor second = at::mul(source, 1);
@@ -402,8 +400,7 @@ TEST_F(OffloadRulesInPlace, TheSameStorageAtAnotherVersionIsAnotherCopy) {
   EXPECT_THROW(before.backward(), c10::Error);
 }
 
-// A storage can have two version counters, which rise on their own: equal numbers of different
-// counters say nothing.
+// A storage can have two version counters, which rise independently, so equal numbers say nothing.
 TEST_F(OffloadRulesInPlace, TheSameNumberOfAnotherVersionCounterIsAnotherCopy) {
   at::Tensor t = activation({32, 32});
   at::Tensor other = t.variable_data();
@@ -421,8 +418,8 @@ TEST_F(OffloadRulesInPlace, TheSameNumberOfAnotherVersionCounterIsAnotherCopy) {
   EXPECT_TRUE(SameBytes(seen_[0], ActivationValues({32, 32}).add(2)));
 }
 
-// The record of a tensor that was saved through another counter in between says that the bytes may
-// have changed: the third save gets a copy of its own.
+// A save through another counter in between means that the bytes may have changed, so the third
+// save gets a copy of its own.
 TEST_F(OffloadRulesInPlace, ASaveAtAnotherCounterEndsTheSharingOfOlderCopies) {
   at::Tensor t = activation({32, 32});
   at::Tensor other = t.variable_data();
@@ -459,8 +456,8 @@ TEST_F(OffloadRulesInPlace, ASaveOfOtherBytesAtAnotherCounterEndsNoSharing) {
 
 // --- Changes in place after saving ---
 
-// What autograd says about a square whose operand was changed; empty if it says nothing. The
-// gradient, if there is one, goes to *gradient.
+// Returns autograd's error for a square whose operand was changed, or an empty string. Sets
+// *gradient if there is one.
 std::string SquareThenChange(EmuWorld& world, bool offload, int64_t size, bool hold,
                              float* gradient) {
   const at::Tensor a =
@@ -484,11 +481,11 @@ std::string SquareThenChange(EmuWorld& world, bool offload, int64_t size, bool h
   return "";
 }
 
-// Saved-tensor hooks switch autograd's own check off: a hook that keeps the tensor and returns it
-// as it is, as TRL's does for what it leaves on the device, gives a gradient of 408 instead of 8.
+// Saved-tensor hooks disable autograd's own check. A hook that returns the kept tensor unchecked,
+// like TRL's, gives a gradient of 408 instead of 8.
 TEST_F(OffloadRulesInPlace, AChangeAfterSavingRaisesWhatAutogradRaises) {
   for (const int64_t size : {16, 1024}) {    // too small to offload; offloaded
-    for (const bool hold : {true, false}) {  // still on the device at backward, or not
+    for (const bool hold : {true, false}) {  // still on the device in backward, or not
       SCOPED_TRACE("size " + std::to_string(size) + (hold ? ", held" : ", gone"));
       float gradient = 0;
       EXPECT_THAT(SquareThenChange(world_, /*offload=*/false, size, hold, &gradient),
@@ -517,8 +514,8 @@ TEST_F(OffloadRulesInPlace, TheErrorNamesTheTensorItsOperatorTheVersionsAndAReme
   }
 }
 
-// Two nodes save views of one tensor, and the first to run changes what it unpacked: the second
-// refuses, wherever the bytes are by then.
+// Two nodes save views of one tensor, and the first to run changes what it unpacked. The second
+// must raise an error, wherever the bytes are.
 TEST_F(OffloadRulesInPlace, ABackwardThatChangesWhatItUnpacksIsFoundOutByTheNextReader) {
   for (const bool offload : {false, true}) {
     SCOPED_TRACE(offload ? "with offload" : "without");
@@ -536,7 +533,7 @@ TEST_F(OffloadRulesInPlace, ABackwardThatChangesWhatItUnpacksIsFoundOutByTheNext
   EXPECT_EQ(stats().fetched_on_demand, 1u);
 }
 
-// The node that changes it is its own next reader when backward runs again.
+// In a second backward, the changing node itself is the next reader.
 TEST_F(OffloadRulesInPlace, ABackwardThatChangesWhatItUnpacksDoesNotRunTwice) {
   for (const bool offload : {false, true}) {
     for (const int64_t side : {8, 32}) {  // too small to offload; offloaded
@@ -557,8 +554,8 @@ TEST_F(OffloadRulesInPlace, ABackwardThatChangesWhatItUnpacksDoesNotRunTwice) {
   EXPECT_EQ(stats().fetched_on_demand, 1u);
 }
 
-// The engine adds gradients in place to one that nobody else owns, and a node may return what it
-// has unpacked as its gradient. That changes nothing that was saved.
+// The engine adds gradients in place to an unreferenced one, and a node may return its unpacked
+// tensor as a gradient. The saved tensor must not change.
 TEST_F(OffloadRules, ASavedTensorMayBeAGradientInEveryBackwardOfARetainedGraph) {
   OffloadOptions large_ones = SmallWindows();
   large_ones.min_offload_bytes = kMiB;
@@ -585,7 +582,7 @@ TEST_F(OffloadRules, ASavedTensorMayBeAGradientInEveryBackwardOfARetainedGraph) 
   EXPECT_EQ(world_.session()->GetStats().offloaded, 1u);
 }
 
-// As sharded training does with a parameter that it has gathered: no version rises.
+// Like sharded training with a gathered parameter: raises no version.
 void DropMemory(const at::Tensor& tensor) {
   c10::StorageImpl* const storage = tensor.storage().unsafeGetStorageImpl();
   storage->set_data_ptr_noswap(c10::DataPtr(nullptr, tensor.device()));
@@ -593,7 +590,7 @@ void DropMemory(const at::Tensor& tensor) {
 }
 
 TEST_F(OffloadRules, AStorageThatIsResizedBeforeItsCopyIsNotRead) {
-  at::Tensor t = activation({16, 16});  // small enough to wait for company
+  at::Tensor t = activation({16, 16});  // small enough to wait for a batch
   at::Tensor y;
   const auto session = world_.NewSession(SmallWindows(64 * kKiB));
   {

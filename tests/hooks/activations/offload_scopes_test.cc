@@ -1,4 +1,4 @@
-// Scopes among themselves: nested ones, and those of several threads, of one session.
+// Checks nested scopes, and scopes of several threads, in one session.
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
@@ -31,14 +31,14 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using OffloadScopes = GraphsFixture;
 
-constexpr int64_t kSide = 64;  // a tensor is as large as a window of the fixture
+constexpr int64_t kSide = 64;  // a tensor fills a window of the fixture
 
 at::Tensor ObserveOne(const at::Tensor& y, const at::Tensor& carrier, int first,
                       std::vector<at::Tensor>* seen) {
   return Observe(y, {Activation(carrier, {kSide, kSide}, first)}, seen);
 }
 
-// A module that opens a scope of its own inside its caller's is a part of the caller's forward.
+// A module's own scope inside its caller's is part of the caller's forward.
 TEST_F(OffloadScopes, BackwardFetchesAheadAcrossNestedScopesOfOneSession) {
   constexpr int kTensors = 12;
   const at::Tensor carrier = NewCarrier();
@@ -65,7 +65,7 @@ TEST_F(OffloadScopes, BackwardFetchesAheadAcrossNestedScopesOfOneSession) {
   EXPECT_EQ(step(true), flat);
 }
 
-// Small tensors of a scope wait for company. Those of a nested scope wait with the outer one's.
+// Small tensors of a scope wait for a batch. Those of a nested scope wait in the outer one's.
 TEST_F(OffloadScopes, SmallTensorsOfNestedScopesShareACopy) {
   constexpr int kTensors = 16;
   const auto session = world_.NewSession(SmallWindows(kMiB));
@@ -87,9 +87,8 @@ TEST_F(OffloadScopes, SmallTensorsOfNestedScopesShareACopy) {
   }
 }
 
-// Threads number their nodes on their own. An operator of one thread must not be taken for
-// finished, and its tensors for ready to leave, because another thread's scope ends or its node has
-// another number.
+// Threads number their nodes independently. The end of another thread's scope, or another node
+// number, must not make an operator's tensors count as ready to offload.
 TEST_F(OffloadScopes, WhatOneThreadSavesIsNotReadWhenTheScopeOfAnotherEnds) {
   const at::Tensor carrier = NewCarrier();
   const at::Tensor other_carrier = NewCarrier();
@@ -104,7 +103,7 @@ TEST_F(OffloadScopes, WhatOneThreadSavesIsNotReadWhenTheScopeOfAnotherEnds) {
     y = Observe(carrier, {noise}, &seen);
     saved.count_down();
     other_done.wait();
-    noise.variable_data().copy_(ActivationValues({kSide, kSide}, 7));  // the operator goes on
+    noise.variable_data().copy_(ActivationValues({kSide, kSide}, 7));  // the operator continues
   });
   saved.wait();
   at::Tensor other;
@@ -120,7 +119,7 @@ TEST_F(OffloadScopes, WhatOneThreadSavesIsNotReadWhenTheScopeOfAnotherEnds) {
   EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({kSide, kSide}, 7)));
 }
 
-// A task takes the scope of the thread that has started it along, and may outlive it.
+// A task inherits the scope of the thread that started it, and may outlive it.
 TEST_F(OffloadScopes, ATaskThatOutlivesTheScopeThatItWasStartedInMayOpenOneOfItsOwn) {
   for (const bool before : {true, false}) {
     SCOPED_TRACE(before ? "opened before the other has ended" : "opened afterwards");
@@ -227,7 +226,7 @@ TEST_F(OffloadScopes, AScopeThatEndsOnAnotherThreadIsToldOfByNameAndPacksNothing
   EXPECT_TRUE(SameBytes(seen_behind.at(0), ActivationValues({kSide, kSide}, 2)));
 }
 
-// A scope goes where the thread's state goes: at::launch and fork/join take it along.
+// A scope follows the thread state: at::launch and fork/join pass it on.
 TEST_F(OffloadScopes, WhatOneThreadSavesIsNotReadWhenAnotherThreadSavesInTheSameScope) {
   const at::Tensor carrier = NewCarrier();
   const at::Tensor other_carrier = NewCarrier();
@@ -244,7 +243,7 @@ TEST_F(OffloadScopes, WhatOneThreadSavesIsNotReadWhenAnotherThreadSavesInTheSame
       for (int i = 0; i < 4; ++i) other = ObserveOne(other, other_carrier, i, &other_seen);
     }).join();
     EXPECT_EQ(stats().offloaded, 5u) << "the test's premise";
-    noise.variable_data().copy_(ActivationValues({kSide, kSide}, 7));  // the operator goes on
+    noise.variable_data().copy_(ActivationValues({kSide, kSide}, 7));  // the operator continues
   }
   y.backward();
   EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({kSide, kSide}, 7)));
@@ -278,7 +277,7 @@ TEST_F(OffloadScopes, TheScopeOfOneThreadDoesNotCutThePrefetchOfAnother) {
 constexpr int64_t kLargeSide = 128;
 constexpr uint64_t kLargeBytes = kLargeSide * kLargeSide * 4;
 
-// Everything leaves at once, and is fetched ahead as early as possible.
+// Evicts immediately and prefetches as early as possible.
 OffloadOptions EvictAllPrefetchAll() {
   OffloadOptions options = SmallWindows(1);
   options.prefetch_window_bytes = kMiB;

@@ -1,3 +1,5 @@
+// Checks the text of a session's statistics, and that they begin at zero.
+
 #include "pinion/hooks/activations/offload_stats.h"
 
 #include "gtest/gtest.h"

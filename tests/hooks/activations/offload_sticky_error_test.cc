@@ -1,8 +1,8 @@
-// A device that fails for good: gradients are right or the error names the call that failed first;
-// host data is kept; device memory that a copy may still touch is never used again.
+// Checks sticky device errors: gradients are right, or the error names the first failed call. Host
+// data is kept, and device memory that a copy may still access is never reused.
 //
-// Only the engine sees the failures, so LibTorch's own work goes on. What is leaked on purpose
-// keeps the machine from being replaced: all tests of this file share one.
+// Only the engine sees the failures, so LibTorch's own work continues. Deliberate leaks keep the
+// machine from being replaced, so all tests of this file share one.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
@@ -36,7 +36,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Fails for good when a copy in one direction is submitted, after the copy has begun.
+// Fails permanently at the submission of a copy in one direction, after that copy has begun.
 class BreakingDevice : public ForwardingDevice {
  public:
   BreakingDevice(std::shared_ptr<Device> device, CopyDirection direction)
@@ -68,14 +68,14 @@ class OffloadStickyError : public ::testing::Test {
   static at::Tensor NewCarrier() {
     return at::ones({1}, at::TensorOptions(world_->device())).requires_grad_(true);
   }
-  // Two nodes, each with a tensor that has left the device but for the window.
+  // Two nodes, each with a tensor that has been evicted except for the window.
   static at::Tensor Forward(const std::shared_ptr<OffloadSession>& session,
                             const at::Tensor& carrier, std::vector<at::Tensor>* seen) {
     const OffloadScope scope(session);
     at::Tensor y = Observe(carrier, {Activation(carrier, {64, 64}, 1)}, seen);
     return Observe(y, {Activation(carrier, {64, 64}, 2)}, seen);
   }
-  // Uses all device memory that is free for a moment, so that a copy into it would be a race.
+  // Allocates all free device memory for a moment, so that a copy into it would be a race.
   static void UseFreedMemory(at::IntArrayRef sizes = {64, 64}) {
     for (int i = 0; i < 16; ++i) at::full(sizes, -1, at::TensorOptions(world_->device()));
     ASSERT_TRUE(world_->machine().SynchronizeDevice(0).ok());
@@ -125,8 +125,7 @@ TEST_F(OffloadStickyError, EveryCallOfAStepMayFailForGood) {
   EXPECT_GT(errors, 0);
 }
 
-// An answer that does not come is no capture: whoever reads the statistics should look for an
-// error.
+// A failed query is not reported as a capture: statistics must point to an error.
 TEST_F(OffloadStickyError, ATensorWhoseStreamCannotBeAskedCountsAsAFailedCopy) {
   const auto failing = std::make_shared<ForwardingDevice>(device());
   failing->FailCalls([](const std::string& call, uint64_t) {
@@ -160,8 +159,8 @@ TEST_F(OffloadStickyError, BackwardNamesTheFirstCallThatFailedAndHostDataIsKept)
   }
 }
 
-// The error came after the copy had begun: it may run at any time, so what it writes to or reads
-// from must not become another tensor's.
+// The error came after the copy had begun. The copy may run at any time, so its source and
+// destination must not be given to other tensors.
 TEST_F(OffloadStickyError, MemoryUnderACopyInThatFailedForGoodIsNotUsedAgain) {
   const auto breaking = std::make_shared<BreakingDevice>(device(), CopyDirection::kHostToDevice);
   const at::Tensor carrier = NewCarrier();
@@ -183,7 +182,7 @@ TEST_F(OffloadStickyError, MemoryUnderACopyOutThatFailedForGoodIsNotUsedAgain) {
 }
 
 TEST_F(OffloadStickyError, MemoryUnderACopyOutOfAGroupThatFailedForGoodIsNotUsedAgain) {
-  constexpr int kTensors = 32;  // of 2 KiB, which are gathered
+  constexpr int kTensors = 32;  // of 2 KiB, gathered
   const auto breaking = std::make_shared<BreakingDevice>(device(), CopyDirection::kDeviceToHost);
   const auto session = SessionOn(breaking, /*window_bytes=*/kMiB);
   const at::Tensor carrier = NewCarrier();
@@ -199,7 +198,7 @@ TEST_F(OffloadStickyError, MemoryUnderACopyOutOfAGroupThatFailedForGoodIsNotUsed
   EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({512}, 0)));
 }
 
-// All of them, gathered or not, go while the copy is submitted, and the wait for it fails.
+// Tensors, gathered or not, are released during the submission; the wait for the copy fails.
 TEST_F(OffloadStickyError, MemoryUnderACopyOutThatNobodyNeedsAndNobodyCanWaitForIsNotUsedAgain) {
   for (const int tensors : {3, 32}) {
     SCOPED_TRACE(tensors);

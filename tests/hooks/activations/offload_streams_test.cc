@@ -1,4 +1,4 @@
-// Each tensor comes back to its own device, for the stream and the thread that want it.
+// Checks that each tensor returns to its own device, for the stream and the thread that read it.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
@@ -46,7 +46,7 @@ TEST_F(OffloadStreams, EachTensorComesBackToItsOwnDevice) {
   EXPECT_GT(world_.session()->GetEngineStats(1).h2d.submitted_bytes, 0u);
 }
 
-// torchtune and TRL take the default stream at construction for the stream of all computation.
+// torchtune and TRL assume that all computation is on the default stream of construction time.
 TEST_F(OffloadStreams, ForwardAndBackwardMayRunOnAStreamOfTheirOwn) {
   const TestNet net(world_.device(), at::kFloat);
   const Gradients plain = TrainStep(net, nullptr);
@@ -75,8 +75,8 @@ TEST_F(OffloadStreams, BackwardMayBeCalledOnAnotherStreamThanForward) {
   }
 }
 
-// The memory belongs to the stream that it was allocated on, and goes back to it; the copy out is
-// ordered with the stream that saved the tensor.
+// The memory belongs to the stream of its allocation and returns to it. The D2H copy is ordered
+// after the stream that saved the tensor.
 TEST_F(OffloadStreams, AForkThatSavesWhatTheMainStreamAllocatedMayBeJoinedBeforeTheEviction) {
   const at::Tensor carrier = NewCarrier();
   const c10::Stream main =
@@ -109,7 +109,7 @@ TEST_F(OffloadStreams, AForkThatSavesWhatTheMainStreamAllocatedMayBeJoinedBefore
   EXPECT_TRUE(SameBytes(seen_first[0], ActivationValues({64, 64}, 1)));
 }
 
-// A node of the user's may change streams before it unpacks.
+// A user-defined node may change streams before it unpacks.
 TEST_F(OffloadStreams, UnpackingOnAnotherStreamWaitsForWhatItNeeds) {
   const at::Tensor carrier = NewCarrier();
   const c10::Stream other = world_.NewStream();

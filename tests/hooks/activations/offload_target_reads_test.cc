@@ -1,5 +1,4 @@
-// A memory target, where a tensor is read more than once: between its reads it may have to go
-// again.
+// Checks a memory target with tensors that are read twice and may be evicted in between.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
@@ -30,8 +29,7 @@ class OffloadTargetReads : public ::testing::Test {
   at::Tensor Ones(int64_t size_bytes) {
     return at::ones({size_bytes / 4}, at::TensorOptions(world_.device()));
   }
-  // The node saves the tensor and needs `transient_bytes` beside it in backward. It looks at what
-  // comes back.
+  // Saves the tensor; backward reads it and needs `transient_bytes` in addition.
   at::Tensor Node(const at::Tensor& carrier, const at::Tensor& saved, int64_t transient_bytes) {
     return Probe(carrier, {saved},
                  [this, transient_bytes](const at::Tensor& grad, const UnpackSaved& unpack) {
@@ -41,7 +39,7 @@ class OffloadTargetReads : public ::testing::Test {
                    return grad;
                  });
   }
-  // Two nodes read the same tensor, and before each of them another needs much.
+  // Two nodes read the same tensor; before each, another node needs much memory.
   void RunStep(const std::shared_ptr<OffloadSession>& session) {
     at::Tensor y = carrier_;
     {
@@ -94,7 +92,7 @@ TEST_F(OffloadTargetReads, AStepThatSavesOnceMoreWhatItHasLetGoOfIsKnown) {
       const at::Tensor first = Activation(carrier_, {kTensorBytes / 4}, /*first=*/1);
       y = Node(y, first, 16);
       const at::Tensor twice = Activation(carrier_, {kTensorBytes / 4}, /*first=*/2);
-      Node(y, twice, 16);  // nobody needs it any more
+      Node(y, twice, 16);  // its last reader
       y = Node(y, twice, 16);
     }
     y.backward();
@@ -104,7 +102,7 @@ TEST_F(OffloadTargetReads, AStepThatSavesOnceMoreWhatItHasLetGoOfIsKnown) {
   }
 }
 
-// The plan of the one lets all tensors stay: in its backward each goes before the next is read.
+// Without a retained graph the plan keeps all tensors: each is freed before the next is read.
 TEST_F(OffloadTargetReads, AStepThatKeepsItsGraphKeepsWithinTheTargetBehindOneThatDoesNot) {
   OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
   options.memory_target_bytes = world_.device_bytes() + 5 * kTensorBytes + kTensorBytes / 2;
@@ -131,8 +129,7 @@ TEST_F(OffloadTargetReads, AStepThatKeepsItsGraphKeepsWithinTheTargetBehindOneTh
   EXPECT_GT(session->GetStats().kept_as_planned, 0u);
 }
 
-// Once the step is known, each tensor that has left comes back once for both backwards: what needs
-// room has gone by then.
+// In a planned step, each offloaded tensor is fetched once for both backwards.
 TEST_F(OffloadTargetReads, WhatThePlanHasThereForBothBackwardsIsFetchedOnce) {
   constexpr int kTensors = 8;
   OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
@@ -163,9 +160,8 @@ TEST_F(OffloadTargetReads, WhatThePlanHasThereForBothBackwardsIsFetchedOnce) {
   EXPECT_EQ(after.fetched_bytes - before.fetched_bytes, after.evicted_bytes - before.evicted_bytes);
 }
 
-// Its readers are two nodes in a row, and the program has the tensor during the first backward. The
-// second of them finds there that this is another step than the known one, whose graph goes: what
-// has stayed leaves, behind the first reader and before the second.
+// The program references the tensor in the first backward. There the second reader deviates from
+// the plan, so resident tensors are offloaded between the two reads.
 TEST_F(OffloadTargetReads, WhoHasReadInTheBackwardInWhichItLeftReadsAnewInTheNext) {
   OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
   options.memory_target_bytes = world_.device_bytes() + 16 * kTensorBytes;

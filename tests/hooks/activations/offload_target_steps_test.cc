@@ -1,5 +1,4 @@
-// A memory target, where a step is not what it was when it was planned, and where several threads
-// save.
+// Checks a memory target when a step differs from its plan, and when several threads save.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ThreadLocalState.h>
@@ -44,7 +43,7 @@ class OffloadTargetSteps : public ::testing::Test {
   at::Tensor Ones(int64_t size_bytes) {
     return at::ones({size_bytes / 4}, at::TensorOptions(world_.device()));
   }
-  // Nodes that save a tensor each, whose first number they look at when it comes back.
+  // Nodes that save a tensor each and record its first number when backward reads it.
   at::Tensor Chain(at::Tensor y, int first, int nodes) {
     for (int i = first; i < first + nodes; ++i) {
       y = Probe(y, {Activation(carrier_, {kTensorBytes / 4}, i)},
@@ -62,7 +61,7 @@ class OffloadTargetSteps : public ::testing::Test {
     y.reset();
     EXPECT_THAT(world_.Synchronize(), IsOk());
   }
-  // Beside what is saved, the steps compute something as often as that.
+  // The steps also run `work` computations that save nothing.
   void RunSteps(const std::shared_ptr<OffloadSession>& session, uint64_t steps, int work = 0) {
     const at::Tensor other = Ones(kTensorBytes);
     for (uint64_t step = 0; step < steps; ++step) {
@@ -75,13 +74,13 @@ class OffloadTargetSteps : public ::testing::Test {
       Backward(y);
     }
   }
-  // The first step, at least, of which nothing is known.
+  // Expects that at least the first step, which has no plan, is offloaded.
   void ExpectOffloaded(const OffloadSession& session) {
     EXPECT_GE(session.GetStats().offloaded, static_cast<uint64_t>(kNodes));
     EXPECT_GE(session.GetStats().evicted_bytes, static_cast<uint64_t>(kNodes * kTensorBytes));
     EXPECT_GE(session.GetStats().fetched_bytes, static_cast<uint64_t>(kNodes * kTensorBytes));
   }
-  // Without offload.
+  // Returns the peak without offload.
   uint64_t PlainPeakBytes() {
     world_.ResetPeak();
     Backward(Chain(carrier_, 0, kNodes));
@@ -93,10 +92,10 @@ class OffloadTargetSteps : public ::testing::Test {
   std::vector<float> seen_;
 };
 
-// Until a step was measured, whatever was found before, and another one recorded.
+// Enough steps to measure one after the initial decisions, and to record another.
 constexpr uint64_t kSteps = 3 * PlanWatch::kEvery;
 
-// Something that stays is made after the plan, so small that the plan is not off by much.
+// The program allocates a little after planning, so the plan is only slightly wrong.
 TEST_F(OffloadTargetSteps, AStepThatBeginsWithALittleMoreThanItsRecordKeepsWithinTheTarget) {
   const auto planned_peak = [this](const OffloadSession& session, uint64_t target_bytes) {
     EXPECT_LE(world_.peak_device_bytes(), target_bytes);
@@ -107,7 +106,7 @@ TEST_F(OffloadTargetSteps, AStepThatBeginsWithALittleMoreThanItsRecordKeepsWithi
     world_.ResetPeak();
     RunSteps(session, 1);
   };
-  // Objects are coarse: what a plan takes is a target that it meets to the byte.
+  // Objects are coarse, but a plan's own peak is a target that it meets to the byte.
   const uint64_t enough_bytes = PlainPeakBytes() - kTensorBytes;
   const uint64_t target_bytes = [&] {
     const std::shared_ptr<OffloadSession> session = NewSession(enough_bytes);
@@ -131,7 +130,7 @@ TEST_F(OffloadTargetSteps, AStepThatBeginsWithALittleMoreThanItsRecordKeepsWithi
   EXPECT_EQ(session->GetStats().steps_over_target, 0u);
 }
 
-// Nobody is told of what lies between two scopes, but for LibTorch's allocator.
+// Only LibTorch's allocator observes memory between two scopes.
 TEST_F(OffloadTargetSteps, APeakBetweenTwoScopesOfAStepIsCounted) {
   const std::shared_ptr<OffloadSession> session = NewSession(64 * kTensorBytes);
   at::Tensor y = carrier_;
@@ -149,7 +148,7 @@ TEST_F(OffloadTargetSteps, APeakBetweenTwoScopesOfAStepIsCounted) {
   EXPECT_GE(session->GetStats().most_bytes_over_target, uint64_t{kTensorBytes});
 }
 
-// One that was started before the scope: it hears of the memory, and no one else does.
+// A profiler started before the scope receives the memory events exclusively.
 TEST_F(OffloadTargetSteps, StepsThatAProfilerHidesAreCountedByTheirSavesAndReads) {
   const std::shared_ptr<OffloadSession> session = NewSession(1);
   StartCpuProfiler();
@@ -159,10 +158,10 @@ TEST_F(OffloadTargetSteps, StepsThatAProfilerHidesAreCountedByTheirSavesAndReads
   EXPECT_EQ(session->GetStats().steps_over_target, 3u);
 }
 
-// What is known of memory at saves and reads is no peak.
+// Memory known at saves and reads only is not a peak.
 TEST_F(OffloadTargetSteps, WhilePeaksAreHiddenByAProfilerPlansMoveWhatTheyMoved) {
   const std::shared_ptr<OffloadSession> session = NewSession(PlainPeakBytes() - kTensorBytes);
-  // Of 8 objects some move; the times before and behind that may differ.
+  // Only some of 8 objects are moved; the times around this text may differ.
   const auto moves = [&] {
     const std::string text = session->Explain(0);
     const size_t end = text.find("stalls:"), begin = text.rfind("; ", end);
@@ -178,8 +177,7 @@ TEST_F(OffloadTargetSteps, WhilePeaksAreHiddenByAProfilerPlansMoveWhatTheyMoved)
   EXPECT_EQ(session->GetStats().steps_over_target, 0u);
 }
 
-// Micro-batches that add to the gradients begin with these on the device. That says nothing of the
-// first one, which is planned as where it is the only one.
+// Later micro-batches begin with gradients; the first does not, and is planned as if it were alone.
 TEST_F(OffloadTargetSteps, AFirstMicroBatchLeavesNoRoomForGradientsThatItsSuccessorsBeginWith) {
   at::Tensor weight = Ones(3 * kTensorBytes).requires_grad_(true);
   const auto micro_batch = [&](const std::shared_ptr<OffloadSession>& session) {
@@ -202,7 +200,7 @@ TEST_F(OffloadTargetSteps, AFirstMicroBatchLeavesNoRoomForGradientsThatItsSucces
     const std::shared_ptr<OffloadSession> session = NewSession(target_bytes);
     uint64_t by_first = 0;
     for (int update = 0; update < 12; ++update) {
-      // Once the first one is known, others come.
+      // Later micro-batches begin when the first has a plan.
       for (int i = 0; i < (update < 6 ? 1 : micro_batches); ++i) {
         const uint64_t offloaded = micro_batch(session);
         if (i == 0) by_first = offloaded;
@@ -236,7 +234,7 @@ TEST_F(OffloadTargetSteps, GradientsOfAnotherNetworkSayNothingOnceThisOneHasRun)
     carrier_.mutable_grad() = at::Tensor();
   }
   ExpectOffloaded(*session);
-  // A picture is that of the step that ran last.
+  // A picture shows the step that ran last.
   EXPECT_THAT(session->Explain(0, PlanFormat::kSvg),
               ::testing::Not(::testing::HasSubstr("adds to gradients")));
 }
@@ -263,8 +261,8 @@ TEST_F(OffloadTargetSteps, AStepThatHasMoreOnTheDeviceThanItsPlanSaysIsPlannedAg
   ExpectOffloaded(*session);
 }
 
-// Of every other tensor the program has a reference for the whole step: it is copied in the first
-// step, which drops all, and never again.
+// The program references every other tensor for the whole step. These are copied in the first step,
+// which offloads everything, and never again.
 TEST_F(OffloadTargetSteps, WhatTheProgramKeepsIsNotCopiedOnceThatIsKnown) {
   const auto run = [this](const std::shared_ptr<OffloadSession>& session) {
     std::vector<at::Tensor> kept;
@@ -297,8 +295,7 @@ TEST_F(OffloadTargetSteps, WhatTheProgramKeepsIsNotCopiedOnceThatIsKnown) {
   EXPECT_LE(world_.peak_device_bytes(), session->options().memory_target_bytes);
 }
 
-// Nodes are numbered by each thread for itself, so that no place is known of what another thread
-// saves in a scope.
+// Threads number their nodes independently, so another thread's saves have no known place.
 TEST_F(OffloadTargetSteps, WhatAnotherThreadSavesInAScopeKeepsWithinTheTarget) {
   const uint64_t target_bytes = PlainPeakBytes() * 8 / 10;
   const std::shared_ptr<OffloadSession> session = NewSession(target_bytes);

@@ -1,5 +1,5 @@
-// A memory target: the first step takes the least that can be and is recorded, later ones run as
-// planned, and no step ever has more on the device: the emulated device refuses every byte more.
+// Checks a memory target: the first step uses the least memory and is recorded, and later steps run
+// as planned. The emulated device refuses every byte above the target.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -39,18 +39,18 @@ NetShape Longer() {
   return shape;
 }
 
-// A net's steps, and what each of them did.
+// Runs a net's steps and returns the results of each.
 class TargetWorld : public EmuWorld {
  public:
   explicit TargetWorld(uint64_t target_bytes, const EmulatedOptions& machine = MachineOptions())
       : EmuWorld(machine, WithTarget(target_bytes)) {}
 
-  // The device has no more from now on.
+  // Limits the device's memory.
   void Limit(uint64_t size_bytes) { EXPECT_THAT(machine().SetMemoryLimit(0, size_bytes), IsOk()); }
 
   struct Step {
     Gradients gradients;
-    OffloadStats stats;  // of this step alone, as far as they are read here
+    OffloadStats stats;  // of this step, for the fields that are read here
     uint64_t peak_bytes = 0;
     double ms = 0;  // modelled
   };
@@ -75,7 +75,7 @@ class TargetWorld : public EmuWorld {
   }
 };
 
-// What calls cost the host is nothing, so that the link alone decides about the time.
+// Calls cost the host nothing, so that only the link determines the time.
 EmulatedOptions QuickHost() {
   EmulatedOptions options = MachineOptions();
   options.preset.host_call_us = 0;
@@ -83,7 +83,7 @@ EmulatedOptions QuickHost() {
   return options;
 }
 
-// Without offload.
+// Runs a step without offload.
 TargetWorld::Step Plain(const NetShape& shape = kShape,
                         const EmulatedOptions& machine = MachineOptions()) {
   TargetWorld world(OffloadOptions::kAutoTarget, machine);
@@ -127,7 +127,7 @@ TEST(OffloadTarget, WhatNeedNotLeaveIsNotCopied) {
   const TargetWorld::Step step = world.Run(net);
   EXPECT_EQ(step.stats.offloaded + step.stats.kept_as_planned, first.stats.offloaded);
   EXPECT_GT(step.stats.kept_as_planned, step.stats.offloaded);
-  // What left came off the peak, but for what goes and comes while the peak is elsewhere.
+  // Evicted bytes lower the peak, except tensors that move while the peak is elsewhere.
   EXPECT_LT(step.stats.evicted_bytes, (plain.peak_bytes - step.peak_bytes) * 4 / 3);
 }
 
@@ -158,8 +158,7 @@ TEST(OffloadTarget, StepsOfTwoShapesAreBothKnownAndKeepWithinTheTarget) {
     const bool is_longer = i % 2 == 1;
     const TargetWorld::Step step = world.Run(is_longer ? longer : net);
     ExpectSameGradients(is_longer ? plain_longer.gradients : plain.gradients, step.gradients);
-    // Each is recorded when it comes for the first time, or for the second if it was thought to be
-    // the other one.
+    // A shape is recorded at its first occurrence, or its second if mistaken for the other.
     if (i < 4) continue;
     EXPECT_EQ(step.stats.fetched_on_demand, 0u);
     EXPECT_GT(step.stats.kept_as_planned, 0u);
@@ -214,7 +213,7 @@ TEST(OffloadTarget, AGraphThatIsKeptIsReadAgainAndAgain) {
   }
 }
 
-// Steps begin when nothing is needed any more: here that is after two forwards and two backwards.
+// A step ends when its last tensor is released: here after two forwards and two backwards.
 TEST(OffloadTarget, TwoForwardsInFlightAreOneStep) {
   const TargetWorld::Step plain = Plain();
   TargetWorld world(plain.peak_bytes);
@@ -239,7 +238,7 @@ TEST(OffloadTarget, TwoForwardsInFlightAreOneStep) {
   EXPECT_GT(kept, 0u);
 }
 
-// Layers are left out at random, so most steps are another one than was thought.
+// Layers are left out at random, so most steps differ from the expected plan.
 TEST(OffloadTarget, BranchesThatAreTakenAtRandomKeepWithinTheTarget) {
   const TargetWorld::Step plain = Plain();
   const uint64_t target_bytes = plain.peak_bytes * 6 / 10;
@@ -299,7 +298,7 @@ TEST(OffloadTarget, AShortfallIsExplained) {
   EXPECT_THAT(world.session()->Explain(0), HasSubstr("not run as planned: the step does not"));
 }
 
-// The number behind "the least is" in what a session says of a target that cannot be met.
+// Parses the number after "the least is" in the explanation of a target that cannot be met.
 uint64_t LeastBytesToldBy(OffloadSession& session) {
   const std::string text = session.Explain(0);
   const std::string before = "the least is ";
@@ -347,7 +346,7 @@ TEST(OffloadTarget, AFirstStepThatDiesOfItsTargetTellsItAndWhatTheDeviceHad) {
   EXPECT_GT(in_backward, 0);
 }
 
-// What a program does about it is its own affair: a smaller batch, for example.
+// The program may react by itself, for example with a smaller batch.
 TEST(OffloadTarget, MemoryThatRunsOutInAStepBeforeWhichOneWasKnownIsNotExplained) {
   const CapturedLog log;
   TargetWorld world(1 << 30);
@@ -358,7 +357,7 @@ TEST(OffloadTarget, MemoryThatRunsOutInAStepBeforeWhichOneWasKnownIsNotExplained
   EXPECT_EQ(Count(log.text(), "memory ran out"), 0) << log.text();
 }
 
-// What an optimizer keeps from its first step on, for example.
+// For example an optimizer's state, which exists from the first step on.
 TEST(OffloadTarget, ALeastThatGrowsIsToldAgain) {
   const CapturedLog log;
   TargetWorld world(1);
@@ -399,7 +398,7 @@ TEST(OffloadTarget, TheLeastThatIsToldIsWhatAllLeavingTakesAndIsEnoughForAPlan) 
   const TestNet net(world.device(), at::kFloat, kShape);
   world.Run(net);
   world.Limit(least_bytes);
-  // The steps that are recorded while they run as planned need no more than the first one did.
+  // Steps that are recorded while they run as planned need no more than the first one.
   for (int i = 0; i < 4; ++i) {
     const TargetWorld::Step step = world.Run(net);
     ExpectSameGradients(plain.gradients, step.gradients);

@@ -1,5 +1,5 @@
-// Tensors that are not plain strided ones pass through a scope: nested, quantized, meta, and those
-// that functorch wraps. They come back as they were, and a change in place is still found out.
+// Checks that tensors other than plain strided ones pass through a scope: nested, quantized, meta,
+// and functorch's wrappers. They are restored unchanged, and in-place changes still raise errors.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -31,7 +31,7 @@ using ::testing::HasSubstr;
 class OffloadTensorKinds : public ::testing::Test {
  protected:
   OffloadStats stats() { return world_.session()->GetStats(); }
-  // What comes back of a tensor that was saved in a scope, beside a plain one, which leaves.
+  // Saves the tensor in a scope, with a plain one that is offloaded, and reads it back.
   at::Tensor SaveAndReadBack(const at::Tensor& tensor) {
     std::vector<at::Tensor> seen;
     std::vector<at::Tensor> seen_plain;
@@ -98,7 +98,7 @@ TEST_F(OffloadTensorKinds, AMetaTensorPassesThrough) {
   EXPECT_EQ(stats().kept_unsupported, 1u);
 }
 
-// A flat parameter that was given back, for example. A copy would read what is behind its end.
+// For example a released flat parameter. A copy would read beyond the storage's end.
 TEST_F(OffloadTensorKinds, ATensorWhoseStorageWasShrunkPassesThrough) {
   const at::Tensor flat = ActivationValues({64, 40}).to(world_.device());
   flat.storage().unsafeGetStorageImpl()->set_nbytes(flat.nbytes() / 2);
@@ -114,8 +114,8 @@ TEST_F(OffloadTensorKinds, AViewBehindTheEndOfAShrunkenStoragePassesThrough) {
   EXPECT_EQ(stats().kept_unsupported, 1u);
 }
 
-// A tensor of Python's, a DTensor or torchao's: this bit of its keys is how LibTorch knows it.
-// Nothing else can be asked of one here, where there is no Python.
+// LibTorch recognises Python tensors, such as DTensor or torchao's, by this dispatch key. Without
+// Python, nothing else can be checked here.
 TEST_F(OffloadTensorKinds, ATensorThatDispatchesToPythonPassesThrough) {
   const at::Tensor values = ActivationValues({32, 40}).to(world_.device());
   const auto kind = [&] {
@@ -127,7 +127,7 @@ TEST_F(OffloadTensorKinds, ATensorThatDispatchesToPythonPassesThrough) {
   values.unsafeGetTensorImpl()->set_python_dispatch(false);
 }
 
-// A tensor of Python's has its class and attributes by being itself.
+// A Python tensor's class and attributes depend on its identity.
 TEST_F(OffloadTensorKinds, ANodeGetsTheVeryTensorThatItSavedWhereTheProgramStillHasIt) {
   for (const bool keep_graph : {false, true}) {
     for (const int64_t side : {4, 64}) {  // one that is small and stays, and one that has a record
@@ -148,7 +148,7 @@ TEST_F(OffloadTensorKinds, ANodeGetsTheVeryTensorThatItSavedWhereTheProgramStill
   }
 }
 
-// Autograd then gives the node a copy, which is not the node's to change.
+// Autograd then gives the node a copy, which the node may not change.
 TEST_F(OffloadTensorKinds, ATensorThatNeedsAGradientOnlySinceItWasSavedIsNotChangedByBackward) {
   for (const int64_t side : {4, 64}) {
     SCOPED_TRACE(side);
@@ -173,7 +173,7 @@ TEST_F(OffloadTensorKinds, ATensorThatNeedsAGradientOnlySinceItWasSavedIsNotChan
   }
 }
 
-// As vmap has it: 8 tensors of [32, 40] that look like one.
+// Like vmap: 8 tensors of [32, 40] that look like one.
 TEST_F(OffloadTensorKinds, ATensorThatVmapWrapsPassesThrough) {
   const at::Tensor values = ActivationValues({8, 32, 40}).to(world_.device());
   const at::Tensor seen = SaveAndReadBack(at::functorch::makeBatched(values, 0, /*level=*/1));

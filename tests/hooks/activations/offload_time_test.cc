@@ -1,5 +1,4 @@
-// What offload costs the compute, in exact virtual time: with a link that is fast enough, nothing,
-// however large the tensors are.
+// Checks the compute time that offload costs, in exact virtual time: none with a fast enough link.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add.h>
@@ -31,8 +30,7 @@ constexpr int64_t kRows = 256;
 constexpr uint64_t kTensorBytes = kRows * kRows * sizeof(float);  // 256 KiB
 constexpr int kTensors = 12;
 
-// A matrix product takes three times as long as the link takes for its result; what calls cost the
-// host is not what is measured.
+// A product takes three times as long as the copy of its result; host calls cost nothing.
 EmulatedOptions FastLinkSlowCompute() {
   EmulatedOptions options = MachineOptions();
   DevicePreset& preset = options.preset;
@@ -45,7 +43,7 @@ EmulatedOptions FastLinkSlowCompute() {
 }
 
 struct Pass {
-  double idle_ms = 0;     // of the compute engine, until the last kernel of the pass was done
+  double idle_ms = 0;     // of the compute engine, until the pass's last kernel ended
   double stalled_ms = 0;  // TimeStats::stalled_on_copies_ms
 };
 
@@ -56,8 +54,8 @@ struct Step {
   OffloadStats hooks;
 };
 
-// Every node makes one large tensor and saves it; its backward needs it for a product of its own.
-// The second of two steps: the first one has pinned the memory.
+// Every node makes and saves a large tensor, which its backward needs for a product. Returns the
+// second of two steps, because the first one pins memory.
 Step RunStep(uint64_t engine_window_bytes, bool offload) {
   OffloadOptions options = SmallWindows(2 * kTensorBytes);
   options.engine.max_in_flight_bytes = engine_window_bytes;
@@ -89,7 +87,7 @@ Step RunStep(uint64_t engine_window_bytes, bool offload) {
                   });
       }
     }
-    for (int i = 0; i < 4; ++i) at::mm(factor, factor);  // the last copies run beside these
+    for (int i = 0; i < 4; ++i) at::mm(factor, factor);  // run concurrently with the last copies
     return y;
   };
   forward().backward();
@@ -116,13 +114,13 @@ TEST(OffloadTime, TensorsOfFourEngineWindowsNeverMakeTheComputeWait) {
   EXPECT_NEAR(step.backward.idle_ms, none.backward.idle_ms, 1e-9);
 }
 
-// Its memory goes when the copy out is done, and until then the compute does something else.
+// The memory is freed when the D2H copy is complete; until then the compute continues.
 TEST(OffloadTime, WhatBackwardReadsBeforeItsCopyOutIsDoneMakesNoKernelWaitForTheCopy) {
   EmuWorld world(FastLinkSlowCompute(), SmallWindows(8 * kTensorBytes));
   const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
   const at::Tensor factor = at::ones({kRows, kRows}, at::TensorOptions(world.device()));
   TimeStats stats;
-  for (int step = 0; step < 2; ++step) {  // the first one pins the memory
+  for (int step = 0; step < 2; ++step) {  // the first pins the memory
     at::Tensor y;
     {
       const OffloadScope scope(world.session());
@@ -146,7 +144,7 @@ TEST(OffloadTime, WhatBackwardReadsBeforeItsCopyOutIsDoneMakesNoKernelWaitForThe
   EXPECT_EQ(stats.stalled_on_copies_ms, 0);
 }
 
-// Calls that make the host wait for the device, in one step.
+// Returns one step's calls that make the host wait for the device.
 uint64_t HostWaits(EmuWorld& world, const TestNet& net, bool offload) {
   const auto waits = [&world] {
     return world.machine().calls(DeviceCall::kWaitEvent) +

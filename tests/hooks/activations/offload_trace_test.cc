@@ -1,4 +1,4 @@
-// What a trace sink is told of a training step.
+// Checks the ranges that a trace sink gets in a training step.
 
 #include <c10/core/ScalarType.h>
 

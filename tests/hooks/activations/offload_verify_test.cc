@@ -1,4 +1,4 @@
-// Verify mode: what comes back changed is found and named; what comes back right is let through.
+// Checks verify mode: it detects and names tensors whose bytes changed, and accepts right ones.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
@@ -41,7 +41,7 @@ OffloadOptions Verifying(uint64_t window_bytes = 16 << 10) {
   return options;
 }
 
-// What goes wrong on the way back.
+// Faults of the copy back.
 enum class Fault { kNone, kFlippedBit, kSwappedElements, kShiftedByOne, kDropped };
 
 class FaultyDevice : public ForwardingDevice {
@@ -62,7 +62,7 @@ class FaultyDevice : public ForwardingDevice {
       case Fault::kNone:
         break;
       case Fault::kFlippedBit: {
-        // Once the copy out has written it, as a bad DIMM would.
+        // Flips the bit after the D2H copy wrote it, like a bad DIMM.
         EXPECT_TRUE(machine_->SynchronizeDevice(0).ok());
         EXPECT_TRUE(machine_->HostAccess(first.src, 1, /*write=*/true).ok());
         const_cast<uint8_t*>(src)[0] ^= 0x10;
@@ -94,7 +94,7 @@ std::shared_ptr<OffloadSession> SessionOn(EmuWorld& world, Fault fault, OffloadO
   return OffloadSession::Create(options, OwnBackend([device](int) { return device; })).value();
 }
 
-// One saved tensor of [32, 48] floats that has left the device when backward needs it.
+// Saves one tensor of [32, 48] floats, which is offloaded, and reads it in backward.
 void ReadBack(EmuWorld& world, const std::shared_ptr<OffloadSession>& session,
               std::vector<at::Tensor>* seen) {
   const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
@@ -179,7 +179,7 @@ TEST(OffloadVerify, ViewsOfAPartOfAStorageAreVerifiedWhereTheyLie) {
     at::Tensor y;
     {
       const OffloadScope scope(world.session());
-      // 333 odd elements out of the middle of a storage that is more than twice as large.
+      // 333 odd elements in the middle of a storage more than twice as large.
       const at::Tensor whole = Activation(carrier, {2000}, 1);
       y = Observe(carrier, {whole.narrow(0, 777, 333)}, &seen);
       y = Observe(y, {Activation(carrier, {64, 64}, 2)}, &others);

@@ -1,4 +1,4 @@
-// How much the windows of eviction and of prefetching hold.
+// Checks how much the eviction window and the prefetch window hold.
 
 #include <ATen/core/Tensor.h>
 
@@ -41,7 +41,7 @@ TEST(OffloadWindows, ATensorAboveThePrefetchWindowIsFetchedAheadAllTheSame) {
   EXPECT_EQ(world.QuietStats().prefetch_hits, 2u);
 }
 
-// A fetch that found no memory has dropped them; they are fetched ahead again, and count no more.
+// A fetch without memory dropped them. They are prefetched again, and not counted twice.
 TEST(OffloadWindows, PrefetchingGoesOnAfterPrefetchesWereDropped) {
   OffloadOptions options = SmallWindows(1);
   options.prefetch_window_bytes = 2 * 64 * kKiB;
@@ -80,7 +80,7 @@ TEST(OffloadWindows, APrefetchThatIsRefusedAfterOneThatWorkedPausesForOneTensorO
   at::Tensor y = world.carrier;
   {
     const OffloadScope scope(world.session());
-    // The last is read first: there is no room to fetch the second and the fifth ahead.
+    // The last is read first; there is no memory to prefetch the second and the fifth.
     for (const uint64_t room_kib : {1024, 1024, 1024, 32, 1024, 1024, 96}) {
       y = Probe(y, {world.activation(64)},
                 [&world, room_kib](const at::Tensor& grad, const UnpackSaved& unpack) {
@@ -115,7 +115,7 @@ TEST(OffloadWindows, ATensorThatIsReadTwiceStandsInForNoOtherOfItsParcel) {
   EXPECT_EQ(world.QuietStats().fetched_on_demand, 1u);
 }
 
-// A node whose backward sees what is on the device once what was lent has come back.
+// A node whose backward reports the device bytes after aliased memory was released.
 at::Tensor ProbeWhatIsLeft(OffloadWorld& world, uint64_t* left_bytes) {
   return Probe(world.carrier, {}, [&world, left_bytes](const at::Tensor& grad, const UnpackSaved&) {
     world.session()->FreeDeviceMemory(0);
@@ -124,7 +124,7 @@ at::Tensor ProbeWhatIsLeft(OffloadWorld& world, uint64_t* left_bytes) {
   });
 }
 
-// A backward that has read a part of it counts for nothing later.
+// An earlier backward that read part of the graph must not count.
 TEST(OffloadWindows, EachBackwardHoldsWhatItFetchesUntilItHasReadAllOfItAndNoLonger) {
   OffloadOptions options = SmallWindows(kMiB);
   options.prefetch_window_bytes = 1;

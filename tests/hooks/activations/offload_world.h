@@ -1,5 +1,5 @@
-// A session, and nodes that save tensors of given sizes in its scopes, for tests that count what
-// becomes of them.
+// A session, and nodes that save tensors of given sizes in its scopes, for tests that count
+// offloads.
 //
 //   OffloadWorld world(SmallWindows(64 * kKiB));
 //   world.Save({32, 64}).backward();
@@ -30,7 +30,7 @@
 
 namespace pinion::testing {
 
-// A tensor of so many KiB; 32 and more fill a copy of their own on the link of SmallWindows().
+// Sizes of a tensor of `kib` KiB; 32 KiB fill a copy on SmallWindows()'s link.
 inline std::vector<int64_t> KiB(int64_t kib) { return {kib * 256}; }
 
 class OffloadWorld : public EmuWorld {
@@ -40,12 +40,12 @@ class OffloadWorld : public EmuWorld {
       : EmuWorld(machine, options) {}
 
   OffloadStats stats() { return session()->GetStats(); }
-  // Waits of a stream for another one, those included that need no call since the work is done.
+  // Returns the stream waits, including those that need no call because the work is done.
   uint64_t waits() {
     const EngineStats engine = session()->GetEngineStats(0);
     return engine.event_waits + engine.event_waits_skipped;
   }
-  // Known once everything is done that was submitted.
+  // Returns the bytes in use after all submitted work.
   uint64_t device_bytes() {
     EXPECT_THAT(machine().SynchronizeDevice(0), IsOk());
     return machine().memory_stats(0).in_use_bytes;
@@ -54,7 +54,7 @@ class OffloadWorld : public EmuWorld {
     EXPECT_THAT(machine().SetMemoryLimit(0, device_bytes() + size_bytes), IsOk());
   }
   at::Tensor activation(int64_t kib, int first = 0) { return Activation(carrier, KiB(kib), first); }
-  // A node for each size in KiB, in a scope of their own.
+  // Saves by a node per size in KiB, in a scope of their own.
   at::Tensor Save(const std::vector<int64_t>& kib) {
     const OffloadScope scope(session());
     at::Tensor y = carrier;
@@ -69,7 +69,7 @@ class OffloadWorld : public EmuWorld {
   at::Tensor carrier = at::ones({1}, at::TensorOptions(device())).requires_grad_(true);
 };
 
-// For tensors of one byte.
+// Returns options that offload even tensors of one byte.
 inline OffloadOptions EverySize(uint64_t window_bytes) {
   OffloadOptions options = SmallWindows(window_bytes);
   options.min_offload_bytes = 1;

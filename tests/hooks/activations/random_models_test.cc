@@ -1,6 +1,5 @@
-// Two hundred models that nobody has thought of, told a memory target: each step's losses and
-// gradients are those without offload, bit by bit, and the device, which refuses every byte above
-// the target, is never asked for one.
+// Checks two hundred random models within a memory target: each step's losses and gradients equal
+// those without offload, bit by bit. The device refuses every byte above the target.
 
 #include <c10/util/Exception.h>
 
@@ -27,7 +26,7 @@ namespace random_models_test {
 
 constexpr uint64_t kModels = 200;
 
-// Each model has an order of effects of its own.
+// The order of effects depends on the model.
 EmulatedOptions MachineOf(const RandomModel& model) {
   constexpr EffectSchedule kSchedules[] = {EffectSchedule::kEarly, EffectSchedule::kLate,
                                            EffectSchedule::kRandom};
@@ -44,7 +43,7 @@ struct RunOfModel {
   OffloadStats stats;
 };
 
-// In a session with that target, or without any session where there is none.
+// Runs the model in a session with that target, or without a session.
 RunOfModel RunAll(const RandomModel& model, std::optional<uint64_t> target_bytes,
                   Order order = Order::kDrawn, std::optional<uint64_t> limit_bytes = std::nullopt) {
   EmuWorld world(MachineOf(model), WithTarget(target_bytes.value_or(OffloadOptions::kAutoTarget)));
@@ -97,7 +96,7 @@ TEST(RandomModels, WithinAnyTargetEachStepHasTheBitsOfOneWithoutOffload) {
     const uint64_t target_bytes =
         least.peak_bytes + random() % (plain.peak_bytes - least.peak_bytes + 1);
     const RunOfModel run = RunAll(model, target_bytes, Order::kDrawn, target_bytes);
-    if (run.steps.size() < plain.steps.size()) continue;  // told of above
+    if (run.steps.size() < plain.steps.size()) continue;  // reported above
     for (size_t i = 0; i < run.steps.size(); ++i) {
       SCOPED_TRACE(::testing::Message()
                    << "step " << i << ": " << model.steps[model.order[i]].ToString());
@@ -112,7 +111,7 @@ TEST(RandomModels, WithinAnyTargetEachStepHasTheBitsOfOneWithoutOffload) {
     two_forwards += HasTwoForwards(model);
     kept_graphs += KeepsGraphs(model);
   }
-  // What is drawn is what the test is for.
+  // Checks that the random models cover the intended cases.
   EXPECT_EQ(planned, kModels);
   EXPECT_GT(fetched, kModels / 2);
   EXPECT_GT(branches, kModels / 4);

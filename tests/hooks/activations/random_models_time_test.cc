@@ -1,5 +1,5 @@
-// Two hundred models that nobody has thought of, on devices in proportion to them: in the memory
-// that windows take at their peak, steps that run as planned are not slower than those by windows.
+// Checks with two hundred random models, on devices scaled to them, that planned steps are not
+// slower than steps with windows in the same memory.
 
 #include <algorithm>
 #include <cstddef>
@@ -24,28 +24,27 @@ namespace pinion::testing {
 namespace random_models_time_test {
 
 constexpr uint64_t kModels = 200;
-constexpr double kSlowest = 1.02;  // over windows
-// Steps before those that are timed, at least: all kinds are known by then, none is recorded, and
-// no record is read any more.
+constexpr double kSlowest = 1.02;  // relative to windows
+// Minimum steps before the timed ones: all kinds then have plans, and nothing is recorded.
 constexpr size_t kWarmUp = 7;
-constexpr size_t kRounds = 4;  // and rounds of all kinds, at least
+constexpr size_t kRounds = 4;  // minimum rounds of all kinds, too
 
-// What is paid per tensor is in proportion to tensors of a few KiB; what is paid per byte is what
-// it is, and compute takes longer or shorter than the link does.
+// Costs per tensor are scaled for tensors of a few KiB and costs per byte are kept. Compute takes
+// longer or shorter than the link.
 EmulatedOptions MachineOf(const RandomModel& model) {
   const std::vector<std::string> presets = PresetNames();
   EmulatedOptions options = MachineOptions();
   options.preset = ScalePreset(FindPreset(presets[model.seed % presets.size()]).value(),
                                {.flops_per_saved_byte = 1, .mean_saved_tensor_bytes = 4 * kMiB},
                                {.flops_per_saved_byte = 1, .mean_saved_tensor_bytes = 4 * kKiB});
-  constexpr double kFlopsPerByte[] = {4, 12, 36, 108};  // in the time that the link takes for it
+  constexpr double kFlopsPerByte[] = {4, 12, 36, 108};  // per byte on the link
   options.preset.float32_tflop_per_s =
       options.preset.link.d2h_gb_per_s * kFlopsPerByte[model.seed / presets.size() % 4] * 1e-3;
   options.detect_races = false;
   return options;
 }
 
-// What a session finds out of the link; each device is measured once.
+// Returns a session's calibration of the link; each device is measured once.
 LinkCalibration LinkOf(const EmulatedOptions& machine) {
   static std::map<std::string, LinkCalibration> links;
   const auto found = links.find(machine.preset.name);
@@ -58,11 +57,11 @@ LinkCalibration LinkOf(const EmulatedOptions& machine) {
 }
 
 struct Cost {
-  double us = 0;  // modelled, of a step of each kind
+  double us = 0;  // modelled, for a step of each kind
   uint64_t peak_bytes = 0;
 };
 
-// `rounds` of all kinds of steps, of which the last is timed.
+// Runs `rounds` of all kinds of steps, and times the last.
 Cost CostOf(const RandomModel& model, size_t rounds, uint64_t target_bytes) {
   const EmulatedOptions machine = MachineOf(model);
   OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
@@ -97,7 +96,7 @@ TEST(RandomModelTimes, InTheMemoryOfWindowsPlannedStepsAreNotSlower) {
     EXPECT_LE(planned.us, kSlowest * windows.us);
     faster += planned.us * kSlowest < windows.us;
   }
-  // Where the link keeps up with windows as well there is nothing to gain.
+  // If the link keeps up with windows as well, plans gain nothing.
   EXPECT_GT(faster, kModels / 4);
 }
 

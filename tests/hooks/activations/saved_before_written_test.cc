@@ -1,6 +1,6 @@
-// What an operator saves before its kernel writes it: LibTorch saves arguments first, and some
-// kernels fill theirs without raising a version. Nothing may read such a tensor before its operator
-// has returned, with or without overlap, in verify mode or not.
+// Checks tensors that an operator saves before its kernel writes them. LibTorch saves arguments
+// first, and some kernels fill theirs without raising a version. Such a tensor must not be read
+// before its operator has returned, with or without overlap or verify mode.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/full.h>
@@ -46,7 +46,7 @@ class SavedBeforeWritten : public ::testing::TestWithParam<std::tuple<bool, bool
 
   OffloadStats stats() { return world_.session()->GetStats(); }
 
-  // The gradient of `x` in sum(square(forward(x))), on the CPU.
+  // Returns the gradient of `x` in sum(square(forward(x))), on the CPU.
   template <typename Forward>
   at::Tensor GradientOf(const at::Tensor& x, bool offload, Forward forward) {
     SeedGenerators();
@@ -57,7 +57,7 @@ class SavedBeforeWritten : public ::testing::TestWithParam<std::tuple<bool, bool
       const at::Tensor y = forward(at::mul(x, 1));
       loss = at::sum(at::mul(y, y));
     }
-    // What was freed is overwritten.
+    // Overwrites freed memory.
     std::vector<at::Tensor> others;
     for (int i = 0; i < 16; ++i) {
       others.push_back(at::full({64, 64}, NAN, at::TensorOptions(world_.device())));
@@ -73,14 +73,14 @@ class SavedBeforeWritten : public ::testing::TestWithParam<std::tuple<bool, bool
   std::vector<at::Tensor> seen_;
 };
 
-// Any node's: an activation that is written between its save and the return of the operator.
+// In general: an activation that is written between its save and the operator's return.
 TEST_P(SavedBeforeWritten, AnActivationLeavesAsItsOperatorHasLeftIt) {
   std::vector<at::Tensor> seen_next;
   at::Tensor y;
   {
     const OffloadScope scope(world_.session());
     at::Tensor noise = Activation(carrier_, {64, 64}, 1);
-    // What the node saves after it does not mean that the operator has returned.
+    // A later save of the same node does not mean that the operator has returned.
     y = Observe(carrier_, {noise, Activation(carrier_, {64, 64}, 3)}, &seen_);
     noise.variable_data().copy_(ActivationValues({64, 64}, 7));  // raises no version of `noise`
     noise.reset();
@@ -165,7 +165,7 @@ INSTANTIATE_TEST_SUITE_P(Modes, SavedBeforeWritten,
                                   (std::get<1>(info.param) ? "Verified" : "");
                          });
 
-// Its first operator has returned, and it waits for company, when the second one saves it.
+// It waits for a batch, after its first operator's return, when the second one saves it.
 TEST(SavedBeforeWrittenMemory, ATensorThatIsPendingWaitsForTheNextOperatorThatSavesIt) {
   EmuWorld world(MachineOptions(), SmallWindows(256 * kKiB));
   const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
@@ -177,7 +177,7 @@ TEST(SavedBeforeWrittenMemory, ATensorThatIsPendingWaitsForTheNextOperatorThatSa
     at::Tensor noise = Activation(carrier, {40, 256}, 1);
     y = Observe(carrier, {noise}, &seen_next);
     y = Observe(y, {Activation(carrier, {40, 256}, 2)}, &seen_next);
-    // With the one before it, it would leave in company.
+    // With the tensor before it, it would fill a batch.
     y = Observe(y, {noise, Activation(carrier, {4, 256}, 3)}, &seen);
     noise.variable_data().copy_(ActivationValues({40, 256}, 7));
     noise.reset();
@@ -188,8 +188,8 @@ TEST(SavedBeforeWrittenMemory, ATensorThatIsPendingWaitsForTheNextOperatorThatSa
   EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({40, 256}, 7)));
 }
 
-// The checksum of a tensor takes device memory. Where there is none, the tensor stays, as it does
-// when any other part of its copy cannot be made: forward does not fail.
+// A checksum needs device memory. Without it, the tensor stays on the device, as after any other
+// failure of its copy; forward does not fail.
 TEST(SavedBeforeWrittenMemory, AChecksumWithoutDeviceMemoryKeepsTheTensorOnTheDevice) {
   EmuWorld world(MachineOptions(), OptionsOf(/*overlap=*/true, /*verify=*/true));
   EmulatedMachine& machine = world.machine();

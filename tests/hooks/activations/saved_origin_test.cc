@@ -1,3 +1,5 @@
+// Checks that looking up a saved tensor's origin leaves the autograd graph alone.
+
 #include "pinion/hooks/activations/saved_origin.h"
 
 #include <ATen/core/Tensor.h>
@@ -16,7 +18,7 @@ using torch::autograd::impl::grad_fn_unsafe;
 TEST(SavedOriginTest, AutogradMakesNoNodeForIt) {
   at::Tensor base = at::mul(at::ones({4}).requires_grad_(), 2);
   const at::Tensor view = base.view({2, 2});
-  base.add_(1);  // the view has got another node, which autograd makes once it is asked
+  base.add_(1);  // gives the view another node, which autograd creates on request
   const torch::autograd::Node* const before = grad_fn_unsafe(view);
   const SavedOrigin origin(view, /*saver=*/{});
   EXPECT_EQ(grad_fn_unsafe(view), before);

@@ -1,6 +1,6 @@
-// A memory target in programs as people write them: optimizers with state, gradients that add up,
-// tensors that the scope itself makes, backwards that no engine of Pinion's hears of. The emulated
-// device refuses every byte above the target from the first step on.
+// Checks a memory target in typical programs: optimizers with state, accumulated gradients, tensors
+// made by the scope itself, backwards that bypass Pinion's engine. The emulated device refuses
+// every byte above the target from the first step on.
 
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/engine.h>
@@ -37,10 +37,10 @@ using at::Tensor;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using Tensors = std::vector<Tensor>;
-// A step's forward, which a scope is around, and what runs backward from the loss.
+// A step's forward inside the scope, and the backward from the loss.
 using Forward = std::function<Tensor(const Tensor& x, const Tensors& weights)>;
 using Backward = std::function<void(const Tensor& loss, const Tensors& weights, int step)>;
-// Whose state, and whose gradients, stay from step to step.
+// The optimizer's state and its gradients stay from step to step.
 using NewOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(const Tensors&)>;
 
 void CallBackward(const Tensor& loss, const Tensors&, int) { loss.backward(); }
@@ -52,8 +52,8 @@ struct Program {
   NewOptimizer optimizer = nullptr;
   int steps_between_updates = 1;
   bool verify = false;
-  Forward loss = nullptr;  // behind the scope, of what forward returns; none: that is the loss
-  bool scope_is_around_all = false;  // backward as well
+  Forward loss = nullptr;  // applied after the scope to forward's result; null: that is the loss
+  bool scope_is_around_all = false;  // including backward
   std::function<void(const Tensor& x)> between_steps = nullptr;
 };
 
@@ -121,7 +121,7 @@ Program AdamW() {
           }};
 }
 Program Accumulated() { return {"Accumulated", Chain, CallBackward, NewAdam, 3}; }
-// In one interval several gradients come: where they are the first, they add up.
+// Several gradients arrive in one interval; the memory of first gradients adds up.
 Program SeveralGradientsAtOnce() {
   return {"SeveralGradientsAtOnce",
           [](const Tensor& x, const Tensors& weights) {
@@ -147,7 +147,7 @@ Program ByGrad() {
             for (size_t i = 0; i < weights.size(); ++i) weights[i].mutable_grad() = gradients[i];
           }};
 }
-// As Python's engine does, which calls its base.
+// Like Python's engine, which calls its base class.
 Program ByTheBaseEngine() {
   return {"ByTheBaseEngine", Chain, [](const Tensor& loss, const Tensors&, int) {
             torch::autograd::Engine::get_base_engine().execute(
@@ -161,14 +161,14 @@ Program Retained() {
             loss.backward();
           }};
 }
-// The loss, and how steep it is in the last weight: only what that takes has to stay.
+// Adds the squared gradient of the last weight to the loss, so only tensors for that gradient stay.
 void CallSecondOrder(const Tensor& loss, const Tensors& weights, int) {
   const Tensor gradient = torch::autograd::grad({loss}, {weights.back()}, {}, /*retain_graph=*/true,
                                                 /*create_graph=*/true)[0];
   (loss + gradient.square().sum()).backward();
 }
 Program SecondOrder() { return {"SecondOrder", Chain, CallSecondOrder, NewAdam}; }
-// As regularisers do that are asked now and then.
+// Like regularisers that are applied in some steps only.
 Program SecondOrderEverySecondStep() {
   return {"SecondOrderEverySecondStep", Chain,
           [](const Tensor& loss, const Tensors& weights, int step) {
@@ -177,7 +177,7 @@ Program SecondOrderEverySecondStep() {
           NewAdam};
 }
 Program Verified() { return {"Verified", Chain, CallBackward, NewAdam, 1, /*verify=*/true}; }
-// With more temporary memory than any layer takes, in which nothing is saved.
+// The loss needs more temporary memory than any layer, and saves nothing there.
 Program LossBehindTheScope() {
   Program program = {"LossBehindTheScope", Chain, CallBackward, NewAdam};
   program.loss = [](const Tensor& y, const Tensors&) {
@@ -192,8 +192,8 @@ Program LossBehindTheScope() {
   return program;
 }
 
-// As a scope around a whole step is, with an evaluation behind it: more than any target in sum, and
-// little at a time.
+// A scope around a whole step, and then an evaluation that allocates more than any target in total,
+// but little at a time.
 Program BackwardWithinTheScope() {
   Program program = {"BackwardWithinTheScope", Chain, CallBackward, NewAdam};
   program.scope_is_around_all = true;
@@ -204,14 +204,14 @@ Program BackwardWithinTheScope() {
 }
 
 struct Ran {
-  uint64_t peak_bytes = 0;  // in forward and backward, the most of all steps
-  Tensors values;           // losses, then what the weights have become
+  uint64_t peak_bytes = 0;  // in forward and backward, the maximum over all steps
+  Tensors values;           // the losses, and the weights after the last step
   OffloadStats stats;
 };
 
 class TargetPrograms : public ::testing::TestWithParam<Program> {
  protected:
-  // `target_bytes` none: without offload. With `is_limit` they are all that the device has.
+  // Without `target_bytes`, runs without offload. With `is_limit` the device has no more.
   Ran Run(std::optional<uint64_t> target_bytes, bool is_limit) {
     OffloadOptions options = WithTarget(target_bytes.value_or(OffloadOptions::kAutoTarget));
     options.verify = GetParam().verify;
@@ -266,7 +266,7 @@ TEST_P(TargetPrograms, KeepWithinEachTargetFromTheFirstStepOn) {
     SCOPED_TRACE(target_bytes);
     const CapturedLog log;
     const Ran ran = Run(target_bytes, /*is_limit=*/true);
-    // What comes behind the step is none of it.
+    // Allocations after the step do not count.
     if (i > 0 && GetParam().scope_is_around_all) {
       EXPECT_THAT(log.text(), Not(HasSubstr("cannot be met")));
     }

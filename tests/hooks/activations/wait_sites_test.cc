@@ -1,5 +1,5 @@
-// Every wait is load-bearing: take one away and the race detector names two accesses that nothing
-// orders any more. With all of them, it has nothing to say.
+// Checks that every wait is necessary: without it, the race detector names two unordered accesses;
+// with all waits it reports nothing.
 
 #include "pinion/hooks/wait_sites.h"
 
@@ -59,7 +59,7 @@ at::Tensor NewCarrier(EmuWorld& world) {
   return at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
 }
 
-// Saves an activation that nobody else holds, in a scope.
+// Saves an activation, referenced by nothing else, in a scope.
 at::Tensor SaveOne(EmuWorld& world, const at::Tensor& carrier, ProbeBackward backward) {
   const at::Tensor activation = Activation(carrier, {64, 64}, 1);
   const OffloadScope scope(world.session());
@@ -79,7 +79,7 @@ ProbeBackward UseSavedOn(const c10::Stream& stream) {
   };
 }
 
-// Each returns what went wrong: reports of races, or a bound that was broken.
+// Each scenario returns its evidence: reported races, or a violated bound.
 using Evidence = std::vector<std::string>;
 
 Evidence RoundTrip() {
@@ -106,7 +106,7 @@ Evidence RoundTripToAnotherStream() {
   return world.machine().races();
 }
 
-// The same, with the tensor still on the device.
+// The same with the tensor still on the device.
 Evidence ReuseOnAnotherStream() {
   EmuWorld world(CollectRaces(), SmallWindows(kMiB));
   const at::Tensor carrier = NewCarrier(world);
@@ -114,7 +114,7 @@ Evidence ReuseOnAnotherStream() {
   return world.machine().races();
 }
 
-// Dropped inside the window: the copy out still reads the device memory that goes.
+// Dropped inside the window, while the D2H copy still reads the freed device memory.
 Evidence DropWhileCopyingOut() {
   EmuWorld world(CollectRaces(), SmallWindows(kMiB));
   const at::Tensor carrier = NewCarrier(world);
@@ -122,7 +122,7 @@ Evidence DropWhileCopyingOut() {
   return world.machine().races();
 }
 
-// Small tensors, enough of them to be gathered into one block.
+// Saves enough small tensors to be gathered into one block.
 at::Tensor SaveGroup(EmuWorld& world, const at::Tensor& carrier, const ProbeBackward& backward) {
   constexpr int kTensors = 16;
   std::vector<at::Tensor> activations;
@@ -135,7 +135,7 @@ at::Tensor SaveGroup(EmuWorld& world, const at::Tensor& carrier, const ProbeBack
   return y;
 }
 
-// Gathered, copied, evicted, fetched in one piece, read on `backward`'s stream.
+// Gathered, copied, evicted, fetched in one piece, and read on `backward`'s stream.
 Evidence GroupRoundTrip(EmuWorld& world, const ProbeBackward& backward) {
   const at::Tensor carrier = NewCarrier(world);
   const at::Tensor group = SaveGroup(world, carrier, backward);
@@ -143,7 +143,7 @@ Evidence GroupRoundTrip(EmuWorld& world, const ProbeBackward& backward) {
   at::Tensor y;
   {
     const OffloadScope scope(world.session());
-    y = Probe(group, {Activation(carrier, {128, 256})}, UseSaved);  // takes all of the window
+    y = Probe(group, {Activation(carrier, {128, 256})}, UseSaved);  // fills the window
   }
   y.backward();
   EXPECT_GT(world.session()->GetStats().fetched_on_demand, 0u) << "the test's premise";
@@ -176,7 +176,7 @@ Evidence DropGroupWhileCopyingOut() {
   return world.machine().races();
 }
 
-// A weight that is read by readers on streams that have waited for nothing, and whose cast is gone.
+// A weight whose cast is freed, read on streams that have waited for nothing.
 Evidence CastOnOtherStreams(int readers) {
   EmuWorld world(CollectRaces(), SmallWindows(1));
   const at::Tensor carrier = NewCarrier(world);
@@ -211,7 +211,7 @@ Evidence CastOnOtherStreams(int readers) {
 Evidence CastOnAnotherStream() { return CastOnOtherStreams(1); }
 Evidence CastSharedByStreams() { return CastOnOtherStreams(2); }
 
-// A segment that is computed again on the stream of its forward.
+// A segment that is recomputed on the stream of its forward.
 Evidence CheckpointOnAnotherStream() {
   EmuWorld world(CollectRaces());
   const at::Tensor carrier = NewCarrier(world);
@@ -224,7 +224,7 @@ Evidence CheckpointOnAnotherStream() {
   return world.machine().races();
 }
 
-// A weight that visits, used on its own stream, and on another, and dropped then.
+// A streamed weight, used on its own stream and optionally on another, then dropped.
 Evidence VisitAndGo(bool other_stream, FrozenForm form = FrozenForm::kAsIs) {
   EmuWorld world(CollectRaces(), SmallWindows());
   torch::nn::Sequential net(torch::nn::Linear(64, 64), torch::nn::Linear(64, 64));
@@ -232,7 +232,7 @@ Evidence VisitAndGo(bool other_stream, FrozenForm form = FrozenForm::kAsIs) {
   if (form != FrozenForm::kAsIs) {
     for (at::Tensor& parameter : net->parameters()) parameter.requires_grad_(false);
     options.frozen_form = form;
-    options.window_bytes += 9 << 10;  // at rest
+    options.window_bytes += 9 << 10;  // in stored form
   }
   const auto weights =
       WeightOffloader::Attach(*net, world.device(), world.backend(), options).value();
@@ -257,7 +257,7 @@ struct Scenario {
   const WaitSite* site;
   std::string variant;
   Evidence (*run)();
-  // What the evidence names when the wait is missing.
+  // The two accesses that the evidence names when the wait is missing.
   std::string first;
   std::string second;
 };
@@ -308,14 +308,14 @@ INSTANTIATE_TEST_SUITE_P(AllSites, WaitSites, ::testing::ValuesIn(Scenarios()),
                            return info.param.site->name() + info.param.variant;
                          });
 
-// The engine has tests of its own for its sites, some of which need a device that fails.
+// The engine's tests cover its own sites, some of which need a failing device.
 TEST(WaitSitesTable, EverySiteOfTheHooksHasAScenario) {
   for (const std::string_view name : kHooksWaits) {
     EXPECT_THAT(Scenarios(), Contains(Field(&Scenario::site, Property(&WaitSite::name, name))));
   }
 }
 
-// The detector is not the only witness: copies that come as late as possible move wrong bytes.
+// Wrong bytes are a second proof: copies then take effect as late as possible.
 class WaitSitesBytes : public ::testing::TestWithParam<const WaitSite*> {};
 
 TEST_P(WaitSitesBytes, WithoutItTheBytesAreWrong) {

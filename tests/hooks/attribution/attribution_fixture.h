@@ -1,4 +1,4 @@
-// A device with an attribution session, and models of layers that all have the same bytes.
+// A device with an attribution session, and models whose layers all have the same size.
 
 #ifndef PINION_TESTS_HOOKS_ATTRIBUTION_ATTRIBUTION_FIXTURE_H_
 #define PINION_TESTS_HOOKS_ATTRIBUTION_ATTRIBUTION_FIXTURE_H_
@@ -34,7 +34,7 @@ class AttributionTest : public ::testing::Test {
         session_(AttributionSession::Create({offload.allocator, offload.engine}, world_.backend())
                      .value()) {}
 
-  // The same on every device.
+  // Returns the same tensor on every device.
   at::Tensor Make(int64_t seed, int device = 0) const {
     const at::Tensor i = at::arange(kSide * kSide, at::kFloat);
     return at::sin(i * 0.37 + static_cast<double>(seed))
@@ -42,7 +42,7 @@ class AttributionTest : public ::testing::Test {
         .to(world_.device(device));
   }
 
-  // Layers that save one tensor each, their output, of kLayerBytes.
+  // Runs layers that save one tensor each, their output, of kLayerBytes.
   at::Tensor Chain(at::Tensor x, int layers, bool taps) const {
     for (int layer = 0; layer < layers; ++layer) {
       x = at::tanh(x);

@@ -1,4 +1,4 @@
-// What attribution takes of memory, on the devices and the host, and of time.
+// Checks the memory that attribution takes on the devices and the host, and its time.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -67,7 +67,7 @@ TEST_F(AttributionTest, ParallelLayersLeaveOneByOneAsWell) {
   const auto branches = [&](bool taps) {
     Tensor sum = at::zeros({kSide}, x.options());
     for (int layer = 0; layer < kLayers; ++layer) {
-      // Without a tap nothing has a gradient, and no branch is saved.
+      // Without taps nothing requires a gradient, so no branch saves anything.
       Tensor y = x + layer;
       if (taps) y = Tap("layer" + std::to_string(layer), y);
       sum = sum + (y * 2).sum(1);
@@ -148,7 +148,7 @@ TEST_F(AttributionTest, WhatIsOnItsWayHoldsTwoCapturesAndNothingOfTheGraphOrTheP
   constexpr int kLayers = 6;
   const Tensor x = Make(1).requires_grad_(), frozen = Make(2);
   const auto forward = [&](const Tensors& in) {
-    // Backward does not go beyond the layers, and so frees none of this.
+    // Backward stops at the layers, so it frees nothing of this part of the graph.
     const Tensor ahead = Chain(in[0], kLayers, /*taps=*/false).unsqueeze(1) + in[0];
     return Chain(ahead + Tap("frozen", frozen), kLayers, /*taps=*/true);
   };
@@ -187,7 +187,7 @@ TEST_F(AttributionTest, ResultsAreInPinnedMemoryOfTheSharedPoolAndOutliveTheSess
 }
 
 TEST_F(AttributionTest, OfAPartOfALargeGradientThePartAloneLeaves) {
-  // Backward of cat gives each input its columns of the whole gradient.
+  // Backward of cat gives each input a view of the whole gradient's columns.
   const auto forward = [&](const Tensors& in) {
     const Tensor all = at::cat({Tap("left", in[0] * 2), in[0]}, 1);
     return (all * all).sum(1);
@@ -199,7 +199,7 @@ TEST_F(AttributionTest, OfAPartOfALargeGradientThePartAloneLeaves) {
   EXPECT_EQ(world_.session()->GetAllocatorStats().requested_bytes.current, 2 * kLayerBytes);
 }
 
-// Every copy is stuck for 10 ms of the device's time, and nobody can read its bytes before.
+// Every copy stalls for 10 ms of device time; reading its host memory earlier faults.
 EmulatedOptions SlowAndProtected() {
   EmulatedOptions options = SlowCopies();
   options.protect_host_pages = true;
@@ -237,7 +237,7 @@ TEST_F(SlowAttributionTest, BesideOneLargeLayerSmallOnesHaveRoomForOneOfThem) {
     return x.sum(1);
   };
   session_->EvalLayers(forward, LayerNames(14), {x});
-  // The large one, a small one that waits, and a value that was just computed, or more of those.
+  // The large copy, a small one that waits, and a value that was just computed.
   EXPECT_LE(world_.peak_device_bytes(), before_bytes + kLayerBytes + kLayerBytes / 4);
 }
 
@@ -258,7 +258,7 @@ TEST_F(SlowAttributionTest, OfSmallLayersAsManyWaitForTheirCopiesAsTheTwoLargest
   world_.ResetPeak();
   const uint64_t before_bytes = world_.device_bytes();
   session_->EvalLayers(forward, LayerNames(10), {x});
-  // A value that was just computed, and the copies of two of them.
+  // A value that was just computed, and two pending copies.
   EXPECT_LE(world_.peak_device_bytes(), before_bytes + 3 * kLayerBytes);
   EXPECT_NEAR(device->ElapsedMs(begin, end).value(), 10, 1)
       << "the first small one waits for the first large one";
@@ -293,8 +293,7 @@ TEST_F(SlowHostTest, ProductsAreComputedWhileLaterGradientsAreOnTheirWay) {
   EXPECT_NEAR(run(/*multiplies=*/true), copies_ms + 4, 0.5) << "the last one is alone";
 }
 
-// Each kernel takes a millisecond, each copy one and a half more, and the host two for the sums of
-// a layer at each step.
+// A kernel takes 1 ms and a copy 1.5 ms more; the host needs 2 ms per step to sum a layer.
 EmulatedOptions SlowEverything() {
   EmulatedOptions options = SlowCopies(/*stall_ms=*/1.5);
   options.preset.launch_us = 1000;
@@ -359,8 +358,8 @@ TEST_F(SlowPassesTest, AValueThatNobodyElseHasLeavesWhileItIsCopiedForTheModel) 
   EXPECT_NEAR(time_ms(kept, "layer"), kKernelAndCopyMs + 1, 0.2) << "the copy comes first";
 }
 
-// The first `fails_at` calls of the device go well, and the next one does not; 0: all go well.
-// Tells how many there were.
+// Captures values that the copy reads directly, while device call number `fails_at` fails (0:
+// none). Returns the number of device calls.
 uint64_t LeaveThemselves(uint64_t fails_at, bool keep_on_device, bool* failed) {
   EmulatedOptions machine = MachineOptions();
   if (fails_at > 0) machine.faults.calls.push_back({.at = fails_at});
@@ -372,7 +371,7 @@ uint64_t LeaveThemselves(uint64_t fails_at, bool keep_on_device, bool* failed) {
     Tensor y = in[0];
     for (int layer = 0; layer < kLayers; ++layer) {
       y = Tap("layer" + std::to_string(layer), y * 2);
-      y.add_(1);  // of what goes on
+      y.add_(1);  // changes the model's tensor, not the captured one
     }
     return y.sum(1);
   };

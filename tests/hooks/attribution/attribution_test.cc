@@ -1,5 +1,5 @@
-// What attribution captures, of which layers and devices, and what it says of mistakes. Memory and
-// time are attribution_memory_test.cc's; that its numbers are Captum's is captum_test.cc's to show.
+// Checks what attribution captures, on which devices, and its errors. attribution_memory_test.cc
+// checks memory and time, captum_test.cc the numbers.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -90,7 +90,7 @@ TEST_F(AttributionTest, ATensorThatIsGivenToATapIsCapturedAsItWasWhoeverHasItSti
     const auto blob = [&] { return at::for_blob(owner.data_ptr(), owner.sizes()); };
     Tap("foreign", blob().options(owner.options()).target_device(owner.device()).make_tensor());
     owner.zero_();
-    // Neither keeps a reference to the tensor that is tapped.
+    // Neither case keeps a reference to the tapped tensor, but both share its memory.
     Tensor detached = in[0] * 6;
     const Tensor other = detached.detach();
     Tap("detached", std::move(detached));
@@ -115,7 +115,7 @@ TEST_F(AttributionTest, ATensorOfAModelThatTakesGradientsItselfKeepsItsPlaceInTh
     const at::AutoGradMode grad(true);
     Tensor position = in[0].detach().clone().requires_grad_();
     {
-      // As if the tap lay within a part that records nothing.
+      // As if the tap were in a part of the model that records no graph.
       const at::NoGradGuard no_grad;
       position = Tap("position", std::move(position));
     }
@@ -138,7 +138,7 @@ TEST_F(AttributionTest, ATensorOfAModelThatTakesGradientsItselfKeepsItsPlaceInTh
 }
 
 TEST_F(AttributionTest, AGradientIsThatOfTheTensorWhoeverUsesIt) {
-  // The layer's input goes around the layer as well, as in a residual block.
+  // A residual connection: the layer's input also bypasses the layer.
   const torch::nn::Sequential body((torch::nn::Tanh()));
   const SequentialTaps taps(body, "body.");
   const auto forward = [&](const Tensors& in) {
@@ -320,7 +320,7 @@ TEST_F(AttributionTest, TheProgramsTensorsAreAsTheyWereAlsoAfterAnError) {
   session_->ComputeLayerGradientsAndEval(forward(false), {"x", "part", "w"}, {}, Target());
   for (const Tensor& tensor : {x, part}) EXPECT_TRUE(tensor.is_leaf() && !tensor.requires_grad());
   EXPECT_FALSE(w.grad().defined());
-  // Of a later backward, nothing is taken.
+  // A later backward must not capture anything.
   const uint64_t host_bytes = world_.session()->GetAllocatorStats().requested_bytes.current;
   (w * 2).sum().backward();
   EXPECT_TRUE(SameBytes(w.grad().cpu(), at::full({kSide, kSide}, 2.f)));

@@ -31,14 +31,14 @@ from captum.attr import (
 )
 from torch import nn
 
-# Of the methods with one pass, then of those along a path.
+# Numbers of cases: methods with one pass, and methods along a path.
 CASES = 48
 PATH_CASES = 50
 METHODS = ["primitive", "activation", "gradient_x_activation", "grad_cam", "saliency", "input_x_gradient"]
 PATH_METHODS = ["integrated_gradients", "layer_integrated_gradients", "internal_influence", "layer_conductance", "gradient_shap"]
 QUADRATURES = ["gausslegendre", "riemann_left", "riemann_middle", "riemann_right", "riemann_trapezoid"]
 REFUSALS = ["does not require grad", "not have been used in the graph", "in-place operation"]
-# Of a distribution that LayerGradientShap draws from.
+# Examples in LayerGradientShap's distribution of baselines.
 BASELINES = 3
 ACTIVATIONS = {
     "relu": nn.ReLU,
@@ -169,7 +169,7 @@ def draw_model(r):
 
 def layers_of(parts):
     inner = {"residual": ["", ".body.0", ".body.1"], "gate": [".split"], "twice": [".shared"], "aside": [".unused"]}
-    # The value of what is in no list would be that of a neighbour.
+    # Taps on parts that are in no list would capture a neighbour's value.
     skipped = {"flatten", "sum", "grid"}
     return [f"{i}{name}" for i, (kind, *_) in enumerate(parts) if kind not in skipped for name in inner.get(kind, [""])]
 
@@ -341,8 +341,8 @@ def main():
             try:
                 case[str(dtype)[6:]] = answer(case, dtype)
             except RuntimeError as error:
-                # With frozen parameters and a layer aside nothing is left to differentiate; and Captum's methods along a
-                # path can neither say that a layer is aside nor put values ahead of an operator in place.
+                # Unused layers with frozen parameters leave nothing to differentiate. Along a path, Captum rejects unused
+                # layers, and layers ahead of an in-place operator.
                 assert any(part in str(error) for part in REFUSALS), (case, error)
                 case[str(dtype)[6:]] = None
         lines.append(json.dumps(case, separators=(",", ":")))

@@ -1,6 +1,5 @@
-// Captum's methods beside Captum: the models, layers, targets and options that captum_cases.py has
-// drawn. captum_cases.json keeps what Captum has answered; where there is a Python with Captum, it
-// is asked again.
+// Compares Pinion's methods with Captum's on the cases of captum_cases.py. captum_cases.json stores
+// Captum's answers; an installed Captum is asked again.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -51,7 +50,7 @@ namespace {
 using at::Tensor;
 using nlohmann::json;
 
-// Of device memory, beside the model: enough for some rows of a case, and not for all.
+// Device bytes in addition to the model: enough for some rows of a case, but not for all.
 constexpr uint64_t kBudgetBytes = 64 << 10;
 
 Tensor Numbers(const std::vector<int64_t>& shape, int64_t seed, at::ScalarType dtype) {
@@ -60,7 +59,7 @@ Tensor Numbers(const std::vector<int64_t>& shape, int64_t seed, at::ScalarType d
   return mixed.to(dtype).div(16).view(shape);
 }
 
-// The parts of captum_cases.py that torch::nn does not have. `name` is the part's place.
+// Counterparts of modules in captum_cases.py that torch::nn lacks. `name` is the place.
 struct ResidualImpl : torch::nn::Module {
   ResidualImpl(const std::string& name, int64_t in, int64_t out)
       : body(torch::nn::Linear(in, out), torch::nn::Tanh()) {
@@ -169,12 +168,12 @@ Target TargetOf(const json& target) {
                                   {static_cast<int64_t>(classes.size())}, at::kLong));
 }
 
-// Where and how a case is computed.
+// Where a case runs, and with which options.
 struct Setting {
   std::string name;
   c10::Device device;
   bool keep_on_device = false;
-  std::shared_ptr<OffloadSession> offload = nullptr;  // of what the graph saves
+  std::shared_ptr<OffloadSession> offload = nullptr;  // offloads what the graph saves
   bool has_tier = true;
 };
 
@@ -186,7 +185,7 @@ std::vector<Tensors> TensorsOf(const std::vector<LayerAttribution>& layers) {
   return all;
 }
 
-// What a case along a path is asked with.
+// The arguments of a case along a path.
 struct PathCase {
   AttributionSession& session;
   const AttributedForward& forward;
@@ -208,8 +207,7 @@ Quadrature QuadratureOf(const std::string& name) {
   return all.at(name);
 }
 
-// captum_cases.py draws for each example all of its samples, and Pinion for each sample all
-// examples.
+// captum_cases.py draws all samples of each example, Pinion all examples of each sample.
 Tensor BySamples(const Tensor& drawn, int64_t examples) {
   return drawn.unflatten(0, {examples, -1}).transpose(0, 1).flatten(0, 1).contiguous();
 }
@@ -386,7 +384,7 @@ void ExpectSameAs(const json& cases) {
         SCOPED_TRACE(setting.name);
         const std::vector<Tensors> actual =
             Answer(spec, dtype, setting, setting.has_tier ? *session : without_tier);
-        if (expected.is_null()) continue;  // Captum refuses; zeros are our answer
+        if (expected.is_null()) continue;  // Captum raises an error; Pinion returns zeros
         ASSERT_EQ(actual.size(), expected.size());
         for (size_t layer = 0; layer < actual.size(); ++layer) {
           ASSERT_EQ(actual[layer].size(), expected[layer].size());

@@ -1,5 +1,5 @@
-// What the methods along a path do with device memory, rows, draws and mistakes. That their numbers
-// are Captum's is captum_test.cc's to show.
+// Checks the device memory, rows, draws and errors of the methods along a path. captum_test.cc
+// compares their numbers with Captum's.
 
 #include "pinion/hooks/attribution/path_methods.h"
 
@@ -51,7 +51,7 @@ constexpr uint64_t kRowBytes = 64 * 64 * sizeof(float);
 
 class PathMethodsTest : public AttributionTest {
  protected:
-  // By example kRowBytes, and different.
+  // Returns distinct examples of kRowBytes each.
   Tensor Examples() const {
     return Make(1)
         .flatten()
@@ -61,7 +61,7 @@ class PathMethodsTest : public AttributionTest {
         .view({kExamples, 4096});
   }
 
-  // Six layers that save their output, two of them tapped; a weight that all rows share.
+  // Six layers that save their outputs, two of them tapped, and a weight that all rows share.
   Tensor Model(const Tensors& in) {
     largest_pass_ = std::max(largest_pass_, in[0].size(0));
     ++passes_;
@@ -84,7 +84,7 @@ class PathMethodsTest : public AttributionTest {
   int passes_ = 0;
 };
 
-// Everything that takes a budget, by name.
+// A method that takes a budget.
 struct Batched {
   std::string name;
   std::function<Tensor(AttributionSession&, const AttributedForward&, const Tensor& x,
@@ -336,8 +336,7 @@ TEST_F(PathMethodsTest, OfIntegersThereIsNoPathButOfTheLayerBehindThem) {
       HasSubstr("input 0 is of Long, between whose values there is no path"));
   const auto heat =
       LayerIntegratedGradients(*session_, forward, {"embedding"}, {words}, Target::Class(1));
-  // tanh is by element, so that the integral is exact: of the word that the target looks at, the
-  // change of the output.
+  // tanh is elementwise, so the integral is exactly the change of the selected word's output.
   const Tensor rows = at::embedding(table, words).cpu(),
                zero = at::embedding(table, words * 0).cpu();
   const Tensor change = at::tanh(rows) - at::tanh(zero);

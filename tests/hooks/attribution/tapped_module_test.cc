@@ -1,4 +1,4 @@
-// Taps around modules: what they see, and that models are as they were.
+// Checks what taps around modules see, and that the modules stay unchanged.
 
 #include "pinion/hooks/attribution/tapped_module.h"
 
@@ -186,7 +186,7 @@ TEST_F(TappedModuleTest, SeveralArgumentsAreOneLayerAndWhatIsNoTensorGoesThrough
               HasSubstr("layer \"count\" was tapped with no tensor"));
 }
 
-// Calls its blocks by their own types.
+// Calls its blocks by their own types, as programs must call a ModuleList's children.
 struct BlocksImpl : torch::nn::Module {
   BlocksImpl() {
     blocks = register_module("blocks", torch::nn::ModuleList());

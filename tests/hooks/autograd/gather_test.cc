@@ -1,3 +1,5 @@
+// Checks copies of many pieces into one block: their bytes, and the elements that kernels use.
+
 #include "pinion/hooks/autograd/gather.h"
 
 #include <ATen/core/Tensor.h>
@@ -30,7 +32,7 @@ std::vector<int64_t>& element_bytes() {
   return bytes;
 }
 
-// Notes the size of the elements of each tensor that `_foreach_copy_` reads.
+// Records the element size of each tensor that `_foreach_copy_` reads.
 std::unique_ptr<at::ObserverContext> NoteElements(const at::RecordFunction& function) {
   if (std::string_view(function.name()) == "aten::_foreach_copy_") {
     for (const at::Tensor& tensor : function.inputs()[1].toTensorVector()) {
@@ -53,12 +55,12 @@ class GatherTest : public ::testing::Test {
   const BoundStream stream_;
 };
 
-// A kernel whose elements are bytes reads the memory of a device a few bytes at a time.
+// A kernel with one-byte elements would read device memory a few bytes at a time.
 TEST_F(GatherTest, PiecesGoInElementsOfSixteenBytesWhereSizeAndAddressAllowIt) {
   struct Piece {
-    uint64_t begin_bytes;  // in its tensor
+    uint64_t begin_bytes;  // in the piece's tensor
     uint64_t size_bytes;
-    uint64_t margin_bytes = 0;  // before its place in the block
+    uint64_t margin_bytes = 0;  // before the piece in the block
   };
   const std::vector<Piece> pieces = {{0, 512}, {0, 7},   {0, 48},    {8, 64},
                                      {16, 16}, {0, 100}, {0, 64, 8}, {0, 64, 32}};

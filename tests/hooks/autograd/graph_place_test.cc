@@ -1,5 +1,5 @@
-// The place at which a tensor is saved, as hooks are told, against what the graph says afterwards:
-// the node whose backward reads it, and the node that computed it.
+// Checks the graph place that hooks get for a saved tensor against the finished graph: the node
+// whose backward reads the tensor, and the node that computed it.
 
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
@@ -31,12 +31,12 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// A saved tensor that backward has read.
+// A saved tensor that backward read.
 struct Read {
-  std::string node;  // its name
+  std::string node;  // its class name
   GraphPlace place;
-  uint64_t sequence = 0;   // of the node that has read it
-  bool is_output = false;  // of that node
+  uint64_t sequence = 0;   // of the reading node
+  bool is_output = false;  // of the reading node
 };
 
 class PlacePacker : public SavedTensorPacker {
@@ -73,7 +73,7 @@ class PlacePacker : public SavedTensorPacker {
   };
 };
 
-// What backward has read of all that `forward` saved in a scope.
+// Returns the reads by backward of all tensors that `forward` saves in a scope.
 std::vector<Read> ReadsOf(const std::function<at::Tensor()>& forward) {
   const auto packer = std::make_shared<PlacePacker>();
   at::Tensor y;
@@ -132,7 +132,7 @@ TEST(GraphPlaceTest, TheNodeIsTheOneThatReadsTheTensorAndAnOutputIsWhatItHasComp
   EXPECT_GE(outputs, 10);
 }
 
-// By number, of all places that a step has, from its beginning.
+// Returns all places of a step, numbered from the step's beginning.
 std::vector<std::pair<std::optional<uint64_t>, bool>> PlacesOfAStep() {
   const auto packer = std::make_shared<PlacePacker>();
   const NodeId begin = CurrentNode();

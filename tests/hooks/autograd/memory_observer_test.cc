@@ -1,3 +1,5 @@
+// Checks that observers see LibTorch's device allocations in scopes and backward, no others.
+
 #include "pinion/hooks/autograd/memory_observer.h"
 
 #include <ATen/TensorOperators.h>
@@ -35,7 +37,7 @@ namespace {
 
 constexpr int64_t kTensorBytes = 64 * kKiB;
 
-// What was told of one device.
+// The observations of one device.
 class Peaks : public MemoryObserver {
  public:
   struct Told {
@@ -60,7 +62,7 @@ class Peaks : public MemoryObserver {
     MutexLock lock(mu_);
     told_.leaves.push_back(leaf.unsafeGetTensorImpl());
   }
-  // Since the last call.
+  // Returns the observations since the last call.
   Told Take() {
     MutexLock lock(mu_);
     return std::exchange(told_, Told());
@@ -82,7 +84,7 @@ class MemoryObserverTest : public ::testing::Test {
   at::Tensor Ones(int64_t size_bytes) {
     return at::ones({size_bytes / 4}, at::TensorOptions(world_.device()));
   }
-  // A backward whose operator allocates and frees a tensor.
+  // Runs a backward whose operator allocates and frees a tensor.
   void RunBackward() {
     const at::Tensor carrier = Ones(4).requires_grad_(true);
     Probe(carrier, {}, [this](const at::Tensor& grad, const UnpackSaved&) {
@@ -91,7 +93,7 @@ class MemoryObserverTest : public ::testing::Test {
     }).backward();
   }
 
-  // Whether the profiler has seen memory of the device.
+  // Returns whether the profiler recorded memory of the device.
   bool StopProfiler() {
     const auto result = StopCpuProfiler();
     return std::any_of(result->events().begin(), result->events().end(), [this](const auto& event) {
@@ -192,7 +194,7 @@ TEST_F(MemoryObserverTest, AllWhoWantToObserveBackwardsAreToldOnce) {
   EXPECT_EQ(other->Take().calls, 0);
 }
 
-// Python's engine is called by itself: nothing of ours stands between it and its caller.
+// Python's engine is called directly, without Pinion's in between.
 TEST_F(MemoryObserverTest, ABackwardThatPassesNoEngineOfOursIsObserved) {
   ObserveBackwards(peaks_);
   const at::Tensor carrier = Ones(4).requires_grad_(true);
@@ -207,7 +209,7 @@ TEST_F(MemoryObserverTest, ABackwardThatPassesNoEngineOfOursIsObserved) {
   EXPECT_GE(peaks_->Take().peak_bytes, before + kTensorBytes);
 }
 
-// What an operator of backward takes beside what it was given, and a sum of two gradients.
+// Observes what backward operators allocate, and the sum of two gradients.
 TEST_F(MemoryObserverTest, NodesThatReadNothingThatWasSavedAreObserved) {
   const at::Tensor x = Ones(kTensorBytes).requires_grad_(true);
   const at::Tensor y = (x + 1).sum() + (x + 2).sum();
@@ -228,7 +230,7 @@ TEST_F(MemoryObserverTest, ABackwardWithinABackwardIsObserved) {
   EXPECT_GE(peaks_->Take().peak_bytes, before + kTensorBytes);
 }
 
-// It would stay observed for good: no engine takes off what was put onto the thread.
+// No engine would remove the thread's observer, so the thread would stay observed.
 TEST_F(MemoryObserverTest, ANodeThatAProgramCallsByItselfLeavesNothingBehind) {
   ObserveBackwards(peaks_);
   const at::Tensor y = Ones(4).requires_grad_(true) * 2;

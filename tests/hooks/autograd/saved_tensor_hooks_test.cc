@@ -1,4 +1,4 @@
-// A scope beside others who have hooks into autograd or into the thread's state: Python's
+// Checks scopes together with other users of autograd's hooks and of thread-local state: Python's
 // saved-tensor hooks, an engine that is set later, a profiler.
 
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
@@ -45,7 +45,7 @@ class CountingPacker : public SavedTensorPacker {
 
 class SavedTensorHooksTest : public ::testing::Test {
  protected:
-  // An operator that saves one tensor.
+  // Runs an operator that saves one tensor.
   void SaveOne() { at::exp(x_); }
   int packed_by_python() { return python_.packed(); }
 
@@ -102,7 +102,7 @@ TEST_F(SavedTensorHooksTest, AScopeInsidePythonsHooksWins) {
   EXPECT_EQ(packed_by_python(), 2);
 }
 
-// As torch.compile traces: what is saved meanwhile is no tensor of the program's.
+// torch.compile traces like this; tensors saved meanwhile are not the program's.
 TEST_F(SavedTensorHooksTest, WhileLibTorchTracesNobodyPacks) {
   const SavedTensorScope scope(packer_);
   at::SavedTensorDefaultHooks::set_tracing(true);
@@ -114,7 +114,7 @@ TEST_F(SavedTensorHooksTest, WhileLibTorchTracesNobodyPacks) {
   EXPECT_EQ(packer_->packed, 1);
 }
 
-// Whoever loads Python's torch after the first scope replaces the engine.
+// Loading Python's torch after the first scope replaces the engine.
 TEST_F(SavedTensorHooksTest, AnEngineThatIsSetLaterIsFoundByTheNextScope) {
   {
     const SavedTensorScope scope(packer_);
@@ -134,9 +134,8 @@ TEST_F(SavedTensorHooksTest, AnEngineThatIsSetLaterIsFoundByTheNextScope) {
 
 // --- A profiler, which shares the thread's debug info with scopes ---
 
-// LibTorch's older profiler, whose entry in the debug info comes and goes as the newer one's. That
-// one (Kineto) also starts a thread, which a process that ends at once may wait for in vain: its
-// first words may come after static objects that it needs, or miss being woken, for 5 minutes.
+// LibTorch's older profiler, whose debug info behaves like the newer one's. The newer one (Kineto)
+// starts a thread, for which a process that exits at once may wait up to 5 minutes.
 void StartProfiler() {
   torch::autograd::profiler::enableProfilerLegacy(
       torch::profiler::impl::ProfilerConfig(torch::profiler::impl::ProfilerState::CPU));

@@ -1,5 +1,5 @@
-// Scopes that end in another order than the reverse of their beginning, or on another thread: each
-// is told of by name, those that are still open go on, and none is left behind.
+// Checks scopes that end out of order or on another thread: the log names each, scopes that are
+// still open keep working, and no scope is left behind.
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
@@ -54,7 +54,7 @@ class Watcher : public SavedTensorWatcher {
   int watched = 0;
 };
 
-// One of each kind, on the heap.
+// One scope of each kind, on the heap.
 struct HeapScope {
   std::shared_ptr<Packer> packer;
   std::shared_ptr<Watcher> watcher;
@@ -90,7 +90,7 @@ using OpenScope = HeapScope (*)();
 constexpr std::array<OpenScope, 3> kKinds = {&HeapScope::Packing, &HeapScope::SwitchingOff,
                                              &HeapScope::Watching};
 
-// Saves a tensor, and looks who is asked: of the scopes that are open the innermost of each role.
+// Saves a tensor and checks that the innermost open scope of each role is called.
 void ExpectTheInnermostOfThoseThatAreOpen(const std::vector<HeapScope>& scopes) {
   std::vector<int> before;
   const auto calls = [](const HeapScope& scope) {
@@ -165,7 +165,7 @@ TEST(ScopeOrder, AScopeThatEndsOnAnotherThreadIsToldOfAndHasNoEffectFromThenOn) 
   }
 }
 
-// Its own thread has still to find out: nothing tells it to.
+// The scope's own thread is not notified, so the next scope must discover the end.
 TEST(ScopeOrder, ANewScopeInsideOfOneThatHasEndedElsewhereIsTheOnlyOne) {
   const CapturedLog log;
   std::vector<HeapScope> scopes;

@@ -1,3 +1,5 @@
+// Checks that the checksum detects changed, moved and missing bytes at any size and alignment.
+
 #include "pinion/hooks/autograd/tensor_checksum.h"
 
 #include <ATen/core/Tensor.h>
@@ -28,7 +30,7 @@ Bytes RandomBytes(size_t size, uint64_t seed) {
   return bytes;
 }
 
-// What the header says, in plain unsigned arithmetic.
+// The formula of the header in plain unsigned arithmetic.
 uint64_t Reference(const Bytes& bytes) {
   uint64_t sum = 0;
   for (size_t i = 0; i < bytes.size(); i += 8) {
@@ -42,7 +44,7 @@ uint64_t Reference(const Bytes& bytes) {
   return sum;
 }
 
-// The checksum of `bytes` where they lie `offset` bytes into a storage of `device`.
+// Returns the checksum of `bytes` stored at `offset` in a storage on `device`.
 uint64_t ChecksumOn(c10::Device device, const Bytes& bytes, size_t offset) {
   at::Tensor host = at::empty({static_cast<int64_t>(offset + bytes.size() + 3)}, at::kByte);
   host.fill_(0xA5);
@@ -62,7 +64,7 @@ TEST(TensorChecksumTest, EverySizeAndPlaceGivesTheSumOfTheHeader) {
   }
 }
 
-// That of foreign memory may: a word can begin where none of the storage's own does.
+// Foreign memory may be unaligned, so words can begin at any address.
 TEST(TensorChecksumTest, AStorageMayBeginAtAnyAddress) {
   const Bytes bytes = RandomBytes(64, 5);
   for (size_t begin = 0; begin < 8; ++begin) {

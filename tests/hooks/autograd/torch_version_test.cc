@@ -1,3 +1,5 @@
+// Checks that another LibTorch release than the compiled one is rejected.
+
 #include "pinion/hooks/autograd/torch_version.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

@@ -1,4 +1,4 @@
-// Checkpoints over many models, and over many steps.
+// Checks gradients and memory of checkpoints over many random models and over many steps.
 
 #include <cstddef>
 #include <cstdint>
@@ -26,7 +26,7 @@ at::Tensor Checkpointed(const RandomNet::Layers& layers, at::Tensor x) {
   return checkpoint(layers, std::move(x));
 }
 
-// By seed: without a session, with windows, and within a memory target.
+// Chooses by seed: no session, copy windows, or a memory target.
 std::shared_ptr<OffloadSession> SessionOf(const RandomModel& model, EmuWorld& world) {
   if (model.seed % 3 == 0) return nullptr;
   if (model.seed % 3 == 1) return world.session();
@@ -76,7 +76,7 @@ TEST(CheckpointSteps, ManyStepsHaveWhatAHundredHad) {
   const auto step = [&] { net.Step(model.steps[0], world.session()); };
   for (int n = 0; n < kEarly; ++n) step();
   const Footprint early = FootprintOf(world);
-  // Less than half a byte for each tensor that is saved in a segment.
+  // Less than half a byte for each tensor that a segment saves.
   EXPECT_LT(LeastHeapGrowth(world, kSteps, step), kSteps / 4 * 8);
   const Footprint late = FootprintOf(world);
   EXPECT_GT(world.session()->GetStats().fetched_bytes, 0u);

@@ -1,5 +1,5 @@
-// Checkpoints on a device, each inside of an OffloadScope and without one. torch_checkpoint_test.cc
-// compares what they do with torch.utils.checkpoint.
+// Checks checkpoints on a device, each within an OffloadScope and without one.
+// torch_checkpoint_test.cc compares them with torch.utils.checkpoint.
 
 #include "pinion/hooks/checkpoint/checkpoint.h"
 
@@ -77,7 +77,7 @@ class CheckpointTest : public ::testing::TestWithParam<bool> {
     x_ = Weight(world_.device());
   }
 
-  // Forward in a scope if the test is about that, backward and the gradients, which are taken.
+  // Runs forward (in a scope if the test parameter says so) and backward, and takes the gradients.
   Gradients Step(const std::function<Tensor()>& forward) {
     SeedGenerators();
     Tensor y = Forward(forward);
@@ -116,7 +116,7 @@ class CheckpointTest : public ::testing::TestWithParam<bool> {
     return leaves;
   }
 
-  // Each step has the same bits, twice, since the first one sets the session up.
+  // Expects the same bits of both steps; the first run of `other` sets up the session.
   void ExpectSameSteps(const std::function<Tensor()>& plain, const std::function<Tensor()>& other) {
     const Gradients expected = Step(plain);
     ExpectSameGradients(expected, Step(other));
@@ -154,7 +154,7 @@ TEST_P(CheckpointTest, OnlyTheInputsOfSegmentsAreSavedInForward) {
   const uint64_t tensor_bytes = y.nbytes();
   const OffloadStats stats = world_.stats();
   if (GetParam()) {
-    // The first one's is tanh's output as well, and shares its copy.
+    // The first segment's input is also tanh's output; both share a copy.
     EXPECT_EQ(stats.offloaded - stats_before.offloaded, kBlocks);
     EXPECT_EQ(stats.kept(), stats_before.kept());
     EXPECT_GE(stats.evicted_bytes, (kBlocks - 1) * tensor_bytes);
@@ -185,12 +185,12 @@ TEST_P(CheckpointTest, WhatABackwardDoesNotReadGoesWithIt) {
   });
   const uint64_t before = world_.device_bytes();
   torch::autograd::grad({used.sum()}, {weights_[0]}, {}, /*retain_graph=*/true);
-  // The input may be back from the host.
+  // The input may have been fetched from the host.
   EXPECT_TRUE(Soon([&] { return world_.device_bytes() <= before + used.nbytes(); }));
   torch::autograd::grad({unused.sum()}, {weights_[1]});
 }
 
-// Handles that are gone by then ask for nothing.
+// The second run keeps no saved tensor whose handle is destroyed.
 TEST_P(CheckpointTest, WhatNobodyCanReadIsNotKeptWhenItIsComputedAgain) {
   const auto bytes_behind = [this](bool has_other_output) {
     uint64_t bytes = 0;
@@ -219,11 +219,11 @@ TEST_P(CheckpointTest, BackwardLeavesRandomNumbersAsTheyWere) {
   Tensor y = Forward([this] {
     return checkpoint(
         [this](const Tensor& x) {
-          return Block(x, 0) * at::rand({kSide}).to(world_.device());  // of the CPU
+          return Block(x, 0) * at::rand({kSide}).to(world_.device());  // on the CPU
         },
         x_);
   });
-  at::rand({3}).to(world_.device()).uniform_();  // what forward goes on to draw
+  at::rand({3}).to(world_.device()).uniform_();  // what forward draws next
   const Tensor device_state = device.get_state(), cpu_state = cpu.get_state();
   y.sum().backward();
   EXPECT_EQ(runs_, 2);
@@ -251,7 +251,7 @@ TEST_P(CheckpointTest, NestedSegmentsHaveTheBitsThatTheyHaveWithout) {
                   [&] { return checkpoint(two(true, 2), checkpoint(two(true, 0), at::tanh(x_))); });
 }
 
-// Of which some are kept, some offloaded, and none computed again.
+// Such tensors are kept or offloaded, and never recomputed.
 TEST_P(CheckpointTest, ScopesWithinASegmentKeepWhatIsSavedInThem) {
   const auto segment = [this](const Tensor& x) {
     Tensor y = Block(x, 0);
@@ -392,11 +392,11 @@ TEST_P(CheckpointTest, ASequentialOfThemCanBeCloned) {
     const at::NoGradGuard no_grad;
     for (const Tensor& parameter : model->parameters()) parameter.zero_();
   }
-  const auto actual = gradients(*clone);  // it has weights of its own
+  const auto actual = gradients(*clone);  // the clone has weights of its own
   for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(SameBytes(expected[i], actual[i]));
 }
 
-// The graph has what it needs to run a module again.
+// The graph holds everything that the module's second run needs.
 TEST_P(CheckpointTest, AModuleMayGoBeforeItsBackward) {
   Tensor y;
   {
@@ -432,7 +432,7 @@ TEST(CheckpointSequentialTest, ASegmentLetsGoOfItsInput) {
   EXPECT_TRUE(input.has_value());
 }
 
-// Backward has been lent the input of the segment behind, and nothing is lent in between.
+// Backward has read the last segment's input; it must be freed before the first segment runs again.
 TEST(CheckpointSequentialTest, WhatOneSegmentHasReadIsGoneWhenTheNextOneRunsAgain) {
   std::optional<c10::weak_intrusive_ptr<c10::StorageImpl>> between;
   int runs = 0;
@@ -457,7 +457,7 @@ TEST(CheckpointSequentialTest, MoreSegmentsThanModulesAreRefused) {
 }
 
 TEST_P(CheckpointTest, ARecordHasTheInputsAsObjectsAndTheSecondRunAsCompute) {
-  // Work that saves nothing.
+  // Work that saves nothing, so only compute grows.
   const auto segment = [this](const Tensor& x) {
     Tensor aside = x.detach();
     for (int i = 0; i < 100; ++i) aside = at::tanh(aside);
@@ -481,16 +481,16 @@ TEST_P(CheckpointTest, ARecordHasTheInputsAsObjectsAndTheSecondRunAsCompute) {
   EXPECT_GT(plain.objects.size(), 2u);
   for (const StepObject& object : step.objects) EXPECT_FALSE(object.recompute_us.has_value());
   ASSERT_THAT(step.uses, SizeIs(6)) << "the first input is tanh's output as well";
-  if (!TestsRunOnGpu()) {  // which idles for the host in both
+  if (!TestsRunOnGpu()) {  // a GPU idles for the host in both cases
     EXPECT_GT(step.compute_us(), 1.5 * plain.compute_us());
   }
-  // What the second run of a segment makes, when its input is back.
+  // The tensors that the second run of a segment makes, beside its fetched input.
   EXPECT_GE(step.stretches[4].peak_other_bytes(), step.stretches[0].other_bytes + 2 * x_.nbytes());
 }
 
 // --- Several devices, threads and streams ---
 
-// What the segment draws on the current device it may refer to.
+// Tensors that a segment captures are no inputs, so the current device's generator is restored.
 TEST_P(CheckpointTest, TensorsThatAreNoInputsHaveTheRandomNumbersOfForward) {
   const auto forward = [this](bool checkpointed) {
     const auto segment = [this, x = at::tanh(x_)] { return Block(x, 0); };
@@ -514,8 +514,7 @@ TEST_P(CheckpointTest, InputsOfOtherDevicesInContainersHaveTheRandomNumbersOfFor
   EXPECT_TRUE(SameBytes(gradient(true), gradient(false)));
 }
 
-// As the threads of a program do that reduce among themselves. A backward on the CPU runs on the
-// thread that calls it.
+// Like threads that reduce among themselves. A backward on the CPU runs on its caller's thread.
 TEST(CheckpointThreadsTest, SegmentsWithoutRandomNumbersMayWaitForEachOther) {
   std::atomic<int> arrived = 0;
   const auto step = [&arrived] {
@@ -535,7 +534,7 @@ TEST(CheckpointThreadsTest, SegmentsWithoutRandomNumbersMayWaitForEachOther) {
   EXPECT_EQ(arrived, 4);
 }
 
-// A segment that goes from one device to the other, and draws on both. The host waits for nothing.
+// A segment that moves between devices and draws on both, without host synchronization.
 struct TwoDevices {
   explicit TwoDevices(OffloadWorld& world)
       : first(world.device(0)),
@@ -597,7 +596,7 @@ TEST_P(CheckpointTest, ASegmentOfSeveralDevicesIsComputedAgainOnce) {
   }
 }
 
-// Both devices' workers compute a segment again at the same time, with the CPU's random numbers.
+// Both devices' workers recompute a segment at the same time, with the CPU's random numbers.
 TEST_P(CheckpointTest, SegmentsOfSeveralDevicesDrawWhatTheyDrewInForward) {
   std::vector<Tensor> weights = {Weight(world_.device(0)), Weight(world_.device(1))};
   const auto step = [&](bool checkpointed) {
@@ -608,7 +607,7 @@ TEST_P(CheckpointTest, SegmentsOfSeveralDevicesDrawWhatTheyDrewInForward) {
         const auto segment = [&weight](const Tensor& in) {
           Tensor y = in;
           for (int i = 0; i < 4; ++i) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(1));  // the other one's turn
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));  // lets the other worker run
             y = at::tanh(at::matmul(y, weight) * at::rand({kSide}).to(weight.device()));
           }
           return y;

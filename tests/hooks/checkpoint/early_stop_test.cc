@@ -1,6 +1,6 @@
-// Where a segment that is computed again stops: before a kernel, never while LibTorch saves a
-// tensor. What an operator has saved is what its kernel leaves, and custom functions are run to
-// their end.
+// Checks where the recomputation of a segment stops: before a kernel, never while LibTorch saves a
+// tensor. A saved tensor is as its operator's kernel leaves it, and custom functions run to their
+// end.
 
 #include <ATen/Functions.h>
 #include <ATen/SequenceNumber.h>
@@ -58,7 +58,7 @@ class EarlyStopTest : public ::testing::Test {
 
   at::TensorOptions emu() { return {world_.device()}; }
 
-  // What is allocated from now on holds no number.
+  // Makes later allocations contain NaN, so that reads of uninitialized memory show.
   void Poison() {
     std::vector<Tensor> tensors;
     for (const int64_t items : {64, 512, 1024, 4096}) {
@@ -71,7 +71,7 @@ class EarlyStopTest : public ::testing::Test {
     const Tensor in = x_ * 1;
     Tensor y = checkpointed ? checkpoint(segment, in) : segment(in);
     Poison();
-    // A factor for each item, where a sum alone would hide what the operator has saved.
+    // Distinct factors per item, because a plain sum would hide wrong saved values.
     const Tensor factors = at::linspace(-1, 1, y.numel(), emu()).view(y.sizes());
     Tensor gradient = torch::autograd::grad({y}, {x_}, {factors})[0].cpu();
     return gradient;
@@ -86,7 +86,7 @@ class EarlyStopTest : public ::testing::Test {
     }
   }
 
-  // Of all that a step has made, its gradient included.
+  // Expects all memory of a step to be freed, its gradient included.
   void ExpectNothingLeftBy(const std::function<void()>& step) {
     step();  // the first one sets things up
     const uint64_t before = LeastBytes();
@@ -95,7 +95,7 @@ class EarlyStopTest : public ::testing::Test {
       ASSERT_TRUE(Soon([&] { return world_.device_bytes() <= before; })) << "step " << i;
     }
   }
-  // Once autograd's workers have let go of what they have.
+  // Returns the least bytes in use while autograd's workers release their tensors.
   uint64_t LeastBytes() {
     uint64_t least = world_.device_bytes();
     for (int i = 0; i < 20; ++i) {
@@ -113,7 +113,7 @@ class EarlyStopTest : public ::testing::Test {
 
 struct Operator {
   const char* name;
-  Segment run;  // of (4, 8, 16)
+  Segment run;  // takes a (4, 8, 16) tensor
 };
 
 Tensor Square(const Tensor& x) { return x.reshape({8, 8, 8}) + 4 * at::eye(8, x.options()); }
@@ -129,7 +129,7 @@ Tensor InPlace(const Tensor& x, void (*change)(Tensor& y)) {
   return y;
 }
 
-// An operator of a program's own, x * cos(x), which saves its noise before its kernel fills it.
+// A program's own operator, x * cos(x), which saves its noise before its kernel fills it.
 int noisy_kernels = 0;
 
 Tensor NoisyKernel(const Tensor& x, const Tensor& noise) {
@@ -166,8 +166,7 @@ TORCH_LIBRARY(pinion_early_stop, library) {
   library.impl("undeclared", c10::DispatchKey::Autograd, &NoisyAutograd<false>);
 }
 
-// Whatever an operator may do between the moment at which it saves a tensor and the one at which
-// the tensor has its values: it fills an argument, updates statistics, writes in place, draws.
+// Operators that change a tensor after saving it: by filling, updating statistics or drawing.
 std::vector<Operator> Operators() {
   return {
       {"a program's own",
@@ -293,7 +292,7 @@ std::vector<Operator> Operators() {
 
 using EarlyStopOperators = EarlyStopTest;
 
-// The last thing that the segment saves is what the operator saves.
+// The operator's saved tensor is the last one that the segment saves.
 TEST_F(EarlyStopOperators, EachHasRunToItsEndAndNothingBehindItRuns) {
   for (const Operator& op : Operators()) {
     SCOPED_TRACE(op.name);
@@ -329,7 +328,7 @@ TEST_F(EarlyStopOperators, EachHasRunToItsEndWhereInputsAreOffloaded) {
   }
 }
 
-// An operator within a segment that is inside of another one.
+// The operator is in a segment that is inside another one.
 TEST_F(EarlyStopOperators, EachHasRunToItsEndInNestedSegments) {
   for (const Operator& op : Operators()) {
     SCOPED_TRACE(op.name);
@@ -346,7 +345,7 @@ bool DeclaresAWrite(const c10::FunctionSchema& op) {
                      });
 }
 
-// What LibTorch's names promise: add_, sum.out.
+// Returns whether LibTorch's naming rules promise a write: add_, sum.out.
 bool HasTheNameOfAWrite(const c10::OperatorName& name) {
   return (name.name.ends_with('_') && !name.name.ends_with("__")) || name.overload_name == "out" ||
          name.overload_name.ends_with("_out");
@@ -370,7 +369,7 @@ TEST_F(EarlyStopOperators, EachOneOfLibTorchsTableThatDeclaresAWriteRunsItsKerne
       const bool writes = DeclaresAWrite(op->schema());
       EXPECT_EQ(stops_at(op->schema()), has_returned || !writes) << name;
       writing += writes ? 1 : 0;
-      // The collectives of c10d declare nothing of what they write.
+      // c10d's collectives do not declare their writes.
       const bool is_atens = name.name.starts_with("aten::");
       EXPECT_TRUE(writes || !is_atens || !HasTheNameOfAWrite(name)) << name;
     }
@@ -379,9 +378,9 @@ TEST_F(EarlyStopOperators, EachOneOfLibTorchsTableThatDeclaresAWriteRunsItsKerne
     const Tensor in = x.sin();
     const auto double_it = [](const Tensor& gradient, const UnpackSaved&) { return gradient * 2; };
     Tensor y = Probe(in, {in}, double_it, [&] {
-      if (++runs == 2) {  // when it is computed again
+      if (++runs == 2) {  // in the recomputation
         walk(/*has_returned=*/false);
-        at::sequence_number::get_and_increment();  // the next operator has a node
+        at::sequence_number::get_and_increment();  // gives the next operator a node
         walk(/*has_returned=*/true);
       }
       return in * 2;
@@ -393,7 +392,7 @@ TEST_F(EarlyStopOperators, EachOneOfLibTorchsTableThatDeclaresAWriteRunsItsKerne
   EXPECT_GT(writing, 2 * 1000) << "in two walks";
 }
 
-// As LibTorch's own passes over graphs do, the early stop takes a schema at its word.
+// The early stop trusts schemas, as LibTorch's own graph passes do.
 TEST_F(EarlyStopOperators, AWriteThatASchemaDoesNotDeclareIsNotMade) {
   for (const bool is_declared : {true, false}) {
     const char* const name =
@@ -407,8 +406,7 @@ TEST_F(EarlyStopOperators, AWriteThatASchemaDoesNotDeclareIsNotMade) {
 
 // --- Custom functions ---
 
-// What a custom function saves: names of "input", "output", "other" (which forward has made) and
-// "outputs" (it has two).
+// Saves its "input", its "output", an "other" tensor made in forward, or two "outputs".
 struct Saver : torch::autograd::Function<Saver> {
   static variable_list forward(AutogradContext* context, const Tensor& x, const std::string& what) {
     Tensor y = x.tanh(), other = x.cos();
@@ -462,7 +460,7 @@ TEST_F(EarlyStopFunctions, ThoseThatSaveLastAreFollowedByNoOperator) {
   EXPECT_EQ(after_operator, 3);
 }
 
-// The last thing that is saved belongs to a graph of its own within a custom function.
+// A custom function with a graph of its own, to which the last saved tensor belongs.
 struct InnerGraph : torch::autograd::Function<InnerGraph> {
   static Tensor forward(AutogradContext* context, const Tensor& x) {
     const at::AutoGradMode grad(true);
@@ -482,7 +480,7 @@ TEST_F(EarlyStopFunctions, OneWithAGraphOfItsOwnLeavesNothing) {
   ExpectNothingLeftBy([&] { GradientOf(segment, /*checkpointed=*/true); });
 }
 
-// A function that saves its output would keep itself if it was left halfway.
+// A function that saves its output would keep itself alive if it were stopped halfway.
 TEST_F(EarlyStopFunctions, ASegmentThatSavesMoreThanInForwardIsAnErrorThatLeavesNothing) {
   ExpectNothingLeftBy([&] {
     int runs = 0;
@@ -498,15 +496,15 @@ TEST_F(EarlyStopFunctions, ASegmentThatSavesMoreThanInForwardIsAnErrorThatLeaves
 
 // --- What the segment does beside ---
 
-// Memory runs out in the operator that has just saved what was needed last.
+// Memory runs out in the operator that has just saved the last required tensor.
 TEST_F(EarlyStopTest, AnOperatorThatFailsBehindItsLastSaveIsAnError) {
   Tensor y = checkpoint([](const Tensor& x) { return at::rrelu(x.sin(), 0.1, 0.9, true); }, x_ * 1);
   const Tensor gradient = at::ones_like(y);
-  world_.LeaveRoom(2 * x_.nbytes());  // for the sine and for the noise, not for the result
+  world_.LeaveRoom(2 * x_.nbytes());  // for sine and noise, not for the result
   EXPECT_THROW(torch::autograd::grad({y}, {x_}, {gradient}), c10::OutOfMemoryError);
 }
 
-// Of the outer segment nothing behind the inner one's inputs is needed.
+// The outer segment needs nothing after the inner segment's inputs.
 TEST_F(EarlyStopTest, AnInnerSegmentWhoseInputsAreTheLastThatIsNeededDoesNotRun) {
   int inner_runs = 0, outer_runs = 0;
   const auto inner = [&](const Tensor& in) {
@@ -522,7 +520,7 @@ TEST_F(EarlyStopTest, AnInnerSegmentWhoseInputsAreTheLastThatIsNeededDoesNotRun)
   EXPECT_EQ(inner_runs, 2 * 2) << "in forward, and for its own saved tensors";
 }
 
-// The operators of a backward within the segment run on a worker of the device's.
+// The operators of a backward inside the segment run on one of the device's workers.
 TEST_F(EarlyStopTest, AnOperatorOfABackwardWithinTheSegmentMayBeTheLast) {
   ExpectSameGradient([](const Tensor& x) {
     const Tensor in = x.sin();

@@ -1,4 +1,4 @@
-// A machine and a target for steps that are planned by the link's speed alone.
+// Machines and targets for plans that depend on the link's speed alone.
 
 #ifndef PINION_TESTS_HOOKS_CHECKPOINT_MACHINE_WITH_LINK_H_
 #define PINION_TESTS_HOOKS_CHECKPOINT_MACHINE_WITH_LINK_H_
@@ -12,7 +12,7 @@
 
 namespace pinion::testing {
 
-// A link of so many GB/s beside a device on which calls cost nothing.
+// Returns a machine whose calls cost nothing and whose link has `gb_per_s`.
 inline EmulatedOptions MachineWithLink(double gb_per_s) {
   EmulatedOptions options = MachineOptions();
   options.preset.host_call_us = 0;

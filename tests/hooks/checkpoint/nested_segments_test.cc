@@ -1,5 +1,5 @@
-// Planned checkpoints inside of one another, three deep, through a session: which of them run again
-// is what the plan says, and all bits stay.
+// Checks planned checkpoints nested three deep: only the segments that the plan selects run again,
+// and gradients keep their bits.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/gelu.h>
@@ -48,14 +48,14 @@ constexpr size_t kLevels = 3;
 constexpr size_t kSegments = kBlocks * kLevels;
 constexpr double kGbPerS = 0.5;  // far too slow to hide all copies
 
-// By ordinal, as a session counts them: a block, its half, the core of that, the next block, ...
+// Runs by segment ordinal: a block, its half, the half's core, the next block, ...
 using Runs = std::array<int, kSegments>;
 
-// Blocks that are segments, a half of each inside of it, and a core inside of that. Every second
-// block is dear outside of its half.
+// Blocks that are segments, each with a half inside, and a core inside the half. Every second block
+// has expensive operators outside its half.
 class Nest {
  public:
-  // `begins_with_segment`: nothing is saved before the first one.
+  // `begins_with_segment`: nothing is saved before the first segment.
   Nest(c10::Device device, bool begins_with_segment) : begins_with_segment_(begins_with_segment) {
     SeedGenerators();
     Add(device, {1});
@@ -82,7 +82,7 @@ class Nest {
       const auto block = [this, i, part, half](const at::Tensor& in) {
         ++runs_[kLevels * i];
         at::Tensor out = part(half, in);
-        // What saves nothing and takes long: of these blocks the half alone is cheaper.
+        // Long operators that save nothing make recomputing the half alone cheaper.
         for (int j = 0; i % 2 != 0 && j < 10; ++j) out = out.mul(1.01);
         return out.add(in).sin();
       };
@@ -141,16 +141,16 @@ Ran RunStep(EmuWorld& world, Nest& nest, const at::Tensor& input, bool in_segmen
   return ran;
 }
 
-// A step of so many rows, without offload.
+// Runs a step of `rows` rows without offload.
 Ran Plain(int64_t rows, bool begins_with_segment) {
   EmuWorld world(MachineWithLink(kGbPerS));
   Nest nest(world.device(), begins_with_segment);
   const at::Tensor input = at::randn({rows, 64}).to(world.device());
-  RunStep(world, nest, input, /*in_segments=*/false, nullptr);  // the allocator has its memory
+  RunStep(world, nest, input, /*in_segments=*/false, nullptr);  // fills the allocator's cache
   return RunStep(world, nest, input, /*in_segments=*/false, nullptr);
 }
 
-// With all tensors away.
+// The peak with all saved tensors offloaded.
 uint64_t LeastBytes(int64_t rows, bool begins_with_segment) {
   EmuWorld world(MachineWithLink(kGbPerS), TargetBesideLink(1, kGbPerS));
   Nest nest(world.device(), begins_with_segment);
@@ -158,7 +158,7 @@ uint64_t LeastBytes(int64_t rows, bool begins_with_segment) {
   return RunStep(world, nest, input, /*in_segments=*/false, world.session()).peak_bytes;
 }
 
-// With all segments kept.
+// The step time with all segments kept.
 double KeptMs(int64_t rows, bool begins_with_segment, uint64_t target_bytes) {
   EmuWorld world(MachineWithLink(kGbPerS), TargetBesideLink(target_bytes, kGbPerS));
   Nest nest(world.device(), begins_with_segment);
@@ -168,8 +168,8 @@ double KeptMs(int64_t rows, bool begins_with_segment, uint64_t target_bytes) {
   return ran.ms;
 }
 
-// The segments that the plans of steps compute again, of each step that is mixed; none of them is
-// inside of another.
+// Parses the session's explanation: the segments that each recomputation plan reruns. No segment of
+// a plan is inside another one.
 std::vector<std::set<size_t>> MixesOf(const std::shared_ptr<OffloadSession>& session) {
   std::vector<std::set<size_t>> mixes;
   for (const absl::string_view line : absl::StrSplit(session->Explain(0), '\n')) {
@@ -186,7 +186,7 @@ std::vector<std::set<size_t>> MixesOf(const std::shared_ptr<OffloadSession>& ses
   return mixes;
 }
 
-// In forward, and once more where it or one that it is inside of is computed again.
+// Each segment runs in forward, and again if the plan recomputes it or a segment around it.
 Runs RunsWith(const std::set<size_t>& mix) {
   Runs runs = {};
   for (size_t segment = 0; segment < kSegments; ++segment) {
@@ -231,16 +231,16 @@ TEST_P(NestedSegments, OfThreeLevelsThoseRunAgainThatThePlanSaysAndTheBitsStay) 
     for (const size_t segment : mixes[0]) levels.insert(segment % kLevels);
     world.ExpectNothingLeft();
   }
-  // With the other begin cores alone happen to pay.
+  // With the other begin, only cores happen to pay.
   if (!GetParam()) {
     EXPECT_THAT(levels, ElementsAre(0, 1, 2)) << "wholes, halves and cores";
   }
 }
 
-// Kinds of steps that take turns from the first one on, within a target that binds them all.
+// Kinds of steps that alternate from the first step on, within a target that binds all of them.
 struct Turns {
-  std::vector<Runs> runs;   // of each kind, in the last turn
-  std::vector<Runs> mixed;  // those of the mixes that are known
+  std::vector<Runs> runs;   // by kind, in the last turn
+  std::vector<Runs> mixed;  // of the cached recomputation plans
 };
 
 Turns RunInTurns(const std::vector<int64_t>& rows, bool begins_with_segment) {

@@ -1,4 +1,4 @@
-// Checkpoints that the plan of a memory target decides on.
+// Checks checkpoints whose recomputation is decided by the plan for a memory target.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/gelu.h>
@@ -51,8 +51,7 @@ using ::testing::SizeIs;
 constexpr CheckpointOptions kIfPlanned = {.if_planned = true};
 constexpr int kBlocks = 8;
 
-// Blocks of two layers around each of which there is a checkpoint, and, if they are in parts, two
-// inside of it.
+// A model of two-layer blocks, each with a checkpoint around it and optionally two inside it.
 class Blocks {
  public:
   explicit Blocks(c10::Device device) {
@@ -64,7 +63,7 @@ class Blocks {
     }
   }
 
-  // Null: as they are.
+  // Runs forward; null `options` mean no checkpoints.
   at::Tensor Loss(const CheckpointOptions* options) {
     at::Tensor x = x_;
     for (size_t i = 0; i < used_; ++i) {
@@ -102,7 +101,7 @@ class Blocks {
     return gradients;
   }
 
-  // Without its gradients and counts.
+  // Resets gradients and counts.
   void Reset() {
     Take(at::zeros({}));
     TakeRuns();
@@ -110,18 +109,18 @@ class Blocks {
   }
 
   void set_input(const at::Tensor& x) { x_ = x; }
-  // Then no operator saves a block's input itself.
+  // With scaling, no operator saves a block's input itself.
   void set_scales_inputs(bool scales) { scales_inputs_ = scales; }
   void set_in_parts(bool in_parts) { in_parts_ = in_parts; }
   bool in_parts() const { return in_parts_; }
-  // The first ones, as many as that.
+  // Uses only the first `blocks` blocks.
   void set_used(int blocks) { used_ = static_cast<size_t>(blocks); }
-  // So many blocks run first, in forward or in backward; -1: nothing is thrown.
+  // Throws when `throws_at` blocks have run, in forward or backward; -1: never.
   void set_throws_at(int throws_at) { throws_at_ = throws_at; }
 
-  // Of all halves, since the last call.
+  // Returns the runs of all halves since the last call.
   int TakePartRuns() { return std::exchange(part_runs_, 0); }
-  // By block, since the last call.
+  // Returns the runs by block since the last call.
   std::vector<int> TakeRuns() {
     return std::exchange(runs_, std::vector<int>(static_cast<size_t>(kBlocks)));
   }
@@ -170,18 +169,18 @@ Ran RunStep(EmuWorld& world, Blocks& blocks, const CheckpointOptions* options,
 Ran Plain(double gb_per_s) {
   EmuWorld world(MachineWithLink(gb_per_s));
   Blocks blocks(world.device());
-  RunStep(world, blocks, nullptr, nullptr);  // the device's allocator has its memory
+  RunStep(world, blocks, nullptr, nullptr);  // fills the allocator's cache
   return RunStep(world, blocks, nullptr, nullptr);
 }
 
-// With all tensors away.
+// The peak with all saved tensors offloaded.
 uint64_t LeastBytes(double gb_per_s) {
   EmuWorld world(MachineWithLink(gb_per_s), TargetBesideLink(1, gb_per_s));
   Blocks blocks(world.device());
   return RunStep(world, blocks, nullptr, world.session()).peak_bytes;
 }
 
-// With all segments kept.
+// The step with all segments kept.
 Ran OffloadedAlone(uint64_t target_bytes, double gb_per_s) {
   EmuWorld world(MachineWithLink(gb_per_s), TargetBesideLink(target_bytes, gb_per_s));
   Blocks blocks(world.device());
@@ -253,8 +252,7 @@ TEST(PlannedCheckpoint, WithoutAPlanEachIsComputedAgain) {
   }
 }
 
-// What a plan decides in the scope of a session with that target, and what it has decided once the
-// step is known.
+// Runs steps until the step has a plan, and returns what the plan decided.
 Ran KnownStepOf(EmuWorld& world, Blocks& blocks, const Gradients& expected,
                 const std::shared_ptr<OffloadSession>& session) {
   Ran step;
@@ -289,7 +287,7 @@ TEST(PlannedCheckpoint, StepsThatBeginAlikeAndThenDifferKeepTheirBitsAndTheirTar
   int again = 0;
   for (int i = 0; i < 24; ++i) {
     SCOPED_TRACE(i);
-    // The whole model runs mixed by the time that a half of it comes.
+    // The whole model has a recomputation plan before the first half-sized step.
     const bool is_half = i >= 6 && i % 2 == 0;
     blocks.set_used(is_half ? kBlocks / 2 : kBlocks);
     const Ran step = RunStep(world, blocks, &kIfPlanned, world.session());
@@ -301,8 +299,7 @@ TEST(PlannedCheckpoint, StepsThatBeginAlikeAndThenDifferKeepTheirBitsAndTheirTar
   EXPECT_GT(world.session()->GetStats().kept_as_planned, 0u);
 }
 
-// Three micro-batches, of which the last two add to the gradients of the first. The peak is that of
-// all.
+// Runs three micro-batches, which accumulate gradients. The peak covers all three.
 Ran RunMicroBatches(EmuWorld& world, Blocks& blocks, const CheckpointOptions* options,
                     const std::shared_ptr<OffloadSession>& session) {
   Ran batch;
@@ -320,7 +317,7 @@ TEST(PlannedCheckpoint, MicroBatchesThatAddToGradientsKeepTheirBitsAndTheirTarge
   const auto run_alone = [](uint64_t target_bytes, bool offloads) {
     EmuWorld world(MachineWithLink(kSlowLink), TargetBesideLink(target_bytes, kSlowLink));
     Blocks blocks(world.device());
-    RunMicroBatches(world, blocks, nullptr, nullptr);  // the device's allocator has its memory
+    RunMicroBatches(world, blocks, nullptr, nullptr);  // fills the allocator's cache
     return RunMicroBatches(world, blocks, nullptr, offloads ? world.session() : nullptr);
   };
   const Ran plain = run_alone(1, /*offloads=*/false);
@@ -342,13 +339,13 @@ TEST(PlannedCheckpoint, MicroBatchesThatAddToGradientsKeepTheirBitsAndTheirTarge
   world.ExpectNothingLeft();
 }
 
-// What a step begins with is a segment, which is decided on before anything tells the step's kind.
+// The step begins with a segment, whose placement is decided before the kind of step is known.
 TEST(PlannedCheckpoint, StepsOfTwoKindsKeepTheirBitsAndTheirTargetInWhateverOrderTheyCome) {
   const Ran plain = Plain(kSlowLink);
   const uint64_t least_bytes = LeastBytes(kSlowLink);
   const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * 4 / 10;
   const at::Tensor host[] = {at::randn({64, 64}), at::randn({48, 64})};
-  const uint64_t more_bytes = host[1].nbytes();  // than in the step that was measured
+  const uint64_t more_bytes = host[1].nbytes();  // more than in the measured step
   EmuWorld world(MachineWithLink(kSlowLink),
                  TargetBesideLink(target_bytes + more_bytes, kSlowLink));
   Blocks blocks(world.device());
@@ -359,7 +356,7 @@ TEST(PlannedCheckpoint, StepsOfTwoKindsKeepTheirBitsAndTheirTargetInWhateverOrde
     blocks.set_input(inputs.back());
     expected.push_back(RunStep(world, blocks, nullptr, nullptr).gradients);
   }
-  // Each kind alone, in turns, and then as they come.
+  // Each kind alone, then in turns, then in random order.
   std::vector<size_t> order(6, 0);
   order.insert(order.end(), 6, 1);
   for (size_t i = 0; i < 12; ++i) order.push_back(i % 2);
@@ -381,7 +378,7 @@ TEST(PlannedCheckpoint, StepsOfTwoKindsKeepTheirBitsAndTheirTargetInWhateverOrde
   world.ExpectNothingLeft();
 }
 
-// Its trial begins with the save of such an input, and has to be known as the step that it is.
+// The trial of its plan begins with the save of such an input, and must match the recorded step.
 TEST(PlannedCheckpoint, AStepMayBeginWithASegmentWhoseInputTheSessionMovesThoughItIsSmall) {
   if (TestsRunOnGpu()) GTEST_SKIP() << "cuBLAS holds more than the blocks";
   OffloadOptions options = TargetBesideLink(0, kSlowLink);
@@ -430,7 +427,7 @@ TEST(PlannedCheckpoint, AnInnerSegmentOfOneThatIsKeptIsKept) {
     at::Tensor y;
     {
       const OffloadScope scope(world.session());
-      const at::Tensor first = x.sin();  // the step begins
+      const at::Tensor first = x.sin();  // the first save of the step
       y = checkpoint(
           kIfPlanned,
           [&inner_runs](const at::Tensor& outer) {
@@ -460,7 +457,7 @@ TEST(PlannedCheckpoint, WithoutAPlanWhatIsInsideOfASegmentIsPartOfIt) {
   }
 }
 
-// Within an ordinary checkpoint it is one of its own, as any other.
+// Within an ordinary checkpoint it is an independent checkpoint.
 TEST(PlannedCheckpoint, InsideOfACheckpointThatNoPlanDecidesOnItIsComputedAgainByItself) {
   const Ran plain = Plain(kSlowLink);
   EmuWorld world(MachineWithLink(kSlowLink));
@@ -499,7 +496,7 @@ TEST(PlannedCheckpoint, WithPartsTheStepIsNoLongerThanWithWholesAloneAndMayBeSho
       }
       EXPECT_LE(step.ms, 1.01 * whole_ms);
       some_shorter = some_shorter || step.ms < 0.97 * whole_ms;
-      // Those of whole blocks run their parts.
+      // Recomputed whole blocks also run their parts.
       const int of_wholes = Sum(step.runs) - kBlocks;
       EXPECT_GT(step.part_runs, 2 * (kBlocks + of_wholes)) << "some parts alone are";
     }
@@ -516,12 +513,12 @@ TEST(PlannedCheckpoint, ASegmentThatThrowsLeavesNothingBehind) {
     EmuWorld world(MachineWithLink(kSlowLink), TargetBesideLink(target_bytes, kSlowLink));
     Blocks blocks(world.device());
     blocks.set_in_parts(in_parts);
-    // In forward, and in the second run of a segment.
+    // Throws in forward and in the recomputation of a segment.
     for (const int throws_at : {0, 3, kBlocks - 1, kBlocks}) {
       SCOPED_TRACE(throws_at);
       const Ran known = KnownStepOf(world, blocks, plain.gradients, world.session());
       EXPECT_GT(known.part_runs, 2 * kBlocks) << "something is computed again";
-      if (throws_at >= Sum(known.runs)) continue;  // parts alone are
+      if (throws_at >= Sum(known.runs)) continue;  // only parts are recomputed
       blocks.set_throws_at(throws_at);
       EXPECT_THROW(RunStep(world, blocks, &kIfPlanned, world.session()), std::runtime_error);
       blocks.Reset();
@@ -530,7 +527,7 @@ TEST(PlannedCheckpoint, ASegmentThatThrowsLeavesNothingBehind) {
   }
 }
 
-// Keeps all, and tells segments apart.
+// Keeps all tensors, and tells the recorder which segments are kept and which are recomputed.
 class KeepsSegments : public SavedTensorPacker {
  public:
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
@@ -539,11 +536,11 @@ class KeepsSegments : public SavedTensorPacker {
   std::optional<uint32_t> KeepSegment(const SegmentBegin&) override {
     const uint32_t ordinal = segments_++;
     if (std::find(again_.begin(), again_.end(), ordinal) == again_.end()) return ordinal;
-    // Those inside of it do not begin.
+    // Segments inside a recomputed one do not begin.
     if (ordinal % (parts_ + 1) == 0) segments_ += parts_;
     return std::nullopt;
   }
-  // These are computed again. So many are inside of each outer one.
+  // `again` are the recomputed segments; each outer segment has `parts` segments inside.
   KeepsSegments(std::vector<uint32_t> again, uint32_t parts)
       : again_(std::move(again)), parts_(parts) {}
 
@@ -605,7 +602,7 @@ TEST(PlannedCheckpoint, ARecordTellsOfInputsThatNobodySaves) {
   }
 }
 
-// The same operators, whether there are segments or not.
+// The same operators run with and without segments.
 TEST(PlannedCheckpoint, ARecordOfSegmentsThatAreKeptIsThatOfTheStepWithoutThem) {
   EmuWorld world(MachineWithLink(kSlowLink));
   Blocks blocks(world.device());
@@ -626,8 +623,7 @@ TEST(PlannedCheckpoint, ARecordOfSegmentsThatAreKeptIsThatOfTheStepWithoutThem) 
   }
 }
 
-// What no plan could keep, since it gets nothing from the device, is in no record: it stays a
-// checkpoint of its own.
+// A segment without input on the device is not recorded, and remains an ordinary checkpoint.
 TEST(PlannedCheckpoint, InsideOfAWholeWhatNoPlanDecidesOnStaysACheckpoint) {
   EmuWorld world;
   const at::Tensor x = at::randn({64, 64}).to(world.device()).requires_grad_(true);
@@ -643,7 +639,7 @@ TEST(PlannedCheckpoint, InsideOfAWholeWhatNoPlanDecidesOnStaysACheckpoint) {
   EXPECT_EQ(runs, 3) << "in forward, in the second run of the outer one, and by itself";
 }
 
-// What a scope within a segment packs is not the segment's: it does not go with it.
+// Tensors that an inner scope packs do not belong to the segment, which cannot discard them.
 TEST(PlannedCheckpoint, WhatAScopeWithinASegmentPacksIsInNoSegment) {
   EmuWorld world(MachineWithLink(kSlowLink));
   const at::Tensor x = at::randn({64, 64}).to(world.device()).requires_grad_(true);
@@ -661,7 +657,7 @@ TEST(PlannedCheckpoint, WhatAScopeWithinASegmentPacksIsInNoSegment) {
   const StepRecord step = recorder->Finish().value().at(0);
   ASSERT_THAT(step.Validate(), IsOk());
   ASSERT_THAT(step.segments, SizeIs(1));
-  // exp's output, which sin saves as well, and sin's, which cos saves.
+  // exp's output (sin saves it too) and sin's output, which cos saves.
   EXPECT_THAT(step.objects, SizeIs(2));
   for (const uint32_t use : step.segments[0].uses) EXPECT_EQ(step.uses[use], 0u);
 }
@@ -681,7 +677,7 @@ TEST(PlannedCheckpoint, ARecordTellsWhichSegmentsAreInsideOfOthers) {
     EXPECT_EQ(step.segments[3 * i].uses, plain.segments[i].uses);
     EXPECT_EQ(step.segments[3 * i + 1].outer, 3 * i);
     EXPECT_EQ(step.segments[3 * i + 2].outer, 3 * i);
-    // The first half saves its input and what gelu takes, the second its input alone.
+    // The first half saves its input and gelu's, the second only its input.
     EXPECT_THAT(step.segments[3 * i + 1].uses, SizeIs(4));
     EXPECT_THAT(step.segments[3 * i + 2].uses, SizeIs(2));
   }
@@ -692,13 +688,13 @@ TEST(PlannedCheckpoint, ARecordTellsWhichSegmentsAreInsideOfOthers) {
   EXPECT_EQ(ThatCanBeComputedAgain(step), useful) << "what saves its inputs alone saves no memory";
 }
 
-// The step with segments computed again as it is foreseen, and what that step then is.
+// Compares the predicted record of a recomputed step with the record of the real one.
 void ExpectAsForeseen(const StepRecord& foreseen, const StepRecord& real) {
   ASSERT_THAT(foreseen.Validate(), IsOk());
   ASSERT_THAT(real.Validate(), IsOk());
   ASSERT_EQ(foreseen.uses, real.uses);
   EXPECT_EQ(foreseen.operators, real.operators);
-  // In each stretch, with all there.
+  // Bytes per interval with all objects resident.
   const std::vector<int64_t> foreseen_all = DeviceBytes(foreseen, {});
   const std::vector<int64_t> real_all = DeviceBytes(real, {});
   for (size_t i = 0; i < real_all.size(); ++i) {
@@ -746,11 +742,11 @@ TEST(PlannedCheckpoint, AStepWithPartsOfSegmentsComputedAgainIsAsWasForeseen) {
   }
 }
 
-// Runs rounds of all kinds of steps: what each left, and the most that any had on the device.
+// Gradients of each step of a random model, and the peak over all steps.
 struct RandomRun {
   std::vector<Gradients> gradients;
   uint64_t peak_bytes = 0;
-  uint64_t runs = 0;  // of segments
+  uint64_t runs = 0;  // segment runs
 };
 
 constexpr int kRounds = 5;
@@ -766,7 +762,7 @@ RandomRun RunModel(const RandomModel& model, std::optional<uint64_t> target_byte
         ++run.runs;
         return layers(input);
       };
-      // Saves more than its part, and has the same bits and gradients.
+      // Saves more than the segment inside it, with the same bits and gradients.
       const auto outer = [counted](const at::Tensor& input) {
         const at::Tensor made = checkpoint(kIfPlanned, counted, input);
         return at::maximum(made, made);
@@ -804,7 +800,7 @@ TEST(PlannedCheckpoint, RandomModelsHaveTheirBitsAndKeepWithinTheirTarget) {
     mixed += planned.runs > least.runs * kRounds ? 1 : 0;
     if (HasFailure()) return;
   }
-  // A GPU takes longer to begin such operators than its link takes to bring them back.
+  // On a GPU, launching such operators takes longer than fetching their inputs.
   if (!TestsRunOnGpu()) {
     EXPECT_GT(mixed, kModels / 4);
   }

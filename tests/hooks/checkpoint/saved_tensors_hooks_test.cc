@@ -1,4 +1,5 @@
-// A user's own hooks, a guard against hooks, and all who have hooks in company: the innermost wins.
+// Checks user-defined saved-tensor hooks, the guard that disables hooks, and nesting with Pinion's
+// and Python's hooks: the innermost hooks win.
 
 #include "pinion/hooks/checkpoint/saved_tensors_hooks.h"
 
@@ -220,7 +221,7 @@ constexpr Who kAll[] = {Who::kPython, Who::kUser, Who::kOffload, Who::kCheckpoin
 
 class Company {
  public:
-  // exp(x), where the first of `kinds` is the outermost.
+  // Returns exp(x) inside all `kinds`; the first is the outermost.
   at::Tensor Run(const std::vector<Who>& kinds, const at::Tensor& x, size_t next = 0) {
     if (next == kinds.size()) {
       ++ran;
@@ -255,14 +256,14 @@ class Company {
     return {};
   }
 
-  // Inside of the first `count` kinds. NoOffloadScope does not switch the hooks of Python off.
+  // Returns who packs inside the first `count` kinds; NoOffloadScope leaves Python's hooks enabled.
   static Who PackerIn(const std::vector<Who>& kinds, size_t count) {
     const auto end = kinds.begin() + static_cast<std::ptrdiff_t>(count);
     if (end[-1] != Who::kNobody) return end[-1];
     return std::find(kinds.begin(), end, Who::kPython) == end ? Who::kNobody : Who::kPython;
   }
-  // How many tensors `who` has packed when Run has returned: exp's output if it is the innermost,
-  // and the input of each checkpoint right inside of it.
+  // Returns how many tensors `who` has packed after Run: exp's output if it is the innermost, and
+  // the input of each checkpoint directly inside it.
   static uint64_t Packs(const std::vector<Who>& kinds, Who who) {
     uint64_t packs = PackerIn(kinds, kinds.size()) == who;
     for (size_t i = 1; i < kinds.size(); ++i) {

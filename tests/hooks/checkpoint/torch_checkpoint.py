@@ -41,7 +41,7 @@ class Case:
         self.ran[part] = self.ran.get(part, 0) + 1
         return self.ran[part]
 
-    # What is saved: x, w0, tanh's output, that again with w1, the product.
+    # Saved tensors: x, w0, tanh's output, tanh's output again with w1, and the product.
     def segment(self, x):
         self.run("begin")
         y = torch.sin(torch.tanh(x @ self.w0) @ self.w1)

@@ -1,6 +1,6 @@
-// pinion::checkpoint beside torch.utils.checkpoint: the cases of torch_checkpoint.py, written in
-// C++. Where there is a Python with torch, which has the same kernels, values are the same bit by
-// bit. What torch_checkpoint.json keeps was computed on another machine, perhaps by other kernels.
+// Compares pinion::checkpoint with torch.utils.checkpoint on the cases of torch_checkpoint.py,
+// written in C++. If Python has torch with the same kernels, values must be equal bit by bit. The
+// values in torch_checkpoint.json may come from other kernels.
 
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
@@ -52,7 +52,7 @@ using at::Tensor;
 
 constexpr int64_t kSide = 4;
 
-// What the messages have in common with those of torch.utils.checkpoint in torch_checkpoint.py.
+// Words shared by Pinion's messages and those of torch.utils.checkpoint in torch_checkpoint.py.
 const std::vector<std::pair<std::string, std::string>>& Errors() {
   static const auto* errors = new std::vector<std::pair<std::string, std::string>>{
       {"different number of tensors", "number"},
@@ -287,7 +287,7 @@ void InputIsChangedByAnInnerSegment(Case& c) {
   c.Backward(checkpoint(outer, c.x));
 }
 
-// What `forward` returns inside of a user's hooks.
+// Runs `forward` inside user-defined hooks.
 Tensor InCountingHooks(Case& c, const std::function<Tensor()>& forward) {
   const SavedTensorsHooks hooks(
       [&c](const Tensor& tensor) {
@@ -409,7 +409,7 @@ std::string KindOf(const std::string& message) {
   return message;
 }
 
-// In the format of torch_checkpoint.json.
+// Returns a result in the format of torch_checkpoint.json.
 nlohmann::json ResultOf(const std::string& name, at::ScalarType dtype) {
   Case c(dtype);
   nlohmann::json result = {{"values", nlohmann::json::array()}, {"error", nullptr}};
@@ -436,7 +436,7 @@ nlohmann::json ResultOf(const std::string& name, at::ScalarType dtype) {
   return result;
 }
 
-// `tolerance` 0: bit by bit.
+// Compares values; `tolerance` 0 compares bits.
 void ExpectSameValues(const nlohmann::json& actual, const nlohmann::json& expected,
                       double tolerance) {
   ASSERT_EQ(actual.size(), expected.size());
@@ -458,7 +458,7 @@ void ExpectSameValues(const nlohmann::json& actual, const nlohmann::json& expect
 
 double ToleranceFor(const std::string& name, at::ScalarType dtype) {
   if (name == "autocast") return 0.05;
-  // "other types" computes in float what is computed again.
+  // The exempt case recomputes in float.
   return dtype == at::kDouble && name != "saves_other_types_unchecked" ? 1e-12 : 1e-5;
 }
 

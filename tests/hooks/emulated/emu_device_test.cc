@@ -1,4 +1,4 @@
-// The emulated device as LibTorch sees it: memory, streams, events, copies, refusals.
+// Checks the emulated device through LibTorch: memory, streams, events, copies, refusals.
 
 #include "pinion/hooks/emulated/emu_device.h"
 
@@ -99,7 +99,7 @@ TEST_F(EmuDeviceTest, TakesAsManyDevicesAsAMachineMayHave) {
   EXPECT_EQ(at::ones({4}, OnEmu(63)).sum().item<float>(), 4);
 }
 
-// A broken device frees nothing, so an engine leaks what its copies used: nobody can drop that.
+// A broken device frees nothing, so an engine leaks the memory of its copies for ever.
 TEST_F(EmuDeviceTest, ABrokenMachineIsReplacedThoughTensorsLive) {
   std::optional<at::Tensor> tensor = at::ones({256}, OnEmu());
   machine_->BreakDevice(1, "an error that stays");
@@ -156,7 +156,7 @@ at::Tensor CallByName(const char* name, const at::Tensor& self) {
       .call(self);
 }
 
-// As a library's file may do before the one with its definitions is loaded.
+// A library's file may do this before the file with the definitions is loaded.
 TORCH_LIBRARY_IMPL(emu_test_undefined, CPU, library) { library.impl("tail", &TailOnCpu); }
 
 TEST_F(EmuDeviceTest, OperatorsThatNobodyHasDefinedDoNotMatter) {
@@ -165,7 +165,7 @@ TEST_F(EmuDeviceTest, OperatorsThatNobodyHasDefinedDoNotMatter) {
   EXPECT_FALSE(c10::Dispatcher::singleton().findSchema(name).has_value());
 }
 
-// A view that falls back to the CPU comes back as a copy: writes to it would be lost silently.
+// A view that falls back to the CPU becomes a copy, and writes to it would be lost silently.
 TEST_F(EmuDeviceTest, RefusesAViewWithoutAKernelByName) {
   const at::Tensor tensor = at::ones({4}, OnEmu());
   EXPECT_THAT(ErrorOf([&] { CallByName("emu_test::tail", tensor); }),
@@ -237,12 +237,12 @@ TEST_F(EmuDeviceTest, RefusesCpuTensorsBesideTheDevices) {
   const at::Tensor here = at::ones({4, 4}, OnEmu(0));
   const at::Tensor scalar = at::ones({});
   EXPECT_THAT(ErrorOf([&] { at::mm(here, at::ones({4, 4})); }), HasSubstr("beside those on emu"));
-  EXPECT_EQ((here + scalar).sum().item<float>(), 32);  // to read, it may be on the CPU
+  EXPECT_EQ((here + scalar).sum().item<float>(), 32);  // CPU scalars may be read
   EXPECT_THAT(ErrorOf([&] { at::add_out(const_cast<at::Tensor&>(scalar), here, here); }),
               Ne("no error"));
   EXPECT_THAT(ErrorOf([&] { here + at::ones({}, at::kMeta); }), HasSubstr("meta"));
   const at::Tensor rows = at::tensor({1, 0}, at::kLong), mask = at::ones({4}, at::kBool);
-  EXPECT_EQ(here.index({rows}).sum().item<float>(), 8);  // so may indices
+  EXPECT_EQ(here.index({rows}).sum().item<float>(), 8);  // CPU indices may be read too
   EXPECT_EQ(here.index({mask}).sum().item<float>(), 16);
   here.index_put_({rows}, at::zeros({}, OnEmu()));
   EXPECT_EQ(here.sum().item<float>(), 8);
@@ -252,7 +252,7 @@ TEST_F(EmuDeviceTest, RefusesTensorsOfAThirdDeviceEvenWhereTheCpusMayBe) {
   const at::Tensor here = at::ones({4, 4}, OnEmu());
   const at::Tensor mask = here > 0;
   EXPECT_EQ(at::where(mask, here, at::zeros({})).sum().item<float>(), 16);
-  // No build has such a device beside emu: a tensor without memory. Those on meta go to meta.
+  // No build has another device, so this tensor has no memory; tensors on meta go to meta.
   auto elsewhere = c10::make_intrusive<c10::TensorImpl>(c10::DispatchKeySet(c10::DispatchKey::XPU),
                                                         here.dtype(), c10::Device(c10::kXPU, 0));
   elsewhere->set_sizes_contiguous({});
@@ -293,7 +293,7 @@ TEST_F(EmuDeviceTest, OutArgumentsGrow) {
   EXPECT_EQ(selected.sum().item<float>(), 1200);
 }
 
-// Collects warnings while it lives.
+// Collects warnings for its lifetime.
 class Warnings final : public c10::WarningHandler {
  public:
   void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
@@ -327,7 +327,7 @@ TEST_F(EmuDeviceTest, LossesHaveTheBitsOfTheCpuAndWarnOfNothing) {
   }
 }
 
-// CUDA has the same rule: what aliases the whole of a storage may not be resized by an operator.
+// CUDA has the same rule: an operator may not resize a tensor that aliases a whole storage.
 TEST_F(EmuDeviceTest, OutArgumentsOverMemoryOfAnotherOwnerDoNotGrow) {
   const at::Tensor a = at::ones({300}, OnEmu());
   at::Tensor out =
@@ -410,8 +410,7 @@ TEST_F(EmuDeviceTest, ZerosWithoutMemoryAreZeros) {
   EXPECT_EQ(leaf.grad().abs().sum().item<float>(), 0);
 }
 
-// Models ask "is it the CPU?" and take CUDA's way otherwise, with types that the CPU has no kernel
-// for.
+// Models choose CUDA's path on any device but the CPU, with dtypes for which the CPU has no kernel.
 TEST_F(EmuDeviceTest, TypesThatOnlyCudaHasAreComputedInAWiderOne) {
   const at::Tensor values = at::randint(100, {1000}, at::kLong);
   const at::Tensor counts = values.to(Emu()).histc(7, 0, 99);
@@ -433,7 +432,7 @@ TEST_F(EmuDeviceTest, TypesThatOnlyCudaHasAreComputedInAWiderOne) {
   EXPECT_TRUE(at::equal(square.to(Emu()).trace().to(at::kCPU),
                         square.to(at::kFloat).trace().to(at::kHalf)));
   const at::Tensor flags = at::ones({3}, OnEmu().dtype(at::kBool));
-  EXPECT_THAT(ErrorOf([&] { flags.histc(7, 0, 99); }), Ne("no error"));  // CUDA's has none either
+  EXPECT_THAT(ErrorOf([&] { flags.histc(7, 0, 99); }), Ne("no error"));  // an error on CUDA too
 }
 
 TEST_F(EmuDeviceTest, DropoutOfEverythingHasNoGradient) {
@@ -451,7 +450,7 @@ TEST_F(EmuDeviceTest, DropoutOutsideOfTrainingKeepsAll) {
   EXPECT_TRUE(mask.all().item<bool>());
   at::manual_seed(1);
   const auto kept = std::get<1>(at::native_dropout(at::ones({64}, OnEmu()), 0.9, std::nullopt));
-  EXPECT_LT(kept.sum().item<int64_t>(), 32);  // unset, it is training
+  EXPECT_LT(kept.sum().item<int64_t>(), 32);  // undefined `train` means training
 }
 
 TEST_F(EmuDeviceTest, ItemWaitsForTheDevice) {
@@ -463,10 +462,10 @@ TEST_F(EmuDeviceTest, ItemWaitsForTheDevice) {
   EXPECT_GT(machine_->time_stats(0).compute_busy_ms, 0);
   machine_->ResetTimeStats(0);
   EXPECT_EQ(machine_->SynchronizeDevice(0), absl::OkStatus());
-  EXPECT_EQ(machine_->time_stats(0).compute_busy_ms, 0);  // nothing was left to do
+  EXPECT_EQ(machine_->time_stats(0).compute_busy_ms, 0);  // no work was pending
 }
 
-// What a kernel reads is there, though copies take effect as late as they may.
+// Kernels read the bytes of earlier copies, although copies take effect as late as possible.
 TEST_F(EmuDeviceTest, KernelsOfEveryKindSeeTheCopiesBeforeThem) {
   const at::Tensor host = Pinned({64}).fill_(1);
   const auto late = [&] { return host.to(Emu(), /*non_blocking=*/true); };
@@ -522,7 +521,7 @@ TEST_F(EmuDeviceTest, TheHostWaitsForWhatItNeedsToKnow) {
   }
 }
 
-// Its lists, as CUDA has them: bfloat16, float, the widest of the arguments, or as they are.
+// CUDA's lists: cast to bfloat16, cast to float, promote to the widest argument, or unchanged.
 TEST_F(EmuDeviceTest, AutocastHasTheListsOfCuda) {
   const at::Tensor wide = at::ones({4, 4}, OnEmu()), narrow = wide.to(at::kBFloat16);
   at::autocast::set_autocast_enabled(Emu().type(), true);
@@ -589,7 +588,7 @@ TEST_F(EmuDeviceTest, DrawsFromAGeneratorOfItsOwn) {
 
 // --- Recurrent layers ---
 
-// The outputs of an LSTM without biases; hidden and cell state are the same tensor.
+// Returns an LSTM's outputs, without biases; hidden and cell state are the same tensor.
 at::Tensor Lstm(const at::Tensor& input, const at::Tensor& hidden, double dropout = 0) {
   const int64_t layers = hidden.size(0), width = hidden.size(2);
   std::vector<at::Tensor> weights;
@@ -630,7 +629,7 @@ TEST_F(EmuDeviceTest, AStateThatIsGivenTwiceHasTheGradientOfBoth) {
   EXPECT_TRUE(at::equal(gradient(Emu()), gradient(at::kCPU)));
 }
 
-// As modules without biases call them: with tensors that are not defined.
+// Modules without biases pass undefined tensors.
 TEST_F(EmuDeviceTest, ACellMayHaveNoBiases) {
   const auto gradient = [](c10::Device device) {
     at::manual_seed(1);
@@ -692,7 +691,7 @@ TEST_F(EmuDeviceTest, OutOfMemoryNamesWhoHoldsWhat) {
   }
   EXPECT_THAT(message, AllOf(HasSubstr("aten::mm"), HasSubstr("optimizer state")));
   held.clear();
-  EXPECT_EQ(at::mm(a, a).select(0, 0).select(0, 0).item<float>(), 1024);  // and it goes on
+  EXPECT_EQ(at::mm(a, a).select(0, 0).select(0, 0).item<float>(), 1024);  // the device still works
 }
 
 TEST_F(EmuDeviceTest, OnlyTensorsOfTheCpuArePinned) {
@@ -724,7 +723,7 @@ TEST_F(EmuDeviceTest, AStorageThatIsLargeEnoughStays) {
   EXPECT_EQ(tensor.data_ptr(), data);
   const uint64_t copies = machine_->calls(DeviceCall::kCopy);
   at::empty({0}, OnEmu()).resize_({8});
-  EXPECT_EQ(machine_->calls(DeviceCall::kCopy), copies);  // nothing to keep
+  EXPECT_EQ(machine_->calls(DeviceCall::kCopy), copies);  // nothing to preserve
 }
 
 TEST_F(EmuDeviceTest, SetTakesAStorageAndMakesItLargeEnough) {
@@ -931,8 +930,8 @@ TEST_F(EmuDeviceTest, CopiesConvertTypesAndLayouts) {
   EXPECT_THAT(machine_->races(), IsEmpty());
 }
 
-// Where the elements are in the same order on both sides, the bytes cross as they are; otherwise
-// they are packed before, and unpacked after.
+// Elements in the same order on both sides are copied as they are. Otherwise they are packed before
+// the copy and unpacked after it.
 TEST_F(EmuDeviceTest, CopiesHaveTheirLayoutsWhateverTheyAre) {
   const struct {
     const char* name;
@@ -992,7 +991,6 @@ TEST_F(EmuDeviceTest, CopiesOfNothingDoNothing) {
   EXPECT_EQ(at::empty({1}, OnEmu()).copy_(at::ones({1})).item<float>(), 1);
 }
 
-// Lazy views are resolved by a copy, which must not ask for resolved tensors in its turn.
 TEST_F(EmuDeviceTest, CopiesOfAnotherShapeAreRefusedEvenIntoNothing) {
   for (const int64_t elements : {0, 2}) {
     const at::Tensor into = at::empty({elements}, OnEmu());
@@ -1001,6 +999,7 @@ TEST_F(EmuDeviceTest, CopiesOfAnotherShapeAreRefusedEvenIntoNothing) {
   }
 }
 
+// A copy resolves lazy views, and must not request resolved tensors itself.
 TEST_F(EmuDeviceTest, LazyConjugatesAndNegativesAreResolvedByCopies) {
   const at::Tensor host = at::complex(at::randn({6, 5}), at::randn({6, 5}));
   const at::Tensor conjugate = at::_conj(host.to(Emu()));

@@ -1,4 +1,4 @@
-// What LibTorch asks of an accelerator beside its operators: allocators, guards, generators.
+// Checks an accelerator's interfaces besides operators: allocators, guards, generators.
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -47,7 +47,7 @@ class EmuInterfacesTest : public EmuDeviceTest {
   static at::HostAllocator& PinnedMemory() { return *at::getHostAllocator(kEmu); }
 
   static c10::Stream StreamOfNoDevice() { return c10::Stream(c10::Stream::UNSAFE, Emu(2), 1); }
-  // A copy that takes its stream a while.
+  // Starts a copy that takes the stream some time.
   at::Tensor Keep(const c10::Stream& stream) {
     const c10::StreamGuard guard(stream);
     return Pinned({1 << 20}).to(Emu(), /*non_blocking=*/true);
@@ -57,7 +57,7 @@ class EmuInterfacesTest : public EmuDeviceTest {
   }
 };
 
-// What is logged while it lives.
+// Captures the log for its lifetime.
 class LogCapture {
  public:
   LogCapture()
@@ -82,7 +82,7 @@ TEST_F(EmuInterfacesTest, CallsThatFailRaiseAndSayWhatTheyDid) {
   const auto stream = [&] { return Guard().getStream(Emu()); };
   const struct {
     const char* doing;
-    DeviceCall call;  // its last one fails
+    DeviceCall call;  // its last call fails
     std::function<void()> run;
   } cases[] = {
       {"allocating device memory", DeviceCall::kAllocate, [&] { at::empty({4}, OnEmu()); }},
@@ -205,7 +205,7 @@ TEST_F(EmuInterfacesTest, TheCurrentDeviceIsTheThreads) {
   EXPECT_EQ(Guard().getDevice(), Emu(1));
   EXPECT_EQ((at::ones({2}, OnEmu(0)) + 1).sum().item<float>(), 4);
   EXPECT_EQ(at::arange(3, OnEmu(0)).device(), Emu(0));
-  Guard().uncheckedSetDevice(Emu(2));  // a machine with more devices was replaced
+  Guard().uncheckedSetDevice(Emu(2));  // as if a machine with more devices had been replaced
   EXPECT_EQ(Guard().getDevice(), Emu(1));
   Use(Options());
   EXPECT_EQ(Guard().getDevice(), Emu(0));
@@ -358,7 +358,7 @@ TEST_F(EmuInterfacesTest, ADeviceIsKnownByItsMemory) {
   EXPECT_THAT(ErrorOf([&] { Hooks().getDeviceFromPtr(&on_host); }), HasSubstr("not memory"));
 }
 
-// Who owns it orders its frees; the machine must wait for the other stream.
+// The owner orders its own frees; the machine must wait for the other stream.
 TEST_F(EmuInterfacesTest, MemoryOfAnotherOwnerIsRecorded) {
   const c10::Stream side = NewStream();
   std::optional<at::Tensor> owner = at::ones({256}, OnEmu());

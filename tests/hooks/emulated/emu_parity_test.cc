@@ -1,4 +1,4 @@
-// What runs on the emulated device has the CPU's bits.
+// Checks that programs on the emulated device compute the CPU's bits.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/equal.h>
@@ -22,7 +22,7 @@ using Parameters = std::tuple<ParityCase, int, at::ScalarType>;
 
 class EmuParityTest : public ::testing::TestWithParam<Parameters> {};
 
-// Equal element by element, NaNs included: the bytes are compared.
+// Compares bytes, so that equal NaNs are equal.
 bool SameBits(const at::Tensor& a, const at::Tensor& b) {
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
   return at::equal(a.contiguous().view(at::kByte), b.contiguous().view(at::kByte));

@@ -1,4 +1,4 @@
-// Autograd starts its worker threads once in a process; devices may come later.
+// Checks devices that appear after autograd has started its workers, once per process.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ TEST(EmuWorkers, ALaterMachineMayHaveMoreDevices) {
   EXPECT_EQ(GradientOn("emu:0"), 24);
 }
 
-// As LibTorch does for those that it has started itself.
+// LibTorch does the same for workers that it has started itself.
 TEST(EmuWorkersDeathTest, AProcessThatExitsLetsAWorkerThatCameLaterEndAndWaitsNoLonger) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto exit_while_a_worker_runs = [] {

@@ -115,7 +115,7 @@ def run(op, sample, way, functions, results):
     if not roots or not leaves:
         return
     # Autograd runs nodes with higher numbers first, which decides the order of sums. Numbers are
-    # per thread, and emu's backward has a thread of its own: it goes on where forward stopped.
+    # per thread, and emu's backward thread continues where forward stopped.
     if way.device != CPU:
         number = functions.op_table_sequence_number()
         for root in roots:
@@ -221,7 +221,7 @@ def main():
         offloaded_operators += library.counts() != before
         expected = op_table_exceptions.kind_of(op.full_name, dtype_name)
         name = f"{op.full_name}, {dtype_name}"
-        # What differs each time may agree by chance.
+        # Unrepeatable results may agree by chance.
         if kind != expected and not (expected == "unrepeatable" and kind in (None, "offload", "bits")):
             failures.append(f"{name}: {kind or 'nothing'} instead of {expected or 'nothing'}: {text}")
         print(f"[{time.monotonic() - began:6.1f} s] {i + 1}/{len(operators)} {name}"

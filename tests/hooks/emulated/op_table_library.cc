@@ -1,5 +1,5 @@
-// The C functions that the Python programs beside it call: an emulated machine, and an offload
-// session that lets nothing stay on it, or one with a memory target.
+// C functions for the Python programs in this folder: an emulated machine with an offload session,
+// which offloads everything or has a memory target.
 
 #include <ATen/Context.h>
 #include <ATen/SequenceNumber.h>
@@ -47,7 +47,7 @@ void OpenSession(OffloadOptions offload) {
 
 extern "C" {
 
-// Makes the machine LibTorch's "emu".
+// Registers the machine as LibTorch's "emu".
 void op_table_register() {
   pinion::EmulatedOptions options;
   options.memory_bytes = 1024 * pinion::kMiB;
@@ -62,20 +62,20 @@ void op_table_register() {
   pinion::OpenSession(offload);
 }
 
-// In place of the session that there is.
+// Replaces the session.
 void op_table_set_target(uint64_t target_bytes) {
   pinion::OffloadOptions offload;
   offload.memory_target_bytes = target_bytes;
   pinion::OpenSession(offload);
 }
 
-// The device refuses to have more.
+// Sets the device's memory limit.
 void op_table_limit(uint64_t size_bytes) {
   const absl::Status limited = pinion::TheWorld().machine->SetMemoryLimit(0, size_bytes);
   PINION_CHECK(limited.ok()) << limited;
 }
 
-// The most that the device had since the last call.
+// Returns the peak bytes since the last call.
 uint64_t op_table_take_peak() {
   pinion::EmulatedMachine& machine = *pinion::TheWorld().machine;
   const uint64_t peak_bytes = machine.memory_stats(0).peak_bytes;
@@ -87,7 +87,7 @@ uint64_t op_table_steps_over_target() {
   return pinion::TheWorld().session->GetStats().steps_over_target;
 }
 
-// The generators of the CPU and of emu, which torch.manual_seed does not know.
+// Seeds the generators of the CPU and of emu, which torch.manual_seed does not know.
 void op_table_seed(uint64_t seed) { at::manual_seed(seed); }
 
 void op_table_open_scope() {

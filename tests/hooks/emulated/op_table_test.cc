@@ -1,4 +1,4 @@
-// LibTorch's own table of operators on the emulated device, with offload and without: op_table.py.
+// Runs LibTorch's table of operators on the emulated device, with and without offload: op_table.py.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ class OpTableTest : public ::testing::TestWithParam<std::string> {};
 TEST_P(OpTableTest, HasTheBitsOfTheCpuWithOffloadAndWithout) {
   const std::string python = PythonWithTorch("torch, numpy, expecttest, sympy");
   if (python.empty()) GTEST_SKIP() << kNoPythonWithTorch;
-  // Not RunProgram: the script prints its progress.
+  // RunProgram would hide the script's progress.
   const std::string command =
       python + " -B tests/hooks/emulated/op_table.py tests/hooks/emulated/libop_table.so " +
       GetParam();

@@ -28,7 +28,7 @@ Tensor Tokens(int64_t high, at::IntArrayRef sizes, Device device) {
   return torch::randint(high, sizes, torch::kLong).to(device);
 }
 
-// Builds the module on the CPU, so that every device has the same weights.
+// Builds the module on the CPU, so that all devices have the same weights.
 template <typename Module, typename... Args>
 Module Build(Device device, ScalarType type, Args&&... args) {
   torch::manual_seed(kModelSeed);
@@ -45,7 +45,7 @@ void AppendState(nn::Module& module, Tensors& results) {
   for (const Tensor& buffer : module.buffers()) results.push_back(buffer);
 }
 
-// Three steps of AdamW on `loss()`.
+// Runs three steps of AdamW on `loss()`.
 template <typename Loss>
 Tensors Train(nn::Module& module, const Loss& loss) {
   torch::manual_seed(kStepSeed);
@@ -226,7 +226,7 @@ Tensors RunRecurrent(Device device, ScalarType type) {
   return results;
 }
 
-// Without gradients, oneDNN has other kernels than in training.
+// oneDNN has other kernels for inference than for training.
 Tensors RunRecurrentInference(Device device, ScalarType type) {
   auto module = Build<nn::LSTM>(device, type, nn::LSTMOptions(12, 10));
   torch::manual_seed(kDataSeed);
@@ -361,7 +361,7 @@ Tensors RunSaveAndLoad(Device device, ScalarType type) {
 }
 
 Tensors RunAutocast(Device device, ScalarType /*type*/) {
-  // The CPU's autocast has other lists: on it, the policies that matter here are written out.
+  // The CPU's autocast has other lists, so the policies that matter are written out for it.
   auto linear = Build<nn::Linear>(device, torch::kFloat, 16, 8);
   torch::manual_seed(kDataSeed);
   const Tensor input = Normal({4, 16}, device, torch::kFloat);

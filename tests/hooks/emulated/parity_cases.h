@@ -1,6 +1,6 @@
-// Programs of torch::nn that are run on the CPU and on the emulated device, to compare the bits.
+// Programs of torch::nn that run on the CPU and on the emulated device, to compare the bits.
 //
-// They stand in one file of their own because torch/torch.h takes a minute to compile.
+// They are in one file because torch/torch.h takes a minute to compile.
 
 #ifndef PINION_TESTS_HOOKS_EMULATED_PARITY_CASES_H_
 #define PINION_TESTS_HOOKS_EMULATED_PARITY_CASES_H_
@@ -16,8 +16,8 @@ namespace pinion {
 
 struct ParityCase {
   std::string name;
-  // Seeds, runs on the device with parameters of the type, and returns what it computed:
-  // outputs, gradients, parameters after steps. Tensors may be on any device.
+  // Seeds, runs on the device with parameters of the dtype, and returns outputs, gradients, and
+  // parameters after steps. The tensors may be on any device.
   std::function<std::vector<at::Tensor>(c10::Device, at::ScalarType)> run;
 };
 

@@ -242,8 +242,8 @@ class Run:
         generator = torch.Generator().manual_seed(2)
         torch.manual_seed(3)
         model = nn.Sequential(*(block() for _ in range(3))).to(EMU)
-        # One parameter at a time: foreach=True, the default, allocates a temporary of all parameters at once, which
-        # alone exceeds the targets of ResNet and Unet. A session moves what autograd saves, and no optimizer's memory.
+        # One parameter at a time: foreach=True, the default, allocates temporaries of all parameters at once, which
+        # exceeds the targets of ResNet and Unet. A session does not offload an optimizer's memory.
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, foreach=False)
         batches = [torch.randn(BATCH, TOKENS, WIDTH, generator=generator).to(EMU) for _ in range(MICRO_BATCHES)]
         if target is not None:

@@ -1,4 +1,4 @@
-// Blocks of well-known networks within a memory target, from Python: python_blocks.py.
+// Runs blocks of well-known networks within a memory target, from Python: python_blocks.py.
 
 #include <gtest/gtest.h>
 

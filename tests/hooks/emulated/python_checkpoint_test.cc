@@ -1,4 +1,4 @@
-// torch.utils.checkpoint inside an offload scope: python_checkpoint.py.
+// Runs torch.utils.checkpoint inside an offload scope: python_checkpoint.py.
 
 #include <gtest/gtest.h>
 

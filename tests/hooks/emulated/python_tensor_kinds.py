@@ -293,7 +293,7 @@ def run_classes(library):
             actual = seen_of(name, device, held, again, Way("offload", EMU, library))
             if actual != expected:
                 yield f"{case}: {actual}, with hooks that change nothing {expected}"
-    # Its memory is what offloading is for: what comes back has its bytes, and no more.
+    # Offloading is for the memory; the fetched tensor has its bytes, but not its class.
     (actual, _) = seen_of("a subclass", EMU, False, False, Way("offload", EMU, library))
     if actual[:3] != ("Tensor", False, False):
         yield f"a subclass that was offloaded comes back as {actual}"

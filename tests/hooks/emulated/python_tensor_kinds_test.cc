@@ -1,4 +1,4 @@
-// Tensors that only Python has, in an offload scope: python_tensor_kinds.py.
+// Checks tensor classes that exist only in Python, in an offload scope: python_tensor_kinds.py.
 
 #include <gtest/gtest.h>
 

@@ -1,3 +1,5 @@
+// Checks the look-up of pinned blocks by context and by address, also from many threads.
+
 #include "pinion/hooks/pin_memory/held_blocks.h"
 
 #include <atomic>
@@ -37,7 +39,7 @@ class HeldBlocksTest : public ::testing::Test {
 
   PinnedBlock Take(uint64_t size_bytes) { return allocator_->Allocate(size_bytes).value(); }
 
-  // The address, before the block goes.
+  // Holds a new block and returns its address and record.
   std::pair<const char*, HeldBlock*> Hold(uint64_t size_bytes) {
     PinnedBlock block = Take(size_bytes);
     const auto* const data = static_cast<const char*>(block.data());
@@ -122,7 +124,7 @@ TEST_F(HeldBlocksTest, CountsAreExactWhoeverLetsGo) {
   for (int i = 8; i < 10; ++i) held_.LetGo(*blocks[i]);
 }
 
-// More threads than there are numbers share a list.
+// Threads beyond the number of slots share a list.
 TEST_F(HeldBlocksTest, AnyNumberOfThreadsMayHoldAndFindAndLetGo) {
   constexpr int kThreads = kThreadSlots + 6;
   std::atomic<int> lost = 0;

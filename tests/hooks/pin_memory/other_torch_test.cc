@@ -1,4 +1,4 @@
-// Beside another LibTorch than the one that Pinion was compiled with.
+// Checks that Pinion leaves a LibTorch release alone for which it was not compiled.
 
 #include <cstdint>
 
@@ -9,7 +9,7 @@
 #include "pinion/hooks/pin_memory/torch_host_allocator.h"
 #include "pinion/tests/support/status_matchers.h"
 
-// A program's own functions come before those of the libraries that it loads.
+// The program's own function overrides the library's and reports another release.
 extern "C" uint64_t aoti_torch_abi_version() {
   return uint64_t{2} << 56 | uint64_t{99} << 48 | uint64_t{1} << 40;
 }

@@ -1,6 +1,6 @@
-// Pinion's allocator behind LibTorch's pinned memory, on an emulated machine with two devices. A
-// process can install it once, so all tests of a program share one machine and one allocator; each
-// begins and ends with nothing in use.
+// Installs Pinion's allocator as LibTorch's pinned memory, on an emulated machine with two devices.
+// A process can install it only once, so all tests of a program share machine and allocator. Each
+// test begins and ends with nothing in use.
 
 #ifndef PINION_TESTS_HOOKS_PIN_MEMORY_TORCH_HOST_ALLOCATOR_FIXTURE_H_
 #define PINION_TESTS_HOOKS_PIN_MEMORY_TORCH_HOST_ALLOCATOR_FIXTURE_H_
@@ -45,7 +45,7 @@ namespace pinion::testing {
 
 inline constexpr c10::DeviceType kEmu = c10::DeviceType::PrivateUse1;
 
-// Every block of this size has a segment to itself: it is reused, or its segment stays unused.
+// Each block of this size has a segment of its own, so reuse of a block shows as the same address.
 inline constexpr int64_t kWholeSegment = 2 * kMiB;
 inline constexpr uint64_t kLimitBytes = 64 * kMiB;
 
@@ -53,7 +53,7 @@ inline AllocatorOptions Options() {
   AllocatorOptions options;
   options.segment_bytes = kWholeSegment;
   options.max_locked_bytes = kLimitBytes;
-  options.warn_percent = 100;  // however much of this host's RAM others use
+  options.warn_percent = 100;  // independent of other programs' RAM
   options.high_percent = 100;
   options.low_percent = 100;
   return options;
@@ -61,7 +61,7 @@ inline AllocatorOptions Options() {
 
 // Calls of each device's pinned source.
 inline std::atomic<int> g_pins[2];
-// How often a device was opened, and how often one was asked whether a stream captures.
+// The number of device openings, and of queries whether a stream captures.
 inline std::atomic<int> g_opened = 0;
 inline std::atomic<int> g_asked_of_captures = 0;
 
@@ -95,7 +95,7 @@ class CountedDevice final : public ForwardingDevice {
   }
 };
 
-// The registered machine's devices.
+// The registered machine's devices, with calls counted.
 inline DeviceBackend Backend() {
   const DeviceBackend emulated = EmulatedBackend(RegisteredEmuMachine());
   return {emulated.type_name, [emulated](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
@@ -136,7 +136,7 @@ class TorchHostAllocatorFixture : public ::testing::Test {
   static AllocatorStats Stats() { return TorchHostAllocatorStats("emu").value(); }
   static at::Tensor& pinned_before() { return *pinned_before_; }
 
-  // What tests before this one have seen to that it is never used again.
+  // Bytes of blocks that earlier tests made permanently unusable.
   uint64_t kept_bytes() const { return kept_bytes_; }
 
   static void Settle() {
@@ -154,7 +154,7 @@ class TorchHostAllocatorFixture : public ::testing::Test {
   }
   static at::Tensor Random(int64_t size_bytes) { return at::randint(256, {size_bytes}, at::kByte); }
 
-  // Work that takes the stream a second of virtual time.
+  // Occupies the stream for a second of virtual time.
   static void Delay(const c10::Stream& stream) {
     const int device = stream.device_index();
     ASSERT_THAT(machine().PrepareKernel(device, NativeStream(stream)), IsOk());
@@ -170,7 +170,7 @@ class TorchHostAllocatorFixture : public ::testing::Test {
     return c10::impl::VirtualGuardImpl(kEmu).getNewStream(c10::Device(kEmu, index), 0);
   }
 
-  // LibTorch holds nothing, nothing is waited for, and a block of kWholeSegment is booked still.
+  // Returns whether one block of kWholeSegment is booked but used by neither LibTorch nor copies.
   bool ABlockIsKeptForEver() const {
     const AllocatorStats stats = Stats();
     return allocator().get_stats().active_requests.current == 0 &&
@@ -187,7 +187,7 @@ class TorchHostAllocatorFixture : public ::testing::Test {
     }
   }
 
-  // Whether a new block lies where `data` is.
+  // Returns whether a new block gets the address `data`.
   static bool Reused(const void* data) { return Pinned(kWholeSegment).data_ptr() == data; }
 
  private:

@@ -1,5 +1,5 @@
-// Pinion's host allocator beside the one that it takes the place of: LibTorch's own cache, on the
-// same emulated device, installed before.
+// Compares Pinion's host allocator with the one that it replaces: LibTorch's own cache, installed
+// before on the same emulated device.
 
 #include <ATen/Parallel.h>
 #include <ATen/core/CachingHostAllocator.h>
@@ -94,8 +94,8 @@ at::Tensor TensorOn(const c10::DataPtr& block, int64_t size_bytes) {
   return at::from_blob(block.get(), {size_bytes}, at::kByte);
 }
 
-// Copies out of blocks that are freed at once, on two streams, of which one is behind now and then.
-// What arrives on the device is what lay in each block when its copy was submitted.
+// Copies from blocks that are freed immediately, on two streams that are sometimes delayed. Each
+// copy must deliver the bytes that its block had at submission.
 void RunTrace(at::HostAllocator& allocator, uint64_t seed) {
   std::mt19937_64 random(seed);
   const c10::Stream streams[] = {DefaultStream(), c10::impl::VirtualGuardImpl(kEmu).getNewStream(
@@ -148,7 +148,7 @@ TEST_F(TorchHostAllocatorOracleTest, BothFindABlockByItsContextOrItsAddress) {
     EXPECT_TRUE(allocator->record_event(block.get(), &foreign, DefaultStream()));
     EXPECT_TRUE(allocator->record_event(inside, block.get_context(), DefaultStream()));
     EXPECT_FALSE(allocator->record_event(&foreign, &foreign, DefaultStream()));
-    // A copy out of a part of from_blob()'s tensor: LibTorch's own overlooks it.
+    // A copy from part of a from_blob tensor; LibTorch's own allocator misses it.
     EXPECT_EQ(allocator->record_event(inside, nullptr, DefaultStream()), allocator == &pinion());
   }
 }
@@ -182,7 +182,7 @@ TEST_F(TorchHostAllocatorOracleTest, BothCountAllocationsAlikeAndForgetThemAlike
   }
 }
 
-// The blocks that were pinned before Pinion came are LibTorch's: copies still hold them there.
+// Blocks pinned before Pinion's installation belong to LibTorch, which must learn of their copies.
 TEST_F(TorchHostAllocatorOracleTest, TheAllocatorBeforeStillHearsOfCopies) {
   c10::DataPtr block = libtorch_cache.allocate(kMiB);
   const void* const data = block.get();

@@ -1,4 +1,4 @@
-// LibTorch's pinned memory on Pinion: threads, children of fork(), and the exit.
+// Checks LibTorch's pinned memory on Pinion with threads, children of fork(), and process exit.
 
 #include <ATen/core/CachingHostAllocator.h>
 #include <ATen/core/Tensor.h>
@@ -35,11 +35,11 @@ using ::testing::HasSubstr;
 
 using TorchHostAllocatorProcessTest = TorchHostAllocatorFixture;
 
-// Destroyed after what the program registers to happen at its exit.
+// Destroyed after the program's atexit handlers.
 at::Tensor g_lives_until_exit;
 
-// As a DataLoader with pin_memory=True: workers pin batches that the training loop copies to the
-// device, and drops at once.
+// Like a DataLoader with pin_memory=True: workers pin batches, and the training loop copies them to
+// the device and drops them immediately.
 TEST_F(TorchHostAllocatorProcessTest, ThreadsMayPinCopyAndDropAtOnce) {
   std::vector<at::Tensor> batches;
   for (int i = 0; i < 4; ++i) batches.push_back(Random(64 * 1024 + i));
@@ -71,7 +71,7 @@ TEST_F(TorchHostAllocatorProcessTest, ABlockMayBeFreedWhileAnotherThreadRecordsA
       while (blocks < 2000 || (recorded < 100 && blocks < 1000000)) {
         const c10::DataPtr block = allocator().allocate(4096);
         shared = block.get();
-        // On a processor that both share, the other one must have its turn while a block lives.
+        // On a shared processor, the other thread must run while a block lives.
         if (++blocks > 2000) std::this_thread::yield();
       }
       done = true;
@@ -80,11 +80,11 @@ TEST_F(TorchHostAllocatorProcessTest, ABlockMayBeFreedWhileAnotherThreadRecordsA
     }
   });
   EXPECT_GE(recorded, 100);
-  EXPECT_GT(Stats().deferred_bytes.current, 0u);  // the stream is behind
+  EXPECT_GT(Stats().deferred_bytes.current, 0u);  // the stream is delayed
   EXPECT_EQ(allocator().get_stats().active_requests.allocated, blocks);
 }
 
-// Nothing else in this program makes a block unusable.
+// No other test in this program makes a block unusable.
 TEST_F(TorchHostAllocatorProcessTest, TheFirstBlockThatIsNeverUsedAgainIsLoggedAndNoOther) {
   const CapturedLog log;
   const c10::Stream stream = NewStream();
@@ -111,7 +111,7 @@ TEST_F(TorchHostAllocatorProcessTest, AChildOfForkCannotPinAndMayDropWhatItInher
   EXPECT_EQ(child.Wait(), 0);
 }
 
-// A lock that another thread of the parent holds at the fork stays taken in the child.
+// A lock that another thread of the parent holds at the fork stays locked in the child.
 TEST_F(TorchHostAllocatorProcessTest, AChildOfForkHangsInNothingThatTheParentsThreadsWereDoing) {
   const at::Tensor shared = Pinned(kMiB);
   void* const data = shared.data_ptr();
@@ -131,7 +131,7 @@ TEST_F(TorchHostAllocatorProcessTest, AChildOfForkHangsInNothingThatTheParentsTh
   for (int i = 0; i < 30; ++i) {
     at::Tensor inherited = Pinned(4096);
     ChildProcess child([&] {
-      alarm(60);  // ends a child that hangs
+      alarm(60);  // ends a hanging child
       inherited.reset();
       EXPECT_FALSE(allocator().record_event(data, nullptr, stream));
       ExpectForkError([] { allocator().get_stats(); });

@@ -1,4 +1,4 @@
-// What a tensor of LibTorch gets, who waits for its copies, and what is said of it.
+// Checks LibTorch's pinned tensors on Pinion: their blocks, reuse after copies, and statistics.
 
 #include "pinion/hooks/pin_memory/torch_host_allocator.h"
 
@@ -66,7 +66,7 @@ TEST_F(TorchHostAllocatorTest, APinnedTensorCanGrow) {
   EXPECT_TRUE(at::equal(tensor.slice(0, 0, kMiB), copy));
 }
 
-// at::CachingHostAllocator books 8 MiB for 5, and keeps them.
+// at::CachingHostAllocator books and keeps 8 MiB for 5 MiB.
 TEST_F(TorchHostAllocatorTest, ItBooksAnEighthMoreThanIsAskedForAtMost) {
   const at::Tensor tensor = Pinned(5 * kMiB);
   EXPECT_LE(8 * (Stats().booked_bytes.current - kept_bytes()), 9 * 5 * kMiB);
@@ -140,7 +140,7 @@ TEST_F(TorchHostAllocatorTest, ABlockWaitsForEveryStreamOfOneDevice) {
   EXPECT_TRUE(Reused(data));
 }
 
-// Work that a stream gets after the copy, but before the free, may use the block as well.
+// Work queued on the stream after the copy, but before the free, may use the block too.
 TEST_F(TorchHostAllocatorTest, ABlockWaitsForWhatItsStreamHasWhenItIsFreed) {
   at::Tensor tensor = Pinned(kWholeSegment);
   const void* const data = tensor.data_ptr();
@@ -194,7 +194,7 @@ TEST_F(TorchHostAllocatorTest, CopiesThereAndBackAreIdenticalThoughTheirHostMemo
   at::Tensor device = OnDevice(kMiB);
   Delay(DefaultStream());
   device.copy_(source.pin_memory(), /*non_blocking=*/true);
-  // Takes whatever is free now.
+  // Takes the free blocks.
   at::full({kMiB}, 0xEE, at::kByte).pin_memory();
   const at::Tensor back = Pinned(kMiB);
   back.copy_(device, /*non_blocking=*/true);
@@ -226,7 +226,7 @@ TEST_F(TorchHostAllocatorTest, ABlockThatIsFreedWhileItsStreamCapturesIsNeverReu
   EXPECT_TRUE(ABlockIsKeptForEver());
 }
 
-// CUDAGraph calls these; at::HostAllocator's own throw, which would break every capture.
+// CUDAGraph calls these; at::HostAllocator's own versions throw, which would break captures.
 TEST_F(TorchHostAllocatorTest, WhatIsAllocatedInACaptureIsNeverReused) {
   const c10::MempoolId_t pool = {1, 0};
   const c10::Stream stream = NewStream();
@@ -284,7 +284,7 @@ TEST_F(TorchHostAllocatorTest, BeyondTheLimitPinMemoryIsOutOfMemory) {
   EXPECT_TRUE(Pinned(kWholeSegment).is_pinned());
 }
 
-// Pinning opens a context on the device: a rank of cuda:1 has no business on cuda:0.
+// Pinning opens a context on the device, and a rank of cuda:1 should not open one on cuda:0.
 TEST_F(TorchHostAllocatorTest, ASegmentIsPinnedThroughTheCurrentDevice) {
   const int pins_0 = g_pins[0];
   const int pins_1 = g_pins[1];
@@ -346,7 +346,7 @@ TEST_F(TorchHostAllocatorTest, StatisticsCountWhatLibTorchHoldsAndTheSegmentsBeh
   EXPECT_EQ(stats.num_host_free, 2);
 }
 
-// As torch.cuda.host_memory_stats() names them.
+// The names are those of torch.cuda.host_memory_stats().
 std::map<std::string, int64_t> ByName(const at::HostStats& stats) {
   std::map<std::string, int64_t> named = {{"num_host_alloc", stats.num_host_alloc},
                                           {"num_host_free", stats.num_host_free}};
@@ -373,8 +373,7 @@ std::map<std::string, int64_t> ByName(const at::HostStats& stats) {
   return named;
 }
 
-// One name, one number: blocks that copies still use are not LibTorch's any more, blocks that are
-// never used again neither.
+// Blocks that pending copies use, or that are never reused, do not count as LibTorch's.
 TEST_F(TorchHostAllocatorTest, StatisticsByNameAreThoseOfLibTorch) {
   at::Tensor kept = Pinned(kWholeSegment);
   at::Tensor captured = Pinned(kWholeSegment);

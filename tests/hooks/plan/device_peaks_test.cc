@@ -1,3 +1,5 @@
+// Checks the memory peaks between two moments, and which freed tensors count as held until then.
+
 #include "pinion/hooks/plan/device_peaks.h"
 
 #include <algorithm>
@@ -39,7 +41,7 @@ TEST(DevicePeaks, WhatIsHeldIsToldWhenItGoesWithThePeakFromThenOn) {
   peaks.OnDeviceBytes(75, nullptr);
   peaks.OnDeviceBytes(40, &held[0]);
   peaks.OnDeviceBytes(60, nullptr);
-  peaks.OnDeviceBytes(50, &held[0]);  // the address is somebody else's by now
+  peaks.OnDeviceBytes(50, &held[0]);  // another tensor has this address now
   const DevicePeaks::Since since = peaks.Take(50, /*frees=*/std::nullopt);
   EXPECT_EQ(since.peak_bytes, 90);
   ASSERT_EQ(since.freed.size(), 2);
@@ -116,13 +118,13 @@ TEST(CountAsHeld, WhatGoesTogetherCountsTogether) {
   EXPECT_THAT(CountAsHeld(100, {{{30, 70}, {30, 40}, {30, 10}}}), ElementsAre(true, true, true));
 }
 
-// The peak came when the first had gone, and the second was there still.
+// The peak came after the first was freed and before the second.
 TEST(CountAsHeld, ALaterOneCountsWhereAnEarlierOneDoesNot) {
   EXPECT_THAT(CountAsHeld(100, {{{30, 100}, {30, 70}}}), ElementsAre(false, true));
 }
 
-// Against all that could have stayed: what is counted, objects that have gone and do not count as
-// held beside the rest, is never less than what would have been there.
+// Whichever objects could have stayed, the count covers all bytes that would have been in use. It
+// counts the peak and all objects not counted as held.
 TEST(CountAsHeld, IsNeverLessThanWhatWouldHaveBeenThere) {
   for (uint32_t seed = 0; seed < 500; ++seed) {
     SCOPED_TRACE(seed);
@@ -139,7 +141,7 @@ TEST(CountAsHeld, IsNeverLessThanWhatWouldHaveBeenThere) {
       for (size_t i = 0; i < gone.size(); ++i) {
         if ((stays >> i & 1) != 0 && !held[i]) counted_bytes += gone[i].size_bytes;
       }
-      int64_t stayed_bytes = 0;  // of those that have gone so far
+      int64_t stayed_bytes = 0;  // of objects freed up to here
       for (size_t i = 0; i < gone.size(); ++i) {
         if ((stays >> i & 1) != 0) stayed_bytes += gone[i].size_bytes;
         there_bytes = std::max(there_bytes, gone[i].later_peak_bytes + stayed_bytes);

@@ -1,3 +1,5 @@
+// Checks the bytes that an allocator reports beyond the storages that a step's record knows.
+
 #include "pinion/hooks/plan/known_storages.h"
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +25,7 @@ c10::Storage NewStorage(int64_t bytes) { return at::empty({bytes}, at::kByte).st
 
 class KnownStoragesTest : public ::testing::Test {
  protected:
-  // With so much allocated on the device.
+  // Returns the other bytes when `allocated_bytes` are in use on the device.
   int64_t OtherBytesOf(int64_t allocated_bytes) {
     return storages_.OtherBytes(storages_.CountAt(allocated_bytes));
   }
@@ -90,7 +92,7 @@ TEST_F(KnownStoragesTest, AStorageThatIsGoneHoldsNothingAndIsNotMistakenForALate
   EXPECT_FALSE(later.contains(gone));
   EXPECT_THAT(storages_.objects(gone), ElementsAre(7));
 
-  // Its handle may go after its memory.
+  // A handle may outlive its memory.
   storages_.Release(gone);
   EXPECT_EQ(OtherBytesOf(1000), 1000);
 }

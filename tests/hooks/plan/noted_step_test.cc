@@ -1,4 +1,4 @@
-// What is noted of a step, written down by hand, and the record that comes of it.
+// Checks the record made from the noted entries of a step, which are written by hand.
 
 #include "pinion/hooks/plan/noted_step.h"
 
@@ -24,7 +24,7 @@ using ::testing::IsEmpty;
 
 constexpr int64_t kSize = 1024;
 
-// Whose last handle goes behind so many uses of all.
+// An object whose last handle is released after `uses_at_release` uses of all objects.
 NotedObject Object(size_t first_use, size_t uses_at_release) {
   return {.planned = {.size_bytes = kSize, .frees = true},
           .version = SavedVersion(at::empty({1})),
@@ -41,8 +41,8 @@ StepRecord Record(const std::vector<NotedEntry>& entries, const std::vector<Note
   return StepOf(entries, objects, inputs, {.us = std::vector<double>(2 * entries.size())});
 }
 
-// What `gone_bytes` of two objects leave, where one of them is released after its operator's last
-// use and before the peak.
+// Returns the released bytes when `gone_bytes` of two objects are freed. One is released after its
+// operator's last use and before the peak.
 uint64_t ReleasedBytes(uint64_t first_by, int64_t gone_bytes) {
   std::vector<NotedObject> objects = {Object(0, 2), Object(1, 2)};
   objects[1].storage = 1;
@@ -77,7 +77,7 @@ TEST(NotedStep, OfAStorageWhoseLastPartIsNotSavedYetTheRestCounts) {
   EXPECT_THAT(other_bytes, ElementsAre(3 * kSize, 3 * kSize, 0, 0));
 }
 
-// What goes first counts as held only if there was room for it at all later peaks.
+// The first freed object counts as held only if it fits at all later peaks.
 TEST(NotedStep, APeakAfterWhatNobodyNotesCountsForTheLastObjectThatHasGone) {
   const char memory[3] = {};
   NotedObject first = Object(0, 0), last = Object(0, 0);
@@ -116,7 +116,7 @@ NotedEntry UsedInSegment(uint32_t object, uint32_t ordinal) {
   entry.part = {.device = c10::kCPU, .ordinal = ordinal};
   return entry;
 }
-// What the segment's begin had has `object`'s bytes.
+// An input of the segment with `object`'s bytes.
 NotedInput InputLike(const NotedObject& object, uint32_t segment, size_t begin = 0) {
   return {.segment = segment,
           .storage = object.storage,
@@ -124,7 +124,7 @@ NotedInput InputLike(const NotedObject& object, uint32_t segment, size_t begin =
           .extent = object.extent,
           .begin = begin};
 }
-// Of a segment that begins, and then saves the object first of all.
+// Returns the other bytes before a segment that begins and then saves `object` first.
 uint64_t BytesBeforeSegment(const NotedObject& object, const std::vector<NotedInput>& inputs = {}) {
   const StepRecord step = Record({{}, BeginsSegment(0), UsedInSegment(0, 0), {}}, {object}, inputs);
   return step.segments.at(0).before.value().other_bytes;

@@ -1,3 +1,5 @@
+// Checks the contents of a step's record: objects, uses, intervals, bytes; also during offload.
+
 #include "pinion/hooks/plan/step_recorder.h"
 
 #include <ATen/core/Tensor.h>
@@ -57,21 +59,21 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-constexpr int64_t kTensorBytes = 64 * kKiB;  // fills a copy of its own
+constexpr int64_t kTensorBytes = 64 * kKiB;  // large enough for a copy of its own
 
 at::Tensor UseSaved(const at::Tensor& grad, const UnpackSaved& unpack) {
   for (const at::Tensor& saved : unpack()) at::mul(saved, 2);
   return grad;
 }
 
-// Lets go of what was saved, and takes three times as much for a moment.
+// Frees the saved tensor, and then allocates three times its bytes for a moment.
 at::Tensor TakeMore(const at::Tensor& grad, const UnpackSaved& unpack) {
   unpack();
   at::ones({3 * kTensorBytes / 4}, grad.options());
   return grad;
 }
 
-// User code, which reads its input.
+// A custom function, which reads its input.
 struct OwnFormula : torch::autograd::Function<OwnFormula> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x) {
     context->save_for_backward({x});
@@ -85,7 +87,7 @@ struct OwnFormula : torch::autograd::Function<OwnFormula> {
 
 class StepRecorderTest : public ::testing::Test {
  protected:
-  // A window that holds one of the tensors.
+  // The copy window holds one tensor.
   explicit StepRecorderTest(const EmulatedOptions& machine = MachineOptions())
       : world_(machine, SmallWindows(kTensorBytes)) {}
 
@@ -104,7 +106,7 @@ class StepRecorderTest : public ::testing::Test {
 
   at::Tensor Ones() { return at::ones({1}, at::TensorOptions(world_.device())); }
   at::Tensor activation(int64_t bytes = kTensorBytes) { return Activation(carrier_, {bytes / 4}); }
-  // A chain of nodes that save a tensor each.
+  // Returns a chain of nodes that save one tensor each.
   at::Tensor Chain(int nodes) {
     at::Tensor y = carrier_;
     for (int i = 0; i < nodes; ++i) y = Probe(y, {activation()}, UseSaved);
@@ -126,7 +128,7 @@ class StepRecorderOnTwoDevices : public StepRecorderTest {
   }
 };
 
-// Every copy is stuck for 10 ms of virtual time.
+// Every copy stalls for 10 ms of virtual time.
 class StepRecorderWithSlowCopies : public StepRecorderTest {
  protected:
   StepRecorderWithSlowCopies() : StepRecorderTest(SlowCopies(/*stall_ms=*/10)) {}
@@ -181,7 +183,7 @@ TEST_F(StepRecorderTest, AForwardSavesInOrderAndItsBackwardReadsInReverse) {
     EXPECT_FALSE(object.recompute_us.has_value());
   }
   EXPECT_FALSE(step.timed_by_host);
-  // Each stretch before a save makes a tensor, and each behind a read computes with it.
+  // Each interval before a save makes a tensor, and each interval after a read computes with it.
   for (const size_t i : {0, 1, 2, 4, 5, 6}) EXPECT_GT(step.stretches[i].compute_us, 0) << i;
 }
 
@@ -320,7 +322,7 @@ TEST_F(StepRecorderTest, TheProgramHoldsAnObjectUntilItLetsGoOfIt) {
 }
 
 TEST_F(StepRecorderTest, WhatAPackerHoldsIsNotHeldByTheProgram) {
-  // Of three tensors the window holds one: the others are evicted, of which the program has one.
+  // The window holds one of three tensors; the program references one of the two evicted ones.
   const std::shared_ptr<OffloadSession>& session = world_.session();
   at::Tensor y, held;
   {
@@ -353,7 +355,7 @@ TEST_F(StepRecorderTest, WhatTakesThePlaceOfAnObjectThatIsAwayTakesRoomBesideOne
       y = Probe(y, {held}, UseSaved);
       for (int i = 0; i < 3; ++i) y = Probe(y, {activation()}, UseSaved);
       at::Tensor between = at::ones({kTensorBytes / 4}, at::TensorOptions(world_.device()));
-      held.reset();  // if it is away, its memory goes before the next one is made
+      held.reset();  // an offloaded tensor is freed before the next is made
       const at::Tensor made = activation();
       between.reset();
       y = Probe(y, {made}, UseSaved);
@@ -383,7 +385,7 @@ TEST_F(StepRecorderTest, WhatIsLetGoOfBehindTheStretchsPeakIsHeldUntilThen) {
       for (int i = 0; i < 3; ++i) y = Probe(y, {activation()}, UseSaved);
       take_and_give_back(3);
       take_and_give_back(1);
-      held.clear();  // if they are away, so much has gone twice before
+      held.clear();  // if offloaded, as many bytes were freed twice before
       y = Probe(y, {activation()}, UseSaved);
     }
     y.backward();
@@ -400,8 +402,7 @@ TEST_F(StepRecorderTest, WhatIsLetGoOfBehindTheStretchsPeakIsHeldUntilThen) {
   EXPECT_EQ(some_leave.stretches[5].transient_bytes, all_stay.stretches[5].transient_bytes);
 }
 
-// Two saved tensors, of which the program lets go one after the other: another one in between, and
-// much in the end.
+// The program releases two saved tensors, with an allocation in between and a large one at the end.
 TEST_F(StepRecorderTest, WhatGoesWithoutBeingNeededEndsNobodysHold) {
   const auto record = [this](const std::shared_ptr<OffloadSession>& session) {
     const auto make = [this](int tensors) {
@@ -432,7 +433,7 @@ TEST_F(StepRecorderTest, WhatGoesWithoutBeingNeededEndsNobodysHold) {
   EXPECT_EQ(some_leave.stretches[5].transient_bytes, all_stay.stretches[5].transient_bytes);
 }
 
-// Packs copies in host memory, which nobody keeps on the device.
+// Packs copies in host memory, of which none is kept on the device.
 class AwayPacker final : public SavedTensorPacker {
  public:
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
@@ -462,7 +463,7 @@ TEST_F(StepRecorderTest, ACopyThatItsReaderLetsGoOfCountsAsLongAsItIsNeeded) {
     y.backward();
     return Finish();
   };
-  record(nullptr);  // which makes a gradient
+  record(nullptr);  // makes the gradient
   const StepRecord stays = record(nullptr);
   const StepRecord leaves = record(std::make_shared<AwayPacker>());
   EXPECT_GE(stays.stretches[2].transient_bytes, uint64_t{3 * kTensorBytes});
@@ -483,14 +484,14 @@ TEST_F(StepRecorderTest, WhatAReaderWasGivenGoesWithItsHandleAsWhatHasStayedDoes
     return Finish();
   };
   OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
-  options.memory_target_bytes = 1;  // all leaves
+  options.memory_target_bytes = 1;  // offloads everything
   const auto session = OffloadSession::Create(options, world_.backend()).value();
   const StepRecord stays = record(nullptr);
   const StepRecord leaves = record(session);
   EXPECT_GT(session->GetStats().fetched_bytes, 0u);
   ASSERT_THAT(leaves.uses, ElementsAre(0, 1, 2, 3, 3, 2, 1, 0));
   EXPECT_GE(stays.stretches[8].transient_bytes, uint64_t{3 * kTensorBytes});
-  // The first of the steps makes a gradient.
+  // The first step also makes a gradient.
   EXPECT_NEAR(leaves.stretches[8].peak_other_bytes(), stays.stretches[8].peak_other_bytes(),
               AllocationBytes(sizeof(float)));
 }
@@ -506,8 +507,8 @@ TEST_F(StepRecorderTest, AnotherVersionIsAnotherObject) {
   EXPECT_THAT(Finish().uses, ElementsAre(0, 1));
 }
 
-// Whoever packs keeps apart what does not lie in each other, however little is missing; on the
-// device each takes a multiple of what an allocator gives.
+// Packers treat a part as another object if any byte of it is outside the first part. On the device
+// each part counts in multiples of the allocation size.
 TEST_F(StepRecorderTest, PartsThatOverlapAreObjectsEachAndCountAsAllocations) {
   constexpr int64_t kPartBytes = 1200;
   const at::Tensor whole = activation(16 << 10);
@@ -547,7 +548,7 @@ TEST_F(StepRecorderTest, WhatSomebodyElseHoldsFreesNothing) {
     kept = activation();
     y = Probe(carrier_, {input}, UseSaved);
     y = Probe(y, {kept}, UseSaved);
-    // A dropout's mask is a leaf as an input is, and nobody holds it.
+    // A dropout's mask is a leaf like an input, but nothing references it.
     const at::Tensor dropped = std::get<0>(at::native_dropout(activation(), 0.5, true));
     y = at::add(y, dropped.sum());
   }
@@ -556,7 +557,7 @@ TEST_F(StepRecorderTest, WhatSomebodyElseHoldsFreesNothing) {
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes, kTensorBytes, kTensorBytes / 4));
   EXPECT_THAT(Frees(step), ElementsAre(false, false, true));
   EXPECT_EQ(step.stretches.back().other_bytes, world_.device_bytes());
-  // They are among the other bytes from the first use on.
+  // Externally referenced tensors are other bytes from the first use on.
   for (const StepStretch& stretch : step.stretches) {
     EXPECT_GE(stretch.other_bytes, static_cast<uint64_t>(2 * kTensorBytes));
   }
@@ -592,8 +593,7 @@ TEST_F(StepRecorderTest, OtherBytesAreAllThatIsLiveBesideObjects) {
   const uint64_t outputs = world_.device_bytes() - before - 2 * kTensorBytes;
   y.backward();
   const StepRecord step = Finish();
-  // One probe's output is live when the second tensor is saved and from then on; what backward
-  // makes beside it is as small.
+  // The first probe's output is live from the second save on; backward makes small tensors only.
   EXPECT_EQ(step.stretches[0].other_bytes, before);
   EXPECT_EQ(step.stretches[1].other_bytes, before + outputs);
   EXPECT_NEAR(step.stretches[2].other_bytes, before + outputs, 2 * kKiB);
@@ -660,7 +660,7 @@ TEST_F(StepRecorderTest, WhatIsMadeBeforeSomethingGoesAndSavedAfterwardsIsAnObje
   const StepRecord step = Finish();
   ASSERT_THAT(step.uses, ElementsAre(0, 1, 1));
   ASSERT_THAT(Frees(step), ElementsAre(true, true));
-  // What it is made of.
+  // The tensors from which the object is made.
   EXPECT_NEAR(step.stretches[1].transient_bytes, 2 * kTensorBytes, 2 * kKiB);
 }
 
@@ -698,8 +698,7 @@ TEST_F(StepRecorderTest, WhatAnOperatorHasLetGoOfBeforeTheStretchsPeakDoesNotAdd
   y.backward();
   const StepRecord step = Finish();
   ASSERT_THAT(step.uses, ElementsAre(0, 0));
-  // The node that has read the tensor makes one as large, and both have gone when the next node
-  // takes three.
+  // The reader makes a tensor of the same size; both are freed when the next node allocates three.
   EXPECT_NEAR(step.stretches[2].released_bytes, kTensorBytes, 2 * kKiB);
   EXPECT_NEAR(step.stretches[2].peak_other_bytes() + kTensorBytes, before + 3 * kTensorBytes,
               2 * kKiB);
@@ -757,7 +756,7 @@ TEST_F(StepRecorderTest, WithoutAnObserverWhatWasThereAtAStretchsBeginAndHasGone
   }
   torch::autograd::profiler::disableProfiler();
   const StepRecord step = Finish();
-  // In all of the stretch one of the two counts for the object that it makes.
+  // During the whole interval, one of the two is charged to the object that it makes.
   EXPECT_NEAR(step.stretches[1].transient_bytes, kTensorBytes, 2 * kKiB);
 }
 
@@ -777,7 +776,7 @@ TEST_F(StepRecorderTest, ComputeIsTheDevicesTime) {
   at::Tensor y;
   {
     const RecordScope record(recorder_);
-    // Long operators: the host is far ahead of the device, which never idles.
+    // Long operators, so that the host runs ahead and the device never idles.
     y = Probe(carrier_, {at::mul(x, 2)}, UseSaved);
     for (int i = 0; i < 100; ++i) at::mul(x, 2);
     y = Probe(y, {at::mul(x, 2)}, UseSaved);
@@ -805,7 +804,7 @@ TEST_F(StepRecorderTest, BesideASessionTheRecordIsThatOfTheStepWithoutOne) {
     y.reset();
     return Finish();
   };
-  run(false);  // the gradients are there from now on
+  run(false);  // creates the gradients
   const StepRecord plain = run(false);
   const StepRecord beside = run(true);
   const OffloadStats stats = world_.QuietStats();
@@ -857,7 +856,7 @@ TEST_F(StepRecorderTest, NestedScopesAreRecordedAsOne) {
   EXPECT_EQ(recorded.offloaded, 3u);
   EXPECT_GT(recorded.evicted_bytes, 0u);
   EXPECT_GT(recorded.fetched_bytes, 0u);
-  // As without a recorder.
+  // Without a recorder, nested scopes offload the same.
   save().backward();
   const OffloadStats both = world_.QuietStats();
   EXPECT_EQ(both.offloaded, 2 * recorded.offloaded);
@@ -897,7 +896,7 @@ TEST_F(StepRecorderWithSlowCopies, WaitsForCopiesAreNoCompute) {
   }
   y.backward();
   y.reset();
-  ASSERT_THAT(world_.Synchronize(), IsOk());  // CUDA's waits do not move virtual time
+  ASSERT_THAT(world_.Synchronize(), IsOk());  // CUDA's waits do not advance virtual time
   const StepRecord step = Finish();
   EXPECT_GT(world_.machine().now_ms() - before_ms, 100);
   EXPECT_LT(step.compute_us(), 10e3);
@@ -905,7 +904,7 @@ TEST_F(StepRecorderWithSlowCopies, WaitsForCopiesAreNoCompute) {
 }
 
 TEST_F(StepRecorderWithSlowCopies, WaitsAtTheEndOfABackwardAreNoCompute) {
-  // Nothing is evicted: backward finds all on the device, and lets go of it behind the copies out.
+  // Nothing is evicted: backward finds all tensors resident and frees them after the D2H copies.
   const std::shared_ptr<OffloadSession> session = world_.NewSession(SmallWindows(kMiB));
   const at::Tensor x = activation();
   const double before_ms = world_.machine().now_ms();
@@ -917,7 +916,7 @@ TEST_F(StepRecorderWithSlowCopies, WaitsAtTheEndOfABackwardAreNoCompute) {
   }
   y.backward();
   y.reset();
-  ASSERT_THAT(world_.Synchronize(), IsOk());  // CUDA's waits do not move virtual time
+  ASSERT_THAT(world_.Synchronize(), IsOk());  // CUDA's waits do not advance virtual time
   const StepRecord step = Finish();
   EXPECT_GT(world_.machine().now_ms() - before_ms, 15) << "the tensors share copies";
   EXPECT_LT(step.compute_us(), 10e3);
@@ -936,7 +935,7 @@ TEST_F(StepRecorderTest, NothingWaitsForTheDeviceBeforeTheEnd) {
     at::Tensor y = Chain(6);
     y.backward();
   };
-  run();  // autograd's workers start
+  run();  // starts autograd's workers
   uint64_t before = waits();
   run();
   const uint64_t plain = waits() - before;
@@ -987,7 +986,7 @@ TEST_F(StepRecorderTest, AGraphThatIsKeptIsReadAgain) {
   y.backward({}, /*retain_graph=*/true);
   const StepRecord step = Finish();
   EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0, 1, 0));
-  // The graph still holds them, and nobody else.
+  // Only the graph references them.
   EXPECT_THAT(Frees(step), ElementsAre(true, true));
 }
 
@@ -1101,8 +1100,7 @@ TEST_F(StepRecorderTest, WhatABackwardSavesIsNotRecorded) {
     torch::autograd::grad({y}, {carrier_}, {}, /*retain_graph=*/true, /*create_graph=*/true);
   }
   const StepRecord step = Finish();
-  // Of x and its square, which are saved and read; the graph of the gradient saves x again, and the
-  // gradients.
+  // x and its square are saved and read. The gradient's graph saves x again, and the gradients.
   EXPECT_THAT(step.objects, SizeIs(2));
   EXPECT_THAT(step.uses, SizeIs(8));
 }

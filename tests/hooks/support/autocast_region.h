@@ -1,4 +1,4 @@
-// Computing under autocast to bfloat16, as Python's torch.autocast does it.
+// Enables autocast to bfloat16 for its lifetime, like Python's torch.autocast.
 
 #ifndef PINION_TESTS_HOOKS_SUPPORT_AUTOCAST_REGION_H_
 #define PINION_TESTS_HOOKS_SUPPORT_AUTOCAST_REGION_H_

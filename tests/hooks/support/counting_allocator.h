@@ -1,9 +1,8 @@
-// LibTorch's allocator of a type of devices, which counts what is expensive on CUDA.
+// Replaces LibTorch's allocator of a device type for its lifetime, and counts the calls that are
+// expensive on CUDA.
 //
 //   CountingAllocator allocator(world.device().type());
-//   allocator.is_full = true;     // from now on it gives its cache back before each allocation
-//
-// Stands in for the type's own allocator while it lives.
+//   allocator.is_full = true;     // empties its cache before each allocation from here on
 
 #ifndef PINION_TESTS_HOOKS_SUPPORT_COUNTING_ALLOCATOR_H_
 #define PINION_TESTS_HOOKS_SUPPORT_COUNTING_ALLOCATOR_H_

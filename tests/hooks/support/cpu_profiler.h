@@ -1,4 +1,4 @@
-// LibTorch's profiler with memory, on the calling thread, until StopCpuProfiler.
+// Runs LibTorch's profiler with memory on the calling thread, until StopCpuProfiler.
 
 #ifndef PINION_TESTS_HOOKS_SUPPORT_CPU_PROFILER_H_
 #define PINION_TESTS_HOOKS_SUPPORT_CPU_PROFILER_H_

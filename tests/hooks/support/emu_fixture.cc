@@ -45,7 +45,7 @@ const char* NameOf(EffectSchedule schedule) {
   return "?";
 }
 
-// What cudaHostAlloc's segments are a multiple of.
+// cudaHostAlloc rounds segments to this.
 constexpr uint64_t kCudaGranularityBytes = 2 * kMiB;
 
 std::string TestDevice() {
@@ -53,15 +53,15 @@ std::string TestDevice() {
   return given == nullptr ? "emu" : given;
 }
 
-// Ends the test, which then counts as skipped.
+// Ends the test as skipped.
 [[noreturn]] void Skip(const std::string& reason) {
   [&reason] { GTEST_SKIP() << reason; }();
-  // GoogleTest takes it for an end that has been reported.
+  // GoogleTest treats this exception as an already reported end.
   throw ::testing::AssertionException(
       ::testing::TestPartResult(::testing::TestPartResult::kSkip, nullptr, -1, reason.c_str()));
 }
 
-// The value among `choices` that the environment variable names; the first if there is none.
+// Returns the choice that the environment variable names, or the first if it is unset.
 template <typename Value>
 Value FromEnvironment(const char* variable,
                       const std::vector<std::pair<std::string, Value>>& choices) {
@@ -145,7 +145,7 @@ bool Soon(const std::function<bool()>& condition) {
 
 DeviceBackend OwnBackend(std::function<absl::StatusOr<std::shared_ptr<Device>>(int)> device) {
   if (TestsRunOnGpu()) Skip("has a backend of its own on the emulated accelerator");
-  // It lives as long as a tier does that was made for it, so that no other has its address.
+  // The tier keeps `system` alive, so that no other backend gets its address.
   const auto system = std::make_shared<char>();
   const auto open = [device = std::move(device), system](int index) { return device(index); };
   return {"emu", open, system.get()};
@@ -153,9 +153,8 @@ DeviceBackend OwnBackend(std::function<absl::StatusOr<std::shared_ptr<Device>>(i
 
 namespace {
 
-// What calls the fake runtime. Nobody calls it who holds none of these: a reference goes after its
-// owner's last call. (Sessions would be too early: the last reference to one may go in a worker
-// of autograd, whose destructors then still run.)
+// Callers of the fake runtime; without any, it is not called. Sessions would be too early: a worker
+// of autograd may drop the last reference to one, and its destructors then still call.
 class CallersOfFakeCuda {
  public:
   std::shared_ptr<Device> NewDevice(int index) {

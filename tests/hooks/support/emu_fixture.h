@@ -1,5 +1,5 @@
-// Devices that LibTorch computes on, with an offload session on them: an emulated machine that
-// LibTorch knows as "emu", or what the environment names.
+// Provides devices with an offload session: an emulated machine, registered with LibTorch as "emu",
+// or the devices that the environment selects.
 //
 //   EmuWorld world;
 //   const TestNet net(world.device(), at::kFloat);
@@ -9,11 +9,10 @@
 //   emu          the default
 //   fake_cuda    LibTorch computes on emu; the session copies through device/cuda, over a fake CUDA
 //                runtime on the same machine
-//   cuda:0       a GPU. A test that asks for the machine is about the emulated accelerator alone
-//                (its virtual time, its race detector, its faults): it skips and says so
+//   cuda:0       a GPU. Tests that need the machine (virtual time, race detector, faults) are
+//                skipped with a message
 //
-// A machine takes the place of the one before, so tensors must be gone when the next is made: keep
-// what is compared on the CPU.
+// A new machine replaces the last one, whose tensors must be destroyed: keep results on the CPU.
 
 #ifndef PINION_TESTS_HOOKS_SUPPORT_EMU_FIXTURE_H_
 #define PINION_TESTS_HOOKS_SUPPORT_EMU_FIXTURE_H_
@@ -39,61 +38,60 @@
 
 namespace pinion::testing {
 
-// A small machine; races are fatal. The environment decides about the order of effects:
+// Returns a small machine on which races are fatal. The environment sets the order of effects:
 // PINION_TEST_SCHEDULE is early, late (the default) or random, PINION_TEST_REUSE is immediate (the
-// default) or quarantine, PINION_TEST_SEED is a number. A failure prints what they were.
+// default) or quarantine, PINION_TEST_SEED is a number. Failures print the values.
 EmulatedOptions MachineOptions();
-// The same, where each copy is stuck for so long that nothing is known to be done while a test
-// saves and reads.
+// Returns a machine whose copies stall so long that none completes while a test saves and reads.
 EmulatedOptions SlowCopies(double stall_ms = 10);
-// For a test that is about one of them.
+// Returns a machine with a fixed schedule, for tests about it.
 EmulatedOptions MachineOptions(EffectSchedule schedule, ReuseMode reuse = ReuseMode::kImmediate,
                                uint64_t seed = 1);
 
-// Windows of `window_bytes`, small enough for the test net to overflow them, a link that nobody
-// measures, small segments of host memory, and all of the host's RAM, however much others use.
+// Returns options for the test net: windows of `window_bytes`, which it overflows, an assumed link
+// and small host segments. Other programs' use of the host's RAM does not matter.
 OffloadOptions SmallWindows(uint64_t window_bytes = 16 << 10);
-// The same with a memory target and the windows that come with it.
+// Returns the same with a memory target and automatic windows.
 OffloadOptions WithTarget(uint64_t target_bytes);
-// Of the tier that both have.
+// Returns the tier's part of these options.
 HostTierOptions SmallTier();
 
-// "schedule kRandom, reuse kImmediate, seed 7": for SCOPED_TRACE.
+// Returns "schedule kRandom, reuse kImmediate, seed 7", for SCOPED_TRACE.
 std::string Describe(const EmulatedOptions& options);
 
 class EmuWorld {
  public:
   explicit EmuWorld(const EmulatedOptions& machine = MachineOptions(),
                     const OffloadOptions& offload = SmallWindows());
-  // Waits until autograd's workers have let go of what the test has.
+  // Waits until autograd's workers have released the test's objects.
   ~EmuWorld();
 
-  // Ends the test as skipped where there is no emulated machine. In the test's own thread only.
+  // Skips the test if there is no emulated machine. Call it on the test's own thread.
   EmulatedMachine& machine();
-  // How the session reaches its devices.
+  // The backend of the session's devices.
   const DeviceBackend& backend() const;
   const std::shared_ptr<OffloadSession>& session() { return session_; }
   std::shared_ptr<OffloadSession> NewSession(const OffloadOptions& offload);
-  // The session goes when the graphs that use it do.
+  // Drops the fixture's reference; graphs keep the session alive while they use it.
   void DropSession() { session_.reset(); }
 
-  // Ends the test as skipped where there are fewer GPUs.
+  // Skips the test if there are fewer GPUs.
   c10::Device device(int index = 0) const;
   c10::Stream NewStream(int index = 0) const;
 
   absl::Status Synchronize(int index = 0);
-  // In use, and the most since ResetPeak.
+  // Return the bytes in use, and the peak since ResetPeak.
   uint64_t device_bytes(int index = 0);
   uint64_t peak_device_bytes(int index = 0);
   void ResetPeak(int index = 0);
 
-  // After waiting for autograd's workers to let go of their last references, and for all copies.
+  // Waits for autograd's workers and for all copies, and returns the statistics.
   OffloadStats QuietStats();
-  // What should be left after every graph is gone: no handle, nothing in flight, no host block.
+  // Expects no handles, pending copies or host blocks, which all end with the graphs.
   void ExpectNothingLeft();
 
  private:
-  // Where the devices are, and how the session reaches them.
+  // The devices, and the session's way to reach them.
   struct Place;
   static std::unique_ptr<Place> Open(const EmulatedOptions& options);
 
@@ -102,16 +100,15 @@ class EmuWorld {
   std::shared_ptr<OffloadSession> session_;
 };
 
-// Whether PINION_TEST_DEVICE names one.
+// Returns whether PINION_TEST_DEVICE names a GPU.
 bool TestsRunOnGpu();
 
-// True once `condition` is, within ten seconds: for what autograd's worker threads let go of a
-// moment after backward() has returned.
+// Waits up to ten seconds for `condition`, for example until autograd's workers release references
+// shortly after backward() has returned. Returns whether it came true.
 bool Soon(const std::function<bool()>& condition);
 
-// A backend of the test's own, whose sessions share a tier with nobody: workers of autograd may
-// still hold the tier of a test before. Of the emulated accelerator: ends the test as skipped on a
-// GPU.
+// Returns a backend whose sessions share no tier: autograd's workers may still hold the tier of an
+// earlier test. Skips the test on a GPU.
 DeviceBackend OwnBackend(std::function<absl::StatusOr<std::shared_ptr<Device>>(int)> device);
 
 }  // namespace pinion::testing

@@ -1,4 +1,4 @@
-// What LibTorch's errors say.
+// Returns the messages of LibTorch's errors.
 //
 //   EXPECT_THAT(ErrorOf([&] { Target::Of(at::ones({2})); }), HasSubstr("one integer"));
 

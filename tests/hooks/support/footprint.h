@@ -1,5 +1,5 @@
-// What a process has between two steps, when everything that was submitted is done: for tests that
-// nothing grows.
+// Measures a process's resources between steps, after all submitted work, for tests that nothing
+// grows.
 //
 //   const Footprint before = FootprintOf(world);
 //   ... a thousand steps ...
@@ -28,9 +28,9 @@ struct Footprint {
   uint64_t handles = 0;
   uint64_t device_bytes = 0;
   uint64_t pinned_bytes = 0;
-  uint64_t host_bytes = 0;  // of them, in blocks that somebody holds
+  uint64_t host_bytes = 0;  // the part in allocated blocks
   uint64_t threads = 0;
-  uint64_t streams = 0;  // that were ever made, and events: they are used again, not made again
+  uint64_t streams = 0;  // streams and events count all ever created; they are reused
   uint64_t events = 0;
   uint64_t heap_bytes = 0;
 };
@@ -51,9 +51,8 @@ inline Footprint FootprintOf(EmuWorld& world) {
   return footprint;
 }
 
-// Bytes by which the heap grows in one of four equal parts of `steps` steps, where it grows least.
-// What each step forgets is in every part. A table that doubles, and blocks that a thread caches
-// (glibc counts them as in use), are in one or two.
+// Returns the heap growth in bytes of the quarter of `steps` that grows least. A leak per step
+// shows in every quarter; growing tables and glibc's per-thread caches show in one or two.
 template <typename Step>
 int64_t LeastHeapGrowth(EmuWorld& world, int steps, const Step& step) {
   constexpr int kParts = 4;

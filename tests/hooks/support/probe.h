@@ -1,4 +1,4 @@
-// An autograd node whose saved tensors and backward are the test's own.
+// Makes an autograd node whose saved tensors and backward the test defines.
 //
 //   at::Tensor y = Probe(carrier, {t.transpose(0, 1)}, [&](const at::Tensor& grad,
 //                                                           const UnpackSaved& unpack) {
@@ -21,21 +21,20 @@ namespace pinion::testing {
 using UnpackSaved = std::function<std::vector<at::Tensor>()>;
 using ProbeBackward = std::function<at::Tensor(const at::Tensor& grad, const UnpackSaved& unpack)>;
 
-// A copy of `carrier`, which requires a gradient, made by a node that saves `saved`; or the tensor
-// that `compute` returns, which runs below autograd, as the kernel of an operator that saves
-// `saved`.
+// Returns a copy of `carrier`, which requires a gradient, made by a node that saves `saved`. With
+// `compute`, returns its result instead; it runs below autograd, like an operator's kernel.
 at::Tensor Probe(const at::Tensor& carrier, const std::vector<at::Tensor>& saved,
                  ProbeBackward backward, const std::function<at::Tensor()>& compute = nullptr);
 
-// A Probe that keeps what it unpacks: (*seen)[i] is saved[i] once backward has run.
+// Returns a Probe that keeps what it unpacks: (*seen)[i] is saved[i] after backward.
 at::Tensor Observe(const at::Tensor& carrier, const std::vector<at::Tensor>& saved,
                    std::vector<at::Tensor>* seen);
 
-// A float tensor on the carrier's device with a history (as an activation has), filled from
-// `first` on: first, first + 1, ... modulo 251.
+// Returns a float tensor with a history, like an activation, on the carrier's device. Its values
+// are first, first + 1, ... modulo 251.
 at::Tensor Activation(const at::Tensor& carrier, at::IntArrayRef sizes, int first = 0);
 
-// What Activation(..., sizes, first) holds, on the CPU.
+// Returns the values of Activation(..., sizes, first) on the CPU.
 at::Tensor ActivationValues(at::IntArrayRef sizes, int first = 0);
 
 }  // namespace pinion::testing

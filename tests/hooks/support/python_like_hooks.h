@@ -1,5 +1,5 @@
-// Python's saved-tensor hooks without Python: an engine that answers as Python's does, and the
-// context manager torch.autograd.graph.saved_tensors_hooks.
+// Imitates Python's saved-tensor hooks without Python: an engine that answers like Python's, and
+// the context manager torch.autograd.graph.saved_tensors_hooks.
 //
 //   const PythonLikeEngineScope python;
 //   {
@@ -24,7 +24,7 @@
 
 namespace pinion::testing {
 
-// Answers with hooks of its own while LibTorch's stack has some.
+// An engine that provides its own hooks while LibTorch's stack has some.
 class PythonLikeEngine : public torch::autograd::Engine {
  public:
   ~PythonLikeEngine() override { stop(); }
@@ -65,7 +65,7 @@ class PythonLikeEngine : public torch::autograd::Engine {
   };
 };
 
-// While it lives, that is the process's engine.
+// Makes this the process's engine for its lifetime.
 class [[nodiscard]] PythonLikeEngineScope {
  public:
   [[nodiscard]] PythonLikeEngineScope() {
@@ -85,7 +85,7 @@ class [[nodiscard]] PythonLikeEngineScope {
   int packed() const { return PythonLikeEngine::Get().packed; }
 };
 
-// As the context manager.
+// Acts like the context manager.
 class PythonHooks {
  public:
   PythonHooks() {

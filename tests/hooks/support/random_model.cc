@@ -30,10 +30,10 @@ using Layer = RandomModel::Layer;
 
 constexpr int64_t kMaxRows = 40;
 constexpr int kMaxForwards = 2;
-constexpr size_t kSteps = 6;  // of a run
-// Of each layer: what does not need them all leaves them without a gradient.
+constexpr size_t kSteps = 6;  // per run
+// Layers that need fewer leave the others without a gradient.
 constexpr size_t kParametersPerLayer = 2;
-// Nothing grows or vanishes on its way through some ten layers.
+// Keeps values stable through some ten layers.
 constexpr double kScale = 0.12;
 constexpr double kLearningRate = 0.01;
 
@@ -95,7 +95,7 @@ RandomModel RandomModel::Draw(uint64_t seed) {
   for (size_t i = 0; i < kSteps; ++i) {
     model.order.push_back(i < model.steps.size() ? i : draws.Below(model.steps.size()));
   }
-  Draws checkpoints(~seed);  // of their own: the models are those that they are without
+  Draws checkpoints(~seed);  // a separate generator, so that checkpoints do not change the model
   for (Block& block : model.blocks) block.checkpoints = static_cast<int>(checkpoints.Below(3));
   return model;
 }
@@ -163,7 +163,7 @@ at::Tensor RandomNet::Loss(const RandomModel::Step& step, int forward) const {
     parameters += kParametersPerLayer * (block.branch.has_value() ? 2 : 1);
     if (block.skip.has_value()) x = at::add(x, outputs[*block.skip]);
     outputs.push_back(x);
-    // What no later block adds is let go of here, as a program does whose variables go.
+    // Drops outputs that no later block adds, like a program whose variables go out of scope.
     for (size_t output = 0; output <= i; ++output) {
       if (!IsAddedBehind(model_, output, i)) outputs[output].reset();
     }

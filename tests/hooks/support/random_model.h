@@ -1,12 +1,12 @@
-// Models that nobody has thought of, small enough to run hundreds of them with values: blocks of
-// any kind one after the other, with skips between any two, and steps of several kinds, which take
-// other branches, have other shapes, several forwards in flight, or graphs that are kept.
+// Draws random models, small enough to run hundreds of them with real values. A model is a sequence
+// of blocks with skips between any two. Its steps are of several kinds, which differ in branches,
+// shapes, forwards in flight, and retained graphs.
 //
 //   const RandomModel model = RandomModel::Draw(seed);
 //   RandomNet net(model, world.device());
 //   for (const size_t kind : model.order) net.Step(model.steps[kind], session);
 //
-// Equal seeds give equal models, parameters and inputs, whatever the device.
+// Equal seeds give equal models, parameters and inputs on every device.
 
 #ifndef PINION_TESTS_HOOKS_SUPPORT_RANDOM_MODEL_H_
 #define PINION_TESTS_HOOKS_SUPPORT_RANDOM_MODEL_H_
@@ -34,17 +34,17 @@ struct RandomModel {
 
   struct Block {
     Layer layer = Layer::kRelu;
-    std::optional<Layer> branch;  // behind it, in steps that take it
+    std::optional<Layer> branch;  // runs after the block in steps that take it
     std::optional<size_t> skip;   // the block whose output is added
-    int checkpoints = 0;  // around its layers, one within the other, where they are asked for
+    int checkpoints = 0;          // checkpoints nested around its layers, if requested
   };
-  // What a step does, out of several kinds that take turns.
+  // One kind of step.
   struct Step {
     int64_t rows = 0;
     std::vector<bool> takes_branch;  // by block
     int forwards = 1;                // in flight at once
-    int backwards = 1;               // of each forward: all but the last keep the graph
-    bool newest_first = false;       // the order of the backwards
+    int backwards = 1;               // per forward; all but the last retain the graph
+    bool newest_first = false;       // order of the backwards
 
     std::string ToString() const;
   };
@@ -53,7 +53,7 @@ struct RandomModel {
   int64_t channels = 0;
   std::vector<Block> blocks;
   std::vector<Step> steps;
-  std::vector<size_t> order;  // of a run: places in `steps`; each comes at least once
+  std::vector<size_t> order;  // indices into `steps`; each occurs at least once
 
   static RandomModel Draw(uint64_t seed);
 };
@@ -62,12 +62,11 @@ class RandomNet {
  public:
   RandomNet(const RandomModel& model, c10::Device device);
 
-  // A step of training, with its forwards in scopes of `session` unless that is null: what it
-  // leaves, with the sum of its losses. The parameters learn from it.
+  // Runs a training step, with forwards in scopes of `session` unless it is null, and updates the
+  // parameters. Returns the gradients and the sum of losses.
   Gradients Step(const RandomModel::Step& step, const std::shared_ptr<OffloadSession>& session);
 
-  // Runs a block's layers as `checkpointing` does it, once for each checkpoint around them. By
-  // default they run as they are.
+  // Runs a block's layers through `checkpointing`, once per checkpoint; by default plainly.
   using Layers = std::function<at::Tensor(at::Tensor x)>;
   using Checkpointing = std::function<at::Tensor(const Layers& layers, at::Tensor x)>;
   void set_checkpointing(Checkpointing checkpointing) { checkpointing_ = std::move(checkpointing); }

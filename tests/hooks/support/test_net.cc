@@ -26,7 +26,7 @@ namespace {
 
 constexpr uint64_t kSeed = 20261121;
 
-// What torch.testing.assert_close takes for equal in float32.
+// The float32 tolerance of torch.testing.assert_close.
 constexpr double kRelativeOfGpu = 1.3e-6;
 constexpr double kAbsoluteOfGpu = 1e-5;
 

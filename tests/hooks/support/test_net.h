@@ -1,5 +1,4 @@
-// A small transformer made of ATen's functions, and one training step of it, with and without
-// offload.
+// A small transformer of ATen functions, and one training step of it, with and without offload.
 //
 //   const TestNet net(device, at::kFloat);
 //   const Gradients plain = TrainStep(net, nullptr);
@@ -28,15 +27,15 @@ struct NetShape {
   int64_t heads = 2;
   int64_t classes = 8;
   double dropout = 0.1;
-  uint64_t seed = 1;  // of the parameters and the input
+  uint64_t seed = 1;  // of parameters and input
 };
 
 class TestNet {
  public:
-  // Equal shapes give equal parameters, input and targets, whatever the device.
+  // Equal shapes give equal parameters, input and targets on every device.
   TestNet(c10::Device device, c10::ScalarType dtype, const NetShape& shape = {});
 
-  // Draws dropout masks from the device's generator.
+  // Returns the loss; dropout draws from the device's generator.
   at::Tensor Loss() const;
 
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
@@ -50,25 +49,24 @@ class TestNet {
   at::Tensor targets_;
 };
 
-// On the CPU.
+// A step's results, on the CPU.
 struct Gradients {
   at::Tensor loss;
   std::vector<at::Tensor> parameters;
 };
 
-// Forward (in a scope of `session`, unless it is null), backward, and the gradients that it left,
-// which are taken away. The seed of all generators is reset first.
+// Resets all generators, runs forward (in a scope unless `session` is null) and backward.
 Gradients TrainStep(const TestNet& net, const std::shared_ptr<OffloadSession>& session);
 
-// The gradients that are there now, which are taken away.
+// Returns the net's gradients and resets them.
 Gradients TakeGradients(const TestNet& net, const at::Tensor& loss);
 
 void SeedGenerators();
 
-// Bit by bit.
+// Compares bits.
 bool SameBytes(const at::Tensor& a, const at::Tensor& b);
-// What a device has computed, and the same of the CPU: bit by bit on the emulated device, which has
-// the CPU's arithmetic; on a GPU as torch.testing.assert_close takes float32 for equal.
+// Compares a device's result with the CPU's: bits on the emulated device,
+// torch.testing.assert_close's float32 tolerance on a GPU.
 bool AsOnCpu(const at::Tensor& computed, const at::Tensor& on_cpu);
 bool SameGradients(const Gradients& a, const Gradients& b);
 void ExpectSameGradients(const Gradients& expected, const Gradients& actual);

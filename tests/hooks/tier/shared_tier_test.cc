@@ -1,4 +1,4 @@
-// A session and pin_memory() on one pool of pinned memory, and one engine per device.
+// Checks that a session and pin_memory() share one pool and one engine per device.
 
 #include <ATen/ops/rand.h>
 
@@ -33,7 +33,7 @@ OffloadOptions SameOptions() {
 
 class SharedTierTest : public TorchHostAllocatorFixture {
  protected:
-  // Forward saves one tensor of kSavedBytes, which leaves.
+  // Saves one tensor of kSavedBytes in forward, which is offloaded.
   static at::Tensor Forward(const std::shared_ptr<OffloadSession>& session) {
     const at::Tensor x =
         at::rand({kSavedBytes / 4}, at::TensorOptions().device(c10::Device(kEmu, 0)))

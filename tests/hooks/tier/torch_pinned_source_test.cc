@@ -1,5 +1,5 @@
-// Which device a process pins through, and what is counted of it. What it pins is tested with the
-// host allocator.
+// Checks through which device a process pins memory, and the statistics of it. The host allocator's
+// tests check the pinned blocks.
 
 #include "pinion/hooks/tier/torch_pinned_source.h"
 
@@ -54,7 +54,7 @@ TEST(TorchPinnedSource, TheCurrentDevicePinsIfItIsInUse) {
   EXPECT_EQ(DeviceWith({0, 2}, 0), 0);
 }
 
-// A loader's thread has device 0 as its current one, whatever the rank's own is.
+// A data loader's thread has device 0 as its current device on every rank.
 TEST(TorchPinnedSource, NoContextIsOpenedOnTheCurrentDeviceWhereAnotherIsInUse) {
   EXPECT_EQ(DeviceWith({3}, 0), 3);
   EXPECT_EQ(DeviceWith({1, 2}, 3), 1);
@@ -64,7 +64,7 @@ TEST(TorchPinnedSource, TheCurrentDevicePinsWhereNoneIsInUseYet) {
   EXPECT_EQ(DeviceWith({}, 2), 2);
 }
 
-// The devices of a machine that has become "emu".
+// The devices of a machine registered as "emu".
 DeviceBackend Registered(int device_count = 1) {
   EmulatedOptions options;
   options.device_count = device_count;
@@ -133,7 +133,7 @@ TEST(TorchPinnedSource, ResetsForgetWhatWasAndKeepWhatIs) {
   EXPECT_THAT(source->Free(kept), IsOk());
 }
 
-// Frees, and says that it could not.
+// Frees memory but reports a failure.
 class FailingSource final : public HostMemorySource {
  public:
   explicit FailingSource(std::shared_ptr<HostMemorySource> source) : source_(std::move(source)) {}
@@ -176,7 +176,7 @@ TEST(TorchPinnedSource, WhatCouldNotBeUnpinnedIsNotCountedAsFreed) {
   EXPECT_EQ(stats.host_free_time.count, 0);
 }
 
-// The system refuses to lock what it allocates.
+// A source whose memory the system refuses to lock.
 class UnlockedSource final : public SourceAdaptor {
  public:
   using SourceAdaptor::SourceAdaptor;
@@ -221,7 +221,7 @@ TEST(TorchPinnedSource, ItIsPinnedUntilAnyDeviceHasGivenMemoryThatIsNotLocked) {
   }
 }
 
-// Takes its time.
+// A source that takes time.
 class SlowSource final : public HostMemorySource {
  public:
   explicit SlowSource(std::shared_ptr<HostMemorySource> source) : source_(std::move(source)) {}

@@ -1,4 +1,4 @@
-// Devices whose memory is the host's, as those of GB10 and Jetson: what leaves frees nothing.
+// Checks devices that share the host's memory (GB10, Jetson), where offloading frees nothing.
 
 #include "pinion/hooks/tier/torch_tier.h"
 
