@@ -15,7 +15,7 @@ namespace {
 
 using Fails = absl::FunctionRef<bool(const Program&)>;
 
-// True, and takes the candidate, where that fails as well.
+// Takes the candidate and returns true if it fails as well.
 bool Take(Program& program, const Program& candidate, Fails fails) {
   if (candidate == program || !fails(candidate)) return false;
   program = candidate;
@@ -41,7 +41,7 @@ bool RemoveOps(Program& program, Fails fails) {
   return any;
 }
 
-// To the simplest value, or else one that is nearer to it.
+// Resets settings to the simplest value, or to one nearer to it.
 bool SetBack(Program& program, Fails fails) {
   bool any = false;
   for (const Setting& setting : Settings()) {
@@ -88,7 +88,7 @@ std::string DescribeMinimal(const Program& program, const Verdict& verdict) {
   constexpr size_t kSameBeginning = 24;  // of the message of an error
   Verdict minimal_verdict = verdict;
   const Program minimal = Minimise(program, [&](const Program& candidate) {
-    // At the least memory there may be another reason than above it.
+    // A failure at the least memory may have another reason than one above it.
     if (candidate.target_percent != program.target_percent) return false;
     Verdict found = RunProgram(candidate);
     if (found.kind != verdict.kind) return false;

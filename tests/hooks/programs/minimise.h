@@ -1,4 +1,4 @@
-// Makes a failing Program as small as it gets while it fails in the same way.
+// Reduces a failing Program to a minimal one that fails in the same way.
 
 #ifndef PINION_TESTS_HOOKS_PROGRAMS_MINIMISE_H_
 #define PINION_TESTS_HOOKS_PROGRAMS_MINIMISE_H_
@@ -11,11 +11,10 @@
 
 namespace pinion::testing {
 
-// Removes operators and sets settings back, one at a time, until no such step leaves a program that
-// `fails`, which `program` does.
+// Removes operators and resets settings while `program`, which must fail, still `fails`.
 Program Minimise(Program program, absl::FunctionRef<bool(const Program&)> fails);
 
-// The minimal program that fails as `program` does, line by line, and the command that runs it.
+// Returns the minimal program that fails like `program`, line by line, and the command to run it.
 std::string DescribeMinimal(const Program& program, const Verdict& verdict);
 
 }  // namespace pinion::testing

@@ -125,7 +125,7 @@ class Draws {
   std::mt19937_64 random_;
 };
 
-// What programs do besides, each seldom, and most of all where weights are streamed.
+// Draws rare idioms, which are most frequent with streamed weights.
 void DrawIdioms(Draws& draws, Program& program) {
   const bool streams = program.streams_weights != 0;
   const auto one_in = [&](int n) { return draws.OneIn(streams ? n : 3 * n); };
@@ -155,7 +155,7 @@ void DrawIdioms(Draws& draws, Program& program) {
                           std::none_of(program.ops.begin(), program.ops.end(),
                                        [](const Op& op) { return IsCheckpoint(op.kind); });
   if (saves_once && !streams) program.swaps_weights = draws.OneIn(4);
-  // A plan that was made for another kind of backward seldom shows.
+  // A plan made for another kind of backward seldom causes a difference.
   const bool may_alternate = program.target == 2 && program.create_graph == 0 && !streams;
   if (may_alternate && draws.OneIn(4)) program.create_graph = 2;
 }

@@ -76,7 +76,7 @@ struct Op {
   bool operator==(const Op&) const = default;
 };
 
-// 0 means no, or none, unless a comment says otherwise. Defaults are the simplest values.
+// 0 means no or none; comments name other meanings. Defaults are the simplest values.
 struct Program {
   std::vector<Op> ops;
 

@@ -246,8 +246,7 @@ Tensor ProgramNet::Apply(const Op& op, const Tensor& a, const Tensor& b) {
     case OpKind::kInPlaceView: {
       const Tensor y = a + b;
       Tensor half = y.narrow(1, 0, width / 2);
-      // LibTorch cannot differentiate again what saves its output where that is a view that is
-      // gone.
+      // LibTorch cannot differentiate a saved output twice if it was a view that is destroyed.
       if (program_.create_graph != 0) {
         half.sin_();
       } else {

@@ -18,15 +18,15 @@ using Registers = std::array<at::Tensor, kRegisters>;
 
 class ProgramNet {
  public:
-  // On the CPU. Without `checkpoints` their segments run as they are.
+  // Builds on the CPU. Without `checkpoints`, segments run as plain operators.
   ProgramNet(const Program& program, bool checkpoints);
 
   // The parameters.
   torch::nn::ParameterList& module() { return parameters_; }
-  // Moves everything to the device but the parameters, for which `module` is there.
+  // Moves everything but the parameters to the device; module() moves those.
   void MoveBuffers(at::Device device);
 
-  // Leaves the last registers in `results`, if it is given.
+  // Returns the loss; stores the last registers in `results` unless it is null.
   at::Tensor Loss(const at::Tensor& input, bool odd_step, Registers* results);
 
  private:

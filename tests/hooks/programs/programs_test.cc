@@ -38,37 +38,36 @@ TEST_P(RandomPrograms, HaveTheBitsOfTheSameOnesWithoutOffloadWithinTheirTargets)
   }
 }
 
-// Programs that have exceeded their targets, each for a reason of its own.
+// Programs that once exceeded their targets, each for another reason.
 constexpr const char* kOnceTooLarge[] = {
-    // Of what a checkpoint reads the reader lets go before its peak.
+    // A checkpoint's reader frees what it read before its peak.
     "steps 2; input_requires_grad 1; session 1; scope_has_module 1; target 2; target_percent 83; "
     "r1 = in_place(r0, r0, 0); r0 = whole_checkpoint(r0, r0, 1); "
     "r1 = whole_checkpoint(r0, r0, 0); r0 = transposed(r0, r3, 0)",
     "steps 2; rows 20; session 1; target 2; target_percent 100; r0 = linear(r0, r0, 0); "
     "r2 = mul(r0, r0, 0); r0 = whole_checkpoint(r0, r0, 6); r2 = custom(r0, r0, 0); "
     "r0 = rrelu(r3, r0, 0)",
-    // A saved output that was lent kept its node.
+    // An aliased saved output kept its node alive.
     "steps 2; rows 16; session 1; target 2; r0 = linear(r0, r0, 0); r1 = custom(r0, r0, 0); "
     "r3 = mask(r0, r0, 0); r0 = in_place_view(r0, r0, 0); r0 = in_place_view(r0, r1, 0)",
-    // What stays of a view is its whole storage.
+    // A resident view keeps its whole storage.
     "steps 2; session 1; target 2; r0 = layer_norm(r0, r0, 0); r0 = broadcast(r0, r0, 0)",
     // The first micro-batch makes gradients, the second one adds to them.
     "steps 2; rows 28; micro_batches 2; optimizer 1; normalises_input 1; session 1; target 2; "
     "r3 = layer_norm(r0, r0, 0); r0 = mul(r3, r3, 0); r2 = add(r0, r0, 0)",
-    // What nobody reads.
+    // A saved tensor that no backward reads.
     "steps 2; rows 48; micro_batches 2; optimizer 1; input_requires_grad 1; session 1; target 2; "
     "r2 = group_norm(r0, r0, 0); r0 = whole_checkpoint(r0, r0, 0); r2 = sin(r0, r0, 0)",
-    // The program lets go of what is needed, and then of what is not.
+    // The program frees a tensor that is needed, and then one that is not.
     "steps 2; rows 28; forwards 2; input_requires_grad 1; session 1; min_bytes 2048; target 2; "
     "r1 = add(r0, r0, 0); r0 = reshape(r0, r0, 0); r2 = detach(r0, r0, 0); "
     "r0 = linear(r1, r0, 0); r1 = softmax(r0, r0, 0); r2 = dropout(r0, r0, 0); "
     "r0 = custom(r0, r0, 0)",
-    // In its second step the first micro-batch makes gradients again, and momentum takes the room
-    // that they had.
+    // In step 2 the first micro-batch creates gradients, whose former memory momentum uses.
     "steps 2; rows 16; micro_batches 2; optimizer 1; session 1; target 2; "
     "r0 = group_norm(r0, r0, 0); r2 = rrelu(r0, r0, 0); r0 = checkpoint(r0, r0, 3); "
     "r0 = custom(r0, r0, 5); r1 = cast(r0, r0, 0)",
-    // What is to leave for the target frees nothing, so that others have to.
+    // Offloading a planned tensor frees nothing, so others must be offloaded.
     "steps 2; rows 48; micro_batches 2; forwards 2; backwards 2; optimizer 1; session 1; target 2; "
     "r0 = gelu(r0, r0, 0); r0 = layer_norm(r0, r0, 0); r0 = transposed(r0, r0, 0)",
     // A part of a storage is saved before the rest.
@@ -81,13 +80,13 @@ constexpr const char* kOnceTooLarge[] = {
     // The second step leaves an operator out.
     "steps 2; rows 32; forwards 2; odd_steps_skip 4; session 1; target 2; r0 = gelu(r0, r0, 0); "
     "r3 = slice(r0, r0, 0); r0 = conv(r3, r0, 0); r0 = softmax(r1, r0, 0)",
-    // What a segment reads shares a copy, and is copied once more to memory of its own.
+    // A segment's input shares a copy, and is copied again to memory of its own.
     "steps 2; rows 16; micro_batches 2; input_requires_grad 1; session 1; target 2; "
     "r0 = in_place_view(r0, r0, 0); r3 = add(r0, r0, 0); r0 = checkpoint(r0, r0, 7); "
     "r3 = gelu(r2, r0, 0); r0 = mask(r0, r0, 0); r0 = transposed(r0, r0, 0); "
     "r0 = custom(r0, r0, 0); r0 = in_place_view(r0, r0, 0); r0 = planned_checkpoint(r0, r0, 0); "
     "r0 = cast(r1, r0, 0); r0 = mask(r0, r0, 0); r0 = linear(r0, r0, 0)",
-    // A weight that is used twice in a forward, and one that stays behind its last use.
+    // A weight used twice in a forward, and one that stays after its last use.
     "streams_weights 1; target 2; r1 = linear(r0, r0, 0)",
     "micro_batches 2; streams_weights 1; target 2; r1 = conv(r0, r0, 0)",
     // An operator that uses two layers' weights.
@@ -104,7 +103,7 @@ constexpr const char* kOnceTooLarge[] = {
     "r3 = slice(r0, r0, 0); r1 = reshape(r0, r0, 0); r0 = broadcast(r3, r0, 0); "
     "r0 = checkpoint(r0, r0, 2); r0 = where(r0, r0, 0); r0 = transposed(r0, r1, 0); "
     "r0 = reshape(r0, r3, 0); r0 = custom(r0, r0, 0)",
-    // The graph that a second derivative makes keeps what a checkpoint has read.
+    // The graph of a second derivative keeps what a checkpoint has read.
     "steps 2; rows 32; create_graph 1; session 1; target 2; r2 = cast(r0, r0, 0); "
     "r3 = linear(r2, r0, 0); r0 = whole_checkpoint(r0, r0, 0); r0 = layer_norm(r3, r0, 0)",
     "steps 2; rows 28; backwards 2; create_graph 1; session 1; target 2; target_percent 89; "

@@ -58,7 +58,7 @@ class QuietLog {
   const LogSink outer_;
 };
 
-// The first line. What the device's memory is held by is in the next ones.
+// Returns the first line; later lines list the owners of device memory.
 std::string MessageOf(const std::exception& error) {
   const auto* const torch_error = dynamic_cast<const c10::Error*>(&error);
   const std::string text =
@@ -170,7 +170,7 @@ Verdict Compare(const Run& plain, const Run& offloaded) {
 uint64_t MostBeyond(const Program& program, uint64_t target_bytes) {
   uint64_t bytes = 0;
   if (program.odd_steps_skip != 0) bytes += std::max(target_bytes / 12, 16 * kKiB);
-  // A matrix gets its first gradient, beside what is added to it; a hook has one on the device.
+  // A matrix's first gradient and the one added to it; or a hook's gradient on the device.
   const bool has_new_hooks = program.streams_weights != 0 && program.late_hooks > 1;
   const auto width = static_cast<uint64_t>(program.width);
   if (program.thaws != 0 || has_new_hooks) bytes += 2 * width * width * sizeof(float);

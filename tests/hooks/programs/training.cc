@@ -58,14 +58,14 @@ void StayAheadOfWorkers() {
   for (int i = 0; i < kMoreThanABackwardMakes; ++i) at::sequence_number::get_and_increment();
 }
 
-// Those that are defined.
+// Adds the mean squares of the defined gradients.
 void AddSquares(Tensor& sum, const std::vector<Tensor>& gradients) {
   for (const Tensor& gradient : gradients) {
     if (gradient.defined()) sum = sum + gradient.square().mean();
   }
 }
 
-// Of a gradient, once it is summed.
+// Halves an accumulated gradient.
 struct Halve final : torch::autograd::PostAccumulateGradHook {
   void operator()(const Tensor& parameter) override {
     const at::NoGradGuard no_grad;
@@ -187,7 +187,7 @@ void Training::MicroBatch(int micro) {
     Backward(forward.loss);
     Keep("loss", 0, forward.loss);
     if (forward.input.grad().defined()) Keep("gradient of the input", 0, forward.input.grad());
-    forward.input.mutable_grad() = Tensor();  // whose graph may hold the input
+    forward.input.mutable_grad() = Tensor();  // its graph may hold the input
     forward = {};
   }
 }
@@ -219,13 +219,13 @@ std::unique_ptr<OffloadScope> Training::NewScope() {
   return std::make_unique<OffloadScope>(session, module);
 }
 
-// Zero, by way of temporary memory, of which nothing is saved.
+// Returns zero, using temporary memory and saving nothing.
 Tensor Training::NothingOfMuch(int64_t rows) const {
   const at::NoGradGuard no_grad;
   return (at::ones({rows, 4 * program_.width}, device_).exp() * 0).sum();
 }
 
-// What is saved of them itself has other bytes from here on.
+// Tensors saved without a copy have other bytes from here on.
 void Training::SwapWeights() const {
   const at::NoGradGuard no_grad;
   for (const Tensor& parameter : net_->module()->parameters()) parameter.set_data(parameter * 0.75);

@@ -1,4 +1,4 @@
-// Trains a Program's net, with offload or without, and keeps what comes of it.
+// Trains a Program's net, with or without offload, and returns its results.
 
 #ifndef PINION_TESTS_HOOKS_PROGRAMS_TRAINING_H_
 #define PINION_TESTS_HOOKS_PROGRAMS_TRAINING_H_
@@ -40,8 +40,7 @@ class Training {
   // "step 1, backward": what it is at.
   std::string place() const;
 
-  // Throws what the program throws, and std::logic_error where the library lets pass what it should
-  // not.
+  // Rethrows the program's exceptions. Throws std::logic_error if the library accepts an error.
   std::vector<Result> Train();
 
  private:
