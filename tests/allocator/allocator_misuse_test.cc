@@ -79,7 +79,7 @@ TEST_F(AllocatorMisuseTest, AReserveThatHasNoRoomIsRefusedAndTakesNothing) {
   EXPECT_EQ(allocator_->GetStats().watermark_refusals, 2u);
 }
 
-// What there is counts: only what is missing must have room.
+// Segments that are already pinned count: only the missing bytes must fit the limit.
 TEST_F(AllocatorMisuseTest, AReserveUpToTheLimitIsServed) {
   options_.max_locked_bytes = 8 * kMiB;
   Make();
@@ -176,7 +176,7 @@ TEST(LogSinkMisuseTest, ASinkThatIsNullIsStandardError) {
   EXPECT_THAT(text, HasSubstr("to nobody"));
 }
 
-// Says that all is well, and gives nothing.
+// Reports success without memory.
 class NullSource final : public HostMemorySource {
  public:
   std::string name() const override { return "null"; }
@@ -188,7 +188,7 @@ class NullSource final : public HostMemorySource {
   absl::Status Free(const HostSegment&) override { return absl::OkStatus(); }
 };
 
-// Without the fixture, whose files a process that dies would leave behind.
+// Does without the fixture: a child that dies would leave the fixture's files behind.
 TEST(PinnedAllocatorMisuseDeathTest, ASourceThatReturnsNullDataIsNamedWithTheRemedy) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto allocator =

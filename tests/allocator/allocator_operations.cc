@@ -41,20 +41,20 @@ namespace {
 constexpr size_t kHeaderBytes = 3;
 constexpr size_t kOperationBytes = 3;
 constexpr int kTimelines = 3;
-// That a list goes around, beside the one that it begins on.
+// Worker threads that a list runs on, besides the thread that called Run.
 constexpr int kWorkers = 3;
-// At each end of a block, so that a list of large blocks is as fast as one of small ones.
+// Only the ends of a block are stamped, so that large blocks are as quick to check as small ones.
 constexpr uint64_t kStampBytes = 16;
-// A block that is far larger than its list's others.
+// An operand that requests a block far larger than the list's other blocks.
 constexpr uint8_t kHugeOperand = 200;
 constexpr int kHugeLog2 = 18;
 
 absl::Status Wrong(const std::string& what) { return absl::InternalError(what); }
 
-// What the lists share: the allocator, where its memory comes from, and the host.
+// State that all lists share: the allocator, its source and the host.
 class World {
  public:
-  // With one list, `alone`, the model knows what the allocator must answer.
+  // With a single list (`alone`) the model can predict what the allocator must answer.
   World(OperationList header, bool alone) : alone_(alone) {
     header.resize(kHeaderBytes);
     const uint8_t choices = header[0];
@@ -91,12 +91,12 @@ class World {
     if (code == absl::StatusCode::kUnavailable) told_to_break_ = true;
   }
 
-  // Whether the allocator may refuse a request this way while blocks are held.
+  // Returns whether the allocator may refuse a request with `status` while blocks are held.
   bool MayRefuse(const absl::Status& status) const {
     return absl::IsResourceExhausted(status) || (told_to_break_ && absl::IsUnavailable(status));
   }
 
-  // Whether `size_bytes` must be served where nothing is held.
+  // Returns whether `size_bytes` must be served when no block is held.
   bool MustServe(uint64_t size_bytes) const {
     return alone_ && !host_full_ && source_->calls() >= calls_to_failure_ && size_bytes > 0 &&
            2 * size_bytes <= options_.max_locked_bytes;
@@ -109,7 +109,7 @@ class World {
   AllocatorOptions options_;
   bool blocks_outlive_allocator_ = false;
   int most_log2_ = 0;
-  Mutex mu_;  // FakeHost has one writer at a time
+  Mutex mu_;  // FakeHost allows one writer at a time
   FakeHost host_;
   std::shared_ptr<FakeSource> source_;
   std::atomic<bool> host_full_{false};
@@ -118,21 +118,21 @@ class World {
   std::shared_ptr<PinnedAllocator> allocator_;
 };
 
-// One list's blocks. What it writes to them, no other list may touch.
+// One list's blocks. Only this list may write to them.
 class Model {
  public:
   explicit Model(World* world) : world_(*world) {
     for (Timeline& timeline : timelines_) timeline.fence = std::make_shared<FakeTimeline>();
   }
 
-  // Who gets the blocks that this list hands on.
+  // Sets the list that receives the blocks this list hands over.
   void set_next(Model* next) { next_ = next; }
 
   const OperationsResult& result() const { return result_; }
 
   void Run(const OperationList& list);
 
-  // Those that others have handed to it as well.
+  // Releases all blocks, including those that other lists handed over.
   absl::Status ReleaseAll() {
     PINION_RETURN_IF_ERROR(TakeHandedOver());
     while (!live_.empty()) PINION_RETURN_IF_ERROR(LetGo(live_.size() - 1, {}));
@@ -141,13 +141,13 @@ class Model {
 
  private:
   struct Operation {
-    int below;  // of 256: how often it is drawn
+    int below;  // cumulative probability, of 256
     const char* name;
     absl::Status (Model::*run)(uint8_t a, uint8_t b);
   };
   static const Operation kOperations[];
 
-  // A ticket that does not keep its timeline, which goes once the allocator waits for it no more.
+  // Does not keep the timeline alive: the allocator drops a timeline once its tickets are done.
   struct Until {
     std::weak_ptr<FakeTimeline> fence;
     uint64_t value = 0;
@@ -158,7 +158,7 @@ class Model {
     }
   };
 
-  // Bytes that nobody else may have: a live block's, or those of one that waits for tickets.
+  // Bytes that no other block may overlap: a live block, or a released one with pending tickets.
   struct Held {
     uint64_t end = 0;
     bool live = false;
@@ -184,9 +184,9 @@ class Model {
 
   struct Timeline {
     std::shared_ptr<FakeTimeline> fence;
-    uint64_t last = 0;  // ticket
+    uint64_t last = 0;  // the last ticket that was issued
     uint64_t on_device = 0;
-    // Where held bytes begin that the device has yet to be done with, by ticket.
+    // Begin of each released block that the device still uses, by ticket.
     std::multimap<uint64_t, uint64_t> pending;
   };
 
@@ -213,11 +213,11 @@ class Model {
   static uint64_t NextOf(const Timeline& timeline, uint8_t b) {
     return timeline.on_device + ((timeline.last - timeline.on_device) * (b + 1) + 255) / 256;
   }
-  // What is left of the list, on this thread until it is to go on on another one.
+  // Runs operations on the current thread until the list ends or changes threads.
   void RunSome(const OperationList& list);
   absl::Status Admit(const PinnedBlock& block, uint64_t size_bytes);
   absl::Status TakeHandedOver();
-  // The bytes become this list's.
+  // Adds the bytes to this list's held bytes; fails if others hold them.
   absl::Status Hold(uint64_t begin, Held held);
   absl::Status LetGo(size_t index, const std::vector<FenceTicket>& tickets);
   absl::Status RunDevice(Timeline& timeline, uint64_t value);
@@ -225,9 +225,9 @@ class Model {
 
   World& world_;
   OperationsResult result_;
-  size_t at_ = kHeaderBytes;  // in the list
-  int thread_ = 0;            // that it is on; 0: the one that called Run
-  bool ends_ = false;         // the thread that it was on before
+  size_t at_ = kHeaderBytes;  // position in the list
+  int thread_ = 0;            // current worker; 0 is the thread that called Run
+  bool ends_ = false;         // whether the previous worker thread ends
   std::unique_ptr<Worker> workers_[kWorkers];
   Model* next_ = nullptr;
   Mutex mu_;
@@ -236,7 +236,7 @@ class Model {
   std::vector<Block> live_;
   std::map<uint64_t, Held> held_;  // by begin; disjoint
   std::unordered_set<uint64_t> ids_;
-  uint64_t requested_bytes_ = 0;  // of live, pinned blocks
+  uint64_t requested_bytes_ = 0;  // of live pinned blocks
 };
 
 const Model::Operation Model::kOperations[] = {
@@ -290,7 +290,7 @@ void Model::RunSome(const OperationList& list) {
   }
 }
 
-// Sizes spread over the doublings, those around a power of two drawn more often.
+// Sizes are spread over the doublings; sizes around a power of two are more frequent.
 uint64_t Model::Size(uint8_t a, uint8_t b) const {
   const int log2 = a == kHugeOperand ? kHugeLog2 : a % (world_.most_log2() + 1);
   const uint64_t size_bytes = (uint64_t{1} << log2) + ((uint64_t{b} << log2) >> 8);
@@ -355,8 +355,8 @@ absl::Status Model::Hold(uint64_t begin, Held held) {
   return absl::OkStatus();
 }
 
-// Alone, to another thread, and the one that is left may end. In company, to another list: with
-// some blocks, whose bytes are as they were when they arrive.
+// A single list moves to another thread, and the previous thread may end. One of several lists
+// hands some blocks to the next list, which checks their bytes on arrival.
 absl::Status Model::GoOver(uint8_t a, uint8_t b) {
   if (world_.alone()) {
     thread_ = a % (kWorkers + 1);
@@ -426,7 +426,7 @@ absl::Status Model::LetGo(size_t index, const std::vector<FenceTicket>& tickets)
   } else {
     ++result_.deferred_releases;
   }
-  if (tickets.empty()) return absl::OkStatus();  // by its destructor
+  if (tickets.empty()) return absl::OkStatus();  // released by the block's destructor
   std::move(block).ReleaseAfter(tickets);
   return absl::OkStatus();
 }
@@ -445,7 +445,7 @@ absl::Status Model::CheckStamps(uint64_t begin, const Held& held) const {
 }
 
 absl::Status Model::RunDevice(Timeline& timeline, uint64_t value) {
-  // Until then the device reads and writes these: whoever was given them has written to them.
+  // The device uses these blocks up to `value`. A changed stamp means that two blocks overlapped.
   const auto end = timeline.pending.upper_bound(value);
   for (auto pending = timeline.pending.begin(); pending != end; ++pending) {
     PINION_RETURN_IF_ERROR(CheckStamps(pending->second, held_.at(pending->second)));
@@ -557,7 +557,7 @@ OperationsResult RunOperations(const std::vector<OperationList>& lists) {
   if (!sum.failure.empty()) return sum;
   absl::Status end;
   if (world.blocks_outlive_allocator()) world.DropAllocator();
-  // At least what a list was handed when it had ended.
+  // Releases blocks that a list received after it had ended.
   for (Model& model : models) end.Update(model.ReleaseAll());
   if (!world.blocks_outlive_allocator()) {
     end.Update(world.allocator().Trim(0).status());

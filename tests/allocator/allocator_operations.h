@@ -1,19 +1,18 @@
-// Lists of operations on a PinnedAllocator, checked against a trivial model: who holds which bytes,
-// and which bytes nobody may have yet.
+// Runs lists of operations on a PinnedAllocator and checks it against a simple model of which bytes
+// are held and which bytes must not be reused yet.
 //
 //   const OperationsResult result = RunOperations({RandomOperations(seed, 20000)});
 //   ASSERT_EQ(result.failure, "") << "seed " << seed;
 //
-// A list is bytes, and all bytes are a list, so a fuzzer can make them up as well. The first three
-// choose the allocator's options; every three that follow are one operation: what, and two
-// operands.
+// A list is a string of bytes, and every string is a valid list, so a fuzzer can generate it. The
+// first three bytes choose the allocator's options. Each further three bytes are one operation and
+// its two operands.
 //
-// A list goes from thread to thread, one at a time, as it says itself: blocks are allocated on one
-// thread and released on another, threads end, and all of it happens again with the same bytes.
+// A single list moves between threads: blocks are released on other threads than they were
+// allocated on, and threads end meanwhile. The same bytes always give the same run.
 //
-// Several lists share one allocator, each on a thread of its own with a model of its own, and hand
-// live blocks to one another; what another thread does to a list's bytes is found by what the list
-// has written there.
+// Several lists share one allocator. Each runs on its own thread with its own model, and lists hand
+// live blocks to one another. Stamps in the blocks reveal bytes that another thread changed.
 
 #ifndef PINION_TESTS_ALLOCATOR_ALLOCATOR_OPERATIONS_H_
 #define PINION_TESTS_ALLOCATOR_ALLOCATOR_OPERATIONS_H_
@@ -26,20 +25,20 @@ namespace pinion::testing {
 
 using OperationList = std::vector<uint8_t>;
 
-// `count` operations on an allocator whose options are drawn as well.
+// Returns `count` random operations and random options.
 OperationList RandomOperations(uint64_t seed, uint64_t count);
 
 struct OperationsResult {
-  std::string failure;  // the first claim that did not hold; empty if all did
+  std::string failure;  // first failed check; empty if all passed
   uint64_t operations = 0;
-  uint64_t allocations = 0;        // that succeeded
-  uint64_t refusals = 0;           // that did not
-  uint64_t deferred_releases = 0;  // with a ticket that was not done
+  uint64_t allocations = 0;        // successful
+  uint64_t refusals = 0;           // failed
+  uint64_t deferred_releases = 0;  // with a pending ticket
   uint64_t reuses = 0;             // of bytes that had waited for a ticket
-  uint64_t crossings = 0;          // releases of blocks that were allocated on another thread
+  uint64_t crossings = 0;          // releases on another thread than the allocation
 };
 
-// From an empty allocator, made as the first list says, until nothing is locked any more.
+// Creates an allocator with the first list's options, runs `lists`, and releases everything.
 OperationsResult RunOperations(const std::vector<OperationList>& lists);
 
 }  // namespace pinion::testing

@@ -77,7 +77,7 @@ TEST(AllocatorStatsTest, EachBrokenInvariantIsNamed) {
 
 TEST(AllocatorStatsTest, TheTextSaysEverythingThatWasCounted) {
   AllocatorStats stats = Consistent();
-  stats.pageable_bytes = {};  // what there never was is left out
+  stats.pageable_bytes = {};  // unused counters are left out
   stats.failures = 11;
   stats.unpin_ms = 12;
   stats.max_unpin_ms = 13;

@@ -1,4 +1,4 @@
-// A library that uses an allocator of its own, and leaves nothing behind: see dlclose_test.
+// A library that uses an allocator and leaves nothing behind; dlclose_test loads it.
 
 #include <cstring>
 #include <memory>
@@ -44,7 +44,7 @@ int UseAll() {
 
 extern "C" int UseTheAllocator() { return pinion::UseAll(); }
 
-// Destroyed as the library goes.
+// Static objects are destroyed when the library is unloaded.
 extern "C" int UseGlobals() {
   static std::shared_ptr<pinion::PinnedAllocator> allocator;
   static pinion::PinnedBlock block;
@@ -54,7 +54,7 @@ extern "C" int UseGlobals() {
   return 0;
 }
 
-// What is kept for each thread is made by each thread, and goes with it.
+// Per-thread state is created by its thread and destroyed with it.
 extern "C" int UseTheAllocatorOnAnotherThread() {
   int result = -1;
   std::thread([&] { result = pinion::UseAll(); }).join();

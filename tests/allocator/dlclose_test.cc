@@ -1,5 +1,5 @@
-// A library that has Pinion inside is loaded, used and unloaded: nothing of it may stay, be called
-// later, or leak. (Leaks are AddressSanitizer's to find, as the test ends.)
+// Loads, uses and unloads a library that contains Pinion. Afterwards no mapping, handler or
+// callback of the library may remain. AddressSanitizer reports leaks at the end of the test.
 
 #include <cstdint>
 #include <fstream>
@@ -41,11 +41,11 @@ TEST(DlcloseTest, GlobalsOfALibraryGoWithIt) {
     EXPECT_FALSE(LoadedLibrary::IsLoaded(kLibrary)) << "something keeps it";
     if (round == 0) after_first = PagesMapped();
   }
-  // Half a segment of the default size.
+  // The margin is half a segment of the default size: one leaked segment fails the test.
   EXPECT_LT(PagesMapped(), after_first + (uint64_t{32} << 20) / 4096);
 }
 
-// Its handlers go with it.
+// A fork handler that stayed registered would call unmapped code.
 TEST(DlcloseTest, AProcessForksAfterTheLibraryHasGone) {
   {
     LoadedLibrary library(kLibrary);

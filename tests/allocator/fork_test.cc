@@ -1,5 +1,4 @@
-// What a child of fork() may do with the allocator and the blocks that it inherits: be refused, and
-// drop them.
+// A child of fork() may only drop inherited blocks and allocators; every other call is refused.
 
 #include <unistd.h>
 
@@ -76,7 +75,7 @@ TEST_F(ForkTest, EveryCallOfAChildIsRefusedWithARemedy) {
   const Allocator allocator = OverMappedMemory();
   const PinnedBlock block = allocator->Allocate(kMiB).value();
   ChildProcess child([&] {
-    // From what is cached, and from what is not.
+    // One size is cached and the other is not.
     EXPECT_THAT(allocator->Allocate(kKiB), IsRefused());
     EXPECT_THAT(allocator->Allocate(10 * kMiB), IsRefused());
     EXPECT_THAT(allocator->Reserve(10 * kMiB), IsRefused());
@@ -97,8 +96,7 @@ TEST_F(ForkTest, AChildMakesAnAllocatorOfItsOwn) {
   EXPECT_EQ(child.Wait(), 0);
 }
 
-// The memory is not mapped in the child: whoever looks at it, as a hardened build does when a block
-// comes back, dies.
+// The child has no mapping of the memory, and a write at release would crash it.
 TEST_F(ForkTest, AChildDropsWhatItInheritedWithoutTouchingIt) {
   Allocator allocator = OverMappedMemory();
   std::optional<PinnedBlock> block = allocator->Allocate(kMiB).value();
@@ -142,7 +140,7 @@ TEST_F(ForkTest, AChildGivesNothingBackToASourceThatKnowsNothingOfForks) {
   EXPECT_EQ(source->outstanding_bytes(), 0u);
 }
 
-// What is deferred may wait for a device that is the parent's.
+// The ticket may belong to a device that only the parent can use.
 TEST_F(ForkTest, AChildWaitsForNoTicket) {
   Allocator allocator = OverMappedMemory();
   const auto timeline = std::make_shared<FakeTimeline>();
@@ -200,7 +198,7 @@ TEST(ForkInTheMiddleTest, AChildLogsWhateverOthersDidWithTheLog) {
   SetLogSink(std::move(previous));
 }
 
-// The child has none of the threads that were inside the allocator, and all of their locks.
+// The child inherits the locks of threads that do not exist in it.
 TEST_F(ForkTest, ForksInTheMiddleOfOtherThreadsCallsHoldUpNobody) {
   if (kForkBesideThreadsMayHang) GTEST_SKIP() << kMayHang;
   const Allocator mapped = OverMappedMemory();
@@ -220,7 +218,7 @@ TEST_F(ForkTest, ForksInTheMiddleOfOtherThreadsCallsHoldUpNobody) {
       if (blocks.size() > 4) blocks.erase(blocks.begin() + static_cast<int>(random() % 4));
       if (random() % 4 == 0) {
         const MutexLock lock(mu);
-        std::swap(blocks, exchanged);  // to be released by the other one
+        std::swap(blocks, exchanged);  // the other thread releases them
       }
       if (random() % 16 == 0) {
         ASSERT_THAT(allocator.Trim(0), IsOk());
@@ -232,7 +230,7 @@ TEST_F(ForkTest, ForksInTheMiddleOfOtherThreadsCallsHoldUpNobody) {
   PinnedBlock live[2] = {mapped->Allocate(kMiB).value(), heap->Allocate(kMiB).value()};
   for (int round = 0; round < 60; ++round) {
     ChildProcess child([&] {
-      alarm(30);  // instead of a hang
+      alarm(30);  // turns a hang into a failure
       for (const Allocator& allocator : {mapped, heap}) {
         EXPECT_THAT(allocator->Allocate(kMiB), IsRefused());
         EXPECT_THAT(allocator->Reserve(kMiB), IsRefused());
@@ -246,7 +244,7 @@ TEST_F(ForkTest, ForksInTheMiddleOfOtherThreadsCallsHoldUpNobody) {
     EXPECT_EQ(outcome, 0) << "round " << round;
     if (outcome != 0) break;
   }
-  // The parent goes on.
+  // The forks must not have blocked the parent's threads either.
   const uint64_t before = calls;
   while (calls < before + 100 && !HasFailure()) absl::SleepFor(absl::Milliseconds(1));
   stop = true;

@@ -1,4 +1,4 @@
-// What every source of host memory promises, whatever it is made of.
+// The contract of HostMemorySource, checked for every implementation.
 
 #include <algorithm>
 #include <cstdint>
@@ -46,7 +46,7 @@ using Source = std::shared_ptr<HostMemorySource>;
 
 Source Mmap() { return MmapSource::Create().value(); }
 
-// Keeps its machine.
+// Keeps the emulated machine alive as long as its source.
 class EmulatedPinned final : public SourceAdaptor {
  public:
   explicit EmulatedPinned(std::shared_ptr<EmulatedMachine> machine)

@@ -1,4 +1,5 @@
-// What becomes of blocks where the C++ heap has no memory left for the allocator's books.
+// Behavior when the C++ heap has no memory for the allocator's bookkeeping: no block is lost and no
+// block is reused too early.
 
 #include <unistd.h>
 
@@ -31,7 +32,7 @@
 
 namespace {
 
-// Of this thread: how many allocations of the heap succeed before some fail; -1: none fails.
+// Heap allocations of this thread that succeed before one fails; -1 disables failures.
 thread_local int64_t heap_lasts = -1;
 thread_local bool only_one_fails = false;
 thread_local uint64_t heap_refusals = 0;
@@ -72,7 +73,7 @@ using ::pinion::testing::PinnedAllocatorFixture;
 using ::pinion::testing::Worker;
 using ::testing::AnyOf;
 
-// In its scope this thread's allocations from the heap fail after the first few: all, or one.
+// Makes this thread's heap allocations fail in its scope after the first `lasts`: one, or all.
 class FullHeap {
  public:
   enum class Fails { kAll, kOne };
@@ -86,7 +87,7 @@ class FullHeap {
   FullHeap& operator=(const FullHeap&) = delete;
 };
 
-// More than the slab can have batches for that other tests left.
+// More releases than the slab has cached batches left from other tests.
 constexpr int kMany = 4000;
 
 class OutOfMemoryTest : public PinnedAllocatorFixture {
@@ -120,7 +121,7 @@ TEST_F(OutOfMemoryTest, ABlockThatAnotherThreadReleasesComesBack) {
 
 TEST_F(OutOfMemoryTest, WhereATicketCannotBeNotedTheReleaseWaitsForIt) {
   std::vector<PinnedBlock> blocks = TakeMany(kMany);
-  timeline_->CompleteOnDevice(1);  // which only a wait finds out
+  timeline_->CompleteOnDevice(1);  // only a wait learns of it
   for (PinnedBlock& block : blocks) {
     const FenceTicket tickets[] = {timeline_->Ticket(1)};
     const FullHeap full;
@@ -167,7 +168,7 @@ TEST_F(OutOfMemoryTest, WhereOnlyTheFirstTicketCanBeNotedNothingIsNotedTwice) {
   EXPECT_GT(refused_after_the_first, 0);
 }
 
-// Says so at once, with or without memory.
+// Times out at once. The error message needs heap memory if `takes_memory` is set.
 class NeverDone final : public FenceTimeline {
  public:
   explicit NeverDone(bool takes_memory) : takes_memory_(takes_memory) {}
@@ -201,14 +202,14 @@ TEST_F(OutOfMemoryTest, WhereTheTicketIsNeverDoneTheBlockIsNeverUsedAgain) {
   }
 }
 
-// Releases of another thread wait in batches, nine of which are too many.
+// Another thread's releases arrive in batches. Nine waiting batches exceed the owner's limit.
 class BatchesOutOfMemoryTest : public OutOfMemoryTest {
  protected:
   static constexpr int kBatches = 9;
   static constexpr int kReleases = kBatches * 16;
 
   void SetUp() override {
-    TakeMany(2 * kReleases);  // so that there are records and slabs
+    TakeMany(2 * kReleases);  // creates the records and slabs in advance
     blocks_ = TakeMany(kReleases);
   }
   void ReleaseOnAnotherThread(int first, int count, uint64_t value) {
@@ -252,8 +253,8 @@ TEST_F(BatchesOutOfMemoryTest, WhatIsDoneServesThoughABatchBeforeItCannotBeNoted
   timeline_->CompleteVisibly(1);
 }
 
-// Allocates `large` blocks, and small ones, whose records, slabs and tickets take memory, while the
-// heap lasts; releases all. Returns whether it got through.
+// Allocates `large` large blocks and 60 small ones with tickets while the heap lasts, then releases
+// all. Returns whether every allocation succeeded.
 bool RunWithHeap(PinnedAllocator& allocator, const FenceTicket& ticket, int large, int64_t lasts) {
   const int count = large + 60;
   std::vector<PinnedBlock> blocks;
@@ -291,9 +292,9 @@ TEST_P(OutOfMemoryAtOnceTest, AnAllocationThatThrowsHasLostNothing) {
     timeline->CompleteVisibly(1);
     const uint64_t calls = source_->calls();
     {
-      const PinnedBlock all = Take(6 * kMiB - kSlack);  // in one piece
+      const PinnedBlock all = Take(6 * kMiB - kSlack);  // one free range
       EXPECT_EQ(source_->calls(), calls) << "after " << lasts << " allocations of the heap";
-      const PinnedBlock small = Take(256 - kSlack);  // of which nothing is left over
+      const PinnedBlock small = Take(256 - kSlack);  // needs a new segment
       EXPECT_EQ(source_->calls(), calls + 1) << "after " << lasts << " allocations of the heap";
     }
     ExpectAllIsFree();
@@ -301,15 +302,15 @@ TEST_P(OutOfMemoryAtOnceTest, AnAllocationThatThrowsHasLostNothing) {
   EXPECT_GT(lasts, 5);
 }
 
-// A chunk has 127 records: the last one of it is taken by a slab, or by the first block in that.
+// A chunk has 127 records. The values let a slab, or the first block in it, take the last record.
 INSTANTIATE_TEST_SUITE_P(Blocks, OutOfMemoryAtOnceTest, ::testing::Values(0, 124, 125, 126),
                          ::testing::PrintToStringParamName());
 
-// A growth in a process of its own, which may end, for each allocation of the heap that may be the
-// first to fail.
+// Runs one growth per child process. In each child another heap allocation is the first to fail,
+// and the process may abort.
 class GrowthOutOfMemoryTest : public OutOfMemoryTest {
  protected:
-  // `expect` looks at what Allocate has returned; nothing where it has thrown.
+  // `expect` gets whether Allocate served the request; false if it threw.
   void GrowInChildren(FullHeap::Fails fails, const std::function<void(bool served)>& expect) {
     constexpr int kGotThrough = 2;
     int outcome = 0;
@@ -347,8 +348,7 @@ TEST_F(GrowthOutOfMemoryTest, AGrowthHasLostNothingOrEndsTheProcess) {
   EXPECT_GT(ended_, 0);
 }
 
-// Of a host whose files could not be read for want of memory nobody may think that it has no
-// limits.
+// Limit files that cannot be read for lack of memory must not count as "no limit".
 TEST_F(GrowthOutOfMemoryTest, TheBudgetHolds) {
   host_.SetMeminfo(100 * kGiB, 5 * kGiB);
   host_.Write("proc/self/cgroup", "0::/pod\n");

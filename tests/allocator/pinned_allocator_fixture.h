@@ -1,8 +1,8 @@
-// What the tests of PinnedAllocator start from: an allocator of 4 MiB segments from a FakeSource,
-// on a FakeHost with RAM in plenty, and a timeline. Everything must have gone back at the end.
+// A PinnedAllocator with 4 MiB segments from a FakeSource, on a FakeHost with ample RAM, and a
+// timeline. The teardown expects that all memory was returned.
 //
 //   options_.max_locked_bytes = 8 * kMiB;
-//   Make();                               // with the options as they are now
+//   Make();                               // makes the allocator anew with the current options
 //   const PinnedBlock block = Take(kMiB - kSlack);
 
 #ifndef PINION_TESTS_ALLOCATOR_PINNED_ALLOCATOR_FIXTURE_H_
@@ -27,7 +27,7 @@
 
 namespace pinion::testing {
 
-// Leaves room for a red zone in hardened builds, so that block sizes are the same in all builds.
+// Bytes left for the red zone of hardened builds, so that all builds have the same block sizes.
 inline constexpr uint64_t kSlack = 128;
 
 class PinnedAllocatorFixture : public ::testing::Test {

@@ -1,4 +1,4 @@
-// How much is pinned when, and when it goes back.
+// How much the allocator pins at each growth, and when it unpins.
 
 #include <atomic>
 #include <barrier>
@@ -49,7 +49,7 @@ TEST_F(PinnedAllocatorGrowthTest, SmallRequestsShareASegmentWithLargeOnes) {
   EXPECT_EQ(source_->calls(), 1u);
 }
 
-// The first 4 KiB of a program pinned a whole segment: half a second, and 1 GiB that it never used.
+// A first segment of `segment_bytes` would pin 1 GiB, and take half a second, for the first 4 KiB.
 TEST_F(PinnedAllocatorGrowthTest, AJobOf200MebibytesLocks256) {
   options_.segment_bytes = kGiB;
   Make();
@@ -75,7 +75,7 @@ TEST_F(PinnedAllocatorGrowthTest, GrowthsDoubleWhatIsLockedUpToASegment) {
   EXPECT_THAT(locked_mib, ElementsAre(64, 128, 256, 512, 896, 1280));
 }
 
-// Segments that begin at multiples of 1 GiB are those that a registered source may join.
+// A source that registers memory can join only segments that begin at multiples of 1 GiB.
 TEST_F(PinnedAllocatorGrowthTest, OddSizesLeaveWhatIsLockedAPowerOfTwo) {
   if (config::kHardened) GTEST_SKIP() << "hardened builds fill gigabytes";
   options_.segment_bytes = kGiB;
@@ -90,7 +90,7 @@ TEST_F(PinnedAllocatorGrowthTest, OddSizesLeaveWhatIsLockedAPowerOfTwo) {
 
 class GrowthAfterAReservationTest : public PinnedAllocatorFixture {
  protected:
-  // What is locked once all that was reserved is in use, and a block more.
+  // Returns the locked bytes once the reservation is used up and one more block is allocated.
   uint64_t LockedBytesAfter(uint64_t reserved_bytes) {
     options_.segment_bytes = kGiB;
     Make();
@@ -101,7 +101,6 @@ class GrowthAfterAReservationTest : public PinnedAllocatorFixture {
   }
 };
 
-// It was 512 MiB.
 TEST_F(GrowthAfterAReservationTest, GoesToTheNextPowerOfTwoAndNotBeyond) {
   EXPECT_EQ(LockedBytesAfter(200 * kMiB), 256 * kMiB);
 }
@@ -118,7 +117,7 @@ TEST_F(PinnedAllocatorGrowthTest, AReservationOfLessThanASegmentIsPinnedByOneCal
   EXPECT_EQ(source_->calls(), 1u);
 }
 
-// Room for a first segment of 64 MiB is no room for the double of what is locked.
+// A growth is cut to the rest of the limit even if the rest is far below the locked bytes.
 TEST_F(PinnedAllocatorGrowthTest, ADoublingIsCutToWhatIsLeftOfTheLimit) {
   options_.segment_bytes = kGiB;
   options_.max_locked_bytes = 200 * kMiB;
@@ -129,7 +128,7 @@ TEST_F(PinnedAllocatorGrowthTest, ADoublingIsCutToWhatIsLeftOfTheLimit) {
   EXPECT_EQ(allocator_->GetStats().growth_retries, 0u);
 }
 
-// A run whose longest block grows would lock all that it ever was.
+// Without this, a run whose longest block grows would keep every earlier length locked.
 TEST_F(PinnedAllocatorGrowthTest, ALongSegmentThatIsFreeMakesWayForALongerOne) {
   if (config::kHardened) GTEST_SKIP() << "hardened builds fill gigabytes";
   Take(kGiB - kSlack);
@@ -173,8 +172,8 @@ TEST_F(PinnedAllocatorGrowthTest, RoomForAReservationIsNotTakenByEmptySlabs) {
   EXPECT_EQ(source_->calls(), 1u);
 }
 
-// An allocator called event creation, which called the allocator, and the lock was not recursive
-// (mlx#2232); another held its lock across cudaHostAlloc, and a whole node waited (TRT-LLM#17773).
+// Other allocators deadlocked here: creating an event called back into the allocator (mlx#2232), or
+// a lock was held across cudaHostAlloc (TRT-LLM#17773).
 TEST_F(PinnedAllocatorGrowthTest, TheSourceMayUseTheAllocatorThatCallsIt) {
   const PinnedBlock warm = Take(100);
   source_->on_allocate = [this] {
@@ -209,7 +208,7 @@ TEST_F(PinnedAllocatorGrowthTest, WhatIsReservedIsOnePieceWhereThatCanBeHad) {
   EXPECT_EQ(source_->calls(), 1u);
 }
 
-// Each growth gave the long segment back that the one before had added, for ever.
+// A growth must not unpin the long segment of an earlier growth, or each growth would do so.
 TEST_F(PinnedAllocatorGrowthTest, WhatIsReservedBesideALongSegmentAddsToIt) {
   EXPECT_THAT(allocator_->Reserve(10 * kMiB), IsOk());
   EXPECT_THAT(allocator_->Reserve(16 * kMiB), IsOk());
@@ -217,8 +216,8 @@ TEST_F(PinnedAllocatorGrowthTest, WhatIsReservedBesideALongSegmentAddsToIt) {
   EXPECT_EQ(source_->calls(), 2u);
 }
 
-// What a trim had taken out was neither free nor below the limit until the source had it back: an
-// allocation meanwhile was refused, though nothing was in use.
+// Memory that Trim is returning is neither free nor below the limit. An allocation in between must
+// wait: a refusal would be wrong, because no block is in use.
 TEST_F(PinnedAllocatorGrowthTest, WhoeverMissesDuringATrimWaitsForWhatItGivesBack) {
   options_.max_locked_bytes = 8 * kMiB;
   Make();
@@ -235,7 +234,7 @@ TEST_F(PinnedAllocatorGrowthTest, WhoeverMissesDuringATrimWaitsForWhatItGivesBac
       was_answered = true;
     });
     while (!asks) std::this_thread::yield();
-    // Long enough for a refusal; what waits is answered when this free is over.
+    // Long enough for a wrong refusal. A thread that waits is served after this callback.
     for (int ms = 0; ms < 100 && !was_answered; ++ms) absl::SleepFor(absl::Milliseconds(1));
   };
   EXPECT_THAT(allocator_->Trim(0), IsOkAndHolds(8 * kMiB));
@@ -246,8 +245,8 @@ TEST_F(PinnedAllocatorGrowthTest, WhoeverMissesDuringATrimWaitsForWhatItGivesBac
   source_->on_free = nullptr;
 }
 
-// As programs do whose callback lets go of all that is cached anywhere, or copies something. Each
-// waited for the other's growth.
+// A program's callback may trim every cache or allocate elsewhere. Two such allocators must not
+// wait for each other's growth.
 TEST_F(PinnedAllocatorGrowthTest, TwoAllocatorsThatGrowMayTrimEachOtherAndAllocateFromEachOther) {
   const auto other_source = std::make_shared<FakeSource>();
   const auto other = PinnedAllocator::Create(options_, other_source, host_.Probe()).value();
@@ -307,7 +306,7 @@ TEST_F(PinnedAllocatorGrowthTest, ASegmentThatCannotBeFreedIsCountedAsLeaked) {
   EXPECT_THAT(stats.CheckInvariants(), IsOk());
 }
 
-// A segment that the source did not take back may still be pinned.
+// The source failed to free the segment, so it may still be pinned.
 TEST_F(PinnedAllocatorGrowthTest, ASegmentThatCannotBeFreedCountsAgainstTheLimit) {
   options_.max_locked_bytes = 8 * kMiB;
   const auto source = std::make_shared<FakeSource>();
@@ -334,7 +333,7 @@ TEST_F(PinnedAllocatorGrowthTest, WhereASegmentIsLostTheNextOneFitsWhatIsLeftOfT
 }
 
 TEST_F(PinnedAllocatorGrowthTest, OncePeakDemandStoppedRisingNoStepPins) {
-  // Each step holds blocks of new sizes, half of them until copies are done, up to the same peak.
+  // Each step allocates new sizes up to the same peak. Half of the blocks wait for copies.
   constexpr uint64_t kPeakBytes = 2 * kMiB;
   options_.segment_bytes = 512 * kKiB;
   Make();
@@ -353,7 +352,7 @@ TEST_F(PinnedAllocatorGrowthTest, OncePeakDemandStoppedRisingNoStepPins) {
     for (PinnedBlock& block : blocks) {
       if (random() % 2 == 0) std::move(block).ReleaseAfter({timeline_->Ticket(ticket)});
     }
-    timeline_->CompleteVisibly(ticket);  // as when the engine polls at its next submission
+    timeline_->CompleteVisibly(ticket);  // as if the engine polled at its next submission
   };
   for (int i = 0; i < 50; ++i) step();
   const uint64_t pin_calls = allocator_->GetStats().pin_calls;

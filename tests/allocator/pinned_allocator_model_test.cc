@@ -1,5 +1,5 @@
-// Random operations against a trivial model; //tests/allocator:run_operations runs as many as one
-// likes, and allocator_fuzz looks for lists that this does not think of.
+// Random operations checked against a model. `//tests/allocator:run_operations` runs more of them;
+// allocator_fuzz searches for lists that random generation misses.
 
 #include <cstdint>
 #include <filesystem>
@@ -22,7 +22,7 @@ TEST(PinnedAllocatorModelTest, RandomOperationsAgreeWithTheModel) {
   for (uint64_t seed = 1; seed <= 16; ++seed) {
     const OperationsResult result = RunOperations({RandomOperations(seed, 10000)});
     ASSERT_EQ(result.failure, "") << "seed " << seed;
-    // Nothing that this is about has quietly stopped to happen.
+    // Guards against a generator that silently stops producing some operation.
     EXPECT_GT(result.allocations, 2000u) << "seed " << seed;
     EXPECT_GT(result.deferred_releases, 100u) << "seed " << seed;
     EXPECT_GT(result.reuses, 100u) << "seed " << seed;

@@ -1,4 +1,4 @@
-// What happens when a limit, the host or the source refuses to let the allocator grow.
+// Growth that a limit, the host's RAM or the source refuses.
 
 #include <unistd.h>
 
@@ -70,7 +70,7 @@ TEST_F(PinnedAllocatorRefusalTest, WhatTheSourceRefusedDoesNotCountAgainstTheLim
 }
 
 TEST_F(PinnedAllocatorRefusalTest, NearTheLimitASegmentIsNoLargerThanItsBlock) {
-  options_.max_locked_bytes = 5 * kMiB + 100;  // no multiple of the granularity
+  options_.max_locked_bytes = 5 * kMiB + 100;  // not a multiple of the granularity
   Make();
   const PinnedBlock block = Take(4 * kMiB - kSlack);
   const PinnedBlock second = Take(kMiB / 2);
@@ -91,19 +91,19 @@ TEST_F(PinnedAllocatorRefusalTest, CachedSegmentsMakeRoomUnderTheLimit) {
   EXPECT_EQ(stats.locked_bytes.current, 7 * kMiB);
 }
 
-// What is given back for nothing is pinned again by the next step, and so on.
+// Unpinning that does not help would make every step pin the same memory again.
 TEST_F(PinnedAllocatorRefusalTest, NothingGoesBackForAGrowthThatWouldStillBeRefused) {
   options_.max_locked_bytes = 8 * kMiB;
   Make();
   const PinnedBlock used = Take(3 * kMiB);
-  Take(3 * kMiB);  // in a segment of its own, which is free now
+  Take(3 * kMiB);  // in a second segment, which is free again
   EXPECT_THAT(allocator_->Allocate(6 * kMiB), StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_EQ(allocator_->GetStats().unpin_calls, 0u);
   EXPECT_EQ(allocator_->GetStats().locked_bytes.current, 8 * kMiB);
 }
 
-// Without room for a whole segment, a smaller one serves more blocks than one that is just as large
-// as the first of them.
+// If a whole segment does not fit, a smaller one is still better than one of the block's size: the
+// next blocks need no further pin call.
 TEST_F(PinnedAllocatorRefusalTest, NearTheHighMarkSegmentsAreSmaller) {
   options_.segment_bytes = 16 * kMiB;
   Make();
@@ -113,7 +113,7 @@ TEST_F(PinnedAllocatorRefusalTest, NearTheHighMarkSegmentsAreSmaller) {
 }
 
 TEST_F(PinnedAllocatorRefusalTest, InASmallCgroupSegmentsAreSmallerWhateverTheHostHas) {
-  options_.segment_bytes = 16 * kMiB + 8 * 4096;  // a sixteenth is no multiple of the granularity
+  options_.segment_bytes = 16 * kMiB + 8 * 4096;  // a sixteenth is no multiple of 4096
   Make();
   host_.Write("proc/self/cgroup", "0::/pod\n");
   host_.Write("cgroup/pod/memory.max", std::to_string(8 * kMiB));
@@ -122,7 +122,7 @@ TEST_F(PinnedAllocatorRefusalTest, InASmallCgroupSegmentsAreSmallerWhateverTheHo
   EXPECT_EQ(source_->outstanding_bytes(), kMiB);
 }
 
-// A session or the C interface gives options, and no HostRam.
+// Sessions and the C interface pass options, but no HostRam.
 TEST_F(PinnedAllocatorRefusalTest, WhatIsBeingPinnedCountsInTheLedgerOfTheDirectory) {
   const std::string directory = absl::StrCat(::testing::TempDir(), "ledger_", getpid());
   std::filesystem::create_directories(directory);
@@ -150,7 +150,7 @@ TEST_F(PinnedAllocatorRefusalTest, ADirectoryThatIsNotThereIsNamed) {
                              HasSubstr("open of /no/such/directory/"))));
 }
 
-// Not for each smaller segment that is tried.
+// One wait must cover all of the smaller segments that are tried.
 TEST_F(PinnedAllocatorRefusalTest, WhatOthersAreAboutToPinIsWaitedForOnce) {
   host_.SetMeminfo(100 * kGiB, 11 * kGiB);
   const HostRam ram = host_.Ram();
@@ -161,8 +161,8 @@ TEST_F(PinnedAllocatorRefusalTest, WhatOthersAreAboutToPinIsWaitedForOnce) {
   EXPECT_EQ(allocator_->GetStats().growth_retries, 0u);
 }
 
-// With room for 20 MiB at a time: a reservation of 64 MiB is made of a few segments that are worth
-// a call, and waits once for what others are about to pin, not for each of its segments.
+// 20 MiB fit at a time. A reservation of 64 MiB must consist of few large segments, and must wait
+// only once for memory that others are about to pin.
 TEST_F(PinnedAllocatorRefusalTest, AReserveNearTheHighMarkPinsNoCrumbsAndWaitsOnce) {
   host_.SetMeminfo(100 * kGiB, 11 * kGiB + 20 * kMiB);
   const HostRam ram = host_.Ram();
@@ -194,7 +194,7 @@ TEST_F(PinnedAllocatorRefusalTest, AboveTheHighMarkOnlyTheCacheServes) {
   EXPECT_EQ(stats.pin_calls, 1u);
 }
 
-// Between the refusal and the question how much would have to go back.
+// The callback frees RAM after the refusal, before the allocator computes how much to unpin.
 TEST_F(PinnedAllocatorRefusalTest, RamThatOthersGiveBackMeanwhileServes) {
   options_.on_ram_level = [&](const RamLevelChange& change) {
     if (change.to == RamLevel::kHigh) host_.SetMeminfo(100 * kGiB, 50 * kGiB);
@@ -263,7 +263,7 @@ TEST_F(PinnedAllocatorRefusalTest, AFailedPinTrimsAndIsRetriedOnce) {
   EXPECT_EQ(stats.source_refusals, 0u);
 }
 
-// One pin of all that was given back would hold the driver's lock for as many seconds.
+// Pinning all returned bytes in one call would hold the driver's lock for seconds.
 TEST_F(PinnedAllocatorRefusalTest, TheSecondAttemptPinsNoMoreThanASegmentOrItsBlock) {
   {
     std::vector<PinnedBlock> blocks;
@@ -271,10 +271,10 @@ TEST_F(PinnedAllocatorRefusalTest, TheSecondAttemptPinsNoMoreThanASegmentOrItsBl
   }
   source_->FailCall(source_->calls());
   Take(5 * kMiB - kSlack);
-  EXPECT_EQ(source_->outstanding_bytes(), 5 * kMiB);  // of 24 that were given back
+  EXPECT_EQ(source_->outstanding_bytes(), 5 * kMiB);  // of the 24 MiB that were unpinned
 }
 
-// What the source does while it refuses: a block comes free, and no more can be pinned.
+// The callback frees a block while the source refuses to pin more.
 TEST_F(PinnedAllocatorRefusalTest, ABlockThatComesFreeWhileTheSourceRefusesServes) {
   PinnedBlock held = Take(2 * kMiB - kSlack);
   const PinnedBlock neighbour = Take(2 * kMiB - kSlack);  // keeps the segment
@@ -282,13 +282,13 @@ TEST_F(PinnedAllocatorRefusalTest, ABlockThatComesFreeWhileTheSourceRefusesServe
   source_->on_allocate = [&held] { held = PinnedBlock(); };
   const PinnedBlock block = Take(2 * kMiB - kSlack);
   source_->on_allocate = nullptr;
-  // Of a whole segment, and of the block's size.
+  // One attempt for a whole segment, one for the block's size.
   EXPECT_EQ(allocator_->GetStats().pin_failures, 2u);
   EXPECT_EQ(allocator_->GetStats().growth_retries, 0u);
   EXPECT_EQ(allocator_->GetStats().source_refusals, 0u);
 }
 
-// A whole segment is no larger than the block where the limit leaves no more.
+// With so little left below the limit a whole segment is no larger than the block.
 TEST_F(PinnedAllocatorRefusalTest, TheSourceIsNotAskedForTheSameSizeTwiceInARow) {
   options_.segment_bytes = kGiB;
   options_.max_locked_bytes = 4 * kMiB;
@@ -308,14 +308,14 @@ TEST_F(PinnedAllocatorRefusalTest, OfASourceThatHasRoomForLessSixteenthsAreTried
   EXPECT_EQ(source_->calls(), 2u);
 }
 
-// Who reserves wants few segments, and learns at once that there is no room for them.
+// A reservation asks for few large segments, and must fail at once if they do not fit.
 TEST_F(PinnedAllocatorRefusalTest, AReservationThatTheSourceRefusesPinsNoCrumbs) {
   source_->LimitBytes(20 * kMiB);
   EXPECT_THAT(allocator_->Reserve(64 * kMiB), StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_EQ(source_->calls(), 1u);
 }
 
-// Each growth beyond a limit of the source's cost everything that was free.
+// If the source can still pin the block alone, free segments must not be unpinned for it.
 TEST_F(PinnedAllocatorRefusalTest, WhatIsFreeStaysWhereTheSourceHasRoomForTheBlock) {
   const PinnedBlock held = Take(2 * kMiB - kSlack);  // in a segment of 4 MiB
   source_->LimitBytes(7 * kMiB);
@@ -330,7 +330,7 @@ TEST_F(PinnedAllocatorRefusalTest, WhatTheSourceRefusesTwiceIsCounted) {
   EXPECT_THAT(allocator_->Allocate(2 * kMiB), StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_EQ(allocator_->GetStats().source_refusals, 1u);
   EXPECT_EQ(source_->calls(), 2u);
-  // Not for the same size again.
+  // The same size is not attempted twice.
   EXPECT_THAT(allocator_->Allocate(8 * kMiB), StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_EQ(source_->calls(), 3u);
 }
@@ -342,7 +342,7 @@ TEST_F(PinnedAllocatorRefusalTest, WhereAWholeSegmentFailsOneOfTheBlocksSizeMayD
   EXPECT_EQ(allocator_->GetStats().locked_bytes.current, kMiB);
 }
 
-// The source has room for 5 MiB, all in segments that are too short for the block.
+// The source's 5 MiB are all pinned, in segments that are too short for the block.
 TEST_F(PinnedAllocatorRefusalTest, WhatWasGivenBackIsGrownAtOnceOrElseTheBlocksSize) {
   for (const bool second_fails : {false, true}) {
     options_.segment_bytes = 8 * kMiB;
@@ -415,7 +415,7 @@ TEST_F(PinnedAllocatorRefusalTest, WhereTheSourceRefusesPageableMemoryMayServe) 
     EXPECT_TRUE(allocator_->Owns(block.data()));
     std::memset(block.data(), 1, block.size_bytes());
   }
-  Take(5 * kMiB);  // from what is cached
+  Take(5 * kMiB);  // from the cache
   const AllocatorStats stats = allocator_->GetStats();
   EXPECT_EQ(stats.pageable_allocations, 2u);
   EXPECT_EQ(stats.source_refusals, 2u);
@@ -457,7 +457,7 @@ TEST_F(PinnedAllocatorRefusalTest, TrimAsksTheDeviceWhetherItIsDoneWithPageableB
   EXPECT_EQ(allocator_->GetStats().pageable_bytes.current, 0u);
 }
 
-// Pageable memory is RAM as well.
+// Pageable memory uses the host's RAM too.
 TEST_F(PinnedAllocatorRefusalTest, TheHighMarkHoldsForPageableMemoryToo) {
   options_.pageable_fallback = true;
   Make();
@@ -470,13 +470,13 @@ TEST_F(PinnedAllocatorRefusalTest, TheHighMarkHoldsForPageableMemoryToo) {
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("high_percent")));
 }
 
-// Memory that is not pinned stands in where pinning is refused, not where RAM is short: then a
-// tensor stays on the device.
+// Pageable memory replaces pinned memory if pinning fails. If RAM is short, the tensor must stay on
+// the device instead.
 TEST_F(PinnedAllocatorRefusalTest, AboveTheHighMarkNoPageableMemoryServesEvenIfItIsCached) {
   options_.pageable_fallback = true;
   Make();
   source_->LimitBytes(0);
-  EXPECT_FALSE(Take(5 * kMiB).pinned());  // and back into the cache
+  EXPECT_FALSE(Take(5 * kMiB).pinned());  // and returned to the cache
   host_.SetMeminfo(100 * kGiB, 5 * kGiB);
   EXPECT_THAT(allocator_->Allocate(5 * kMiB),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("high_percent")));

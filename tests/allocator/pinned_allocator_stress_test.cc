@@ -1,4 +1,4 @@
-// Many threads at once: for ThreadSanitizer, and for bytes that get mixed up.
+// Many threads at once. ThreadSanitizer checks for races, stamps in the blocks for mixed-up bytes.
 
 #include <algorithm>
 #include <atomic>
@@ -97,7 +97,7 @@ TEST_F(PinnedAllocatorStressTest, ThreadsThatDoEverythingAtOnceKeepTheirBytes) {
   ExpectCleanEnd();
 }
 
-// Autograd: one thread packs, another unpacks and drops the handle with its copy's ticket.
+// As with autograd: the forward thread packs, the backward thread releases with the copy's ticket.
 TEST_F(PinnedAllocatorStressTest, BlocksThatOneThreadMakesAreReleasedByAnotherWithTickets) {
   constexpr uint64_t kBlocks = 3000;
   const auto timeline = std::make_shared<FakeTimeline>();
@@ -135,7 +135,7 @@ TEST_F(PinnedAllocatorStressTest, BlocksThatOneThreadMakesAreReleasedByAnotherWi
   ExpectCleanEnd();
 }
 
-// Segments join and part while the blocks in them are in use.
+// Segments merge and split while blocks in them are queried.
 TEST_F(PinnedAllocatorStressTest, ABlockCanBeAskedWhileOthersGrowAndTrim) {
   AllocatorOptions options;
   options.segment_bytes = 2 * kMiB;

@@ -1,4 +1,4 @@
-// Blocks, their bookkeeping, and how long they live.
+// Properties, statistics and lifetime of blocks.
 
 #include "pinion/allocator/pinned_allocator.h"
 
@@ -61,7 +61,7 @@ TEST_F(PinnedAllocatorTest, BadOptionsAreRefusedByName) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("max_wait_for_deferred")));
 }
 
-// Gives memory that is not what was asked for.
+// Returns memory with another size or alignment than requested.
 class WrongSource final : public HostMemorySource {
  public:
   WrongSource(uint64_t more_bytes, uint64_t shift_bytes)
@@ -80,7 +80,7 @@ class WrongSource final : public HostMemorySource {
   const uint64_t shift_bytes_;
 };
 
-// Without the fixture, whose files a process that dies would leave behind.
+// Does without the fixture: a child that dies would leave the fixture's files behind.
 TEST(PinnedAllocatorDeathTest, ASourceThatGivesOtherMemoryThanAskedForIsNamed) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   for (const auto& source :
@@ -103,7 +103,7 @@ TEST_F(PinnedAllocatorTest, SizesOfZeroAndBeyondAnyHostAreRefused) {
   EXPECT_THAT(allocator_->Allocate(0), StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(allocator_->Allocate(UINT64_MAX), StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_EQ(allocator_->GetStats().failures, 2u);
-  // No host has as much, but a block may be as large.
+  // A valid size that no host can serve.
   EXPECT_THAT(allocator_->Allocate(uint64_t{1} << 47),
               StatusIs(absl::StatusCode::kResourceExhausted));
 }
@@ -127,7 +127,7 @@ TEST_F(PinnedAllocatorTest, OnlyALimitThatAdmitsNoSegmentIsRefusedByName) {
                                  "at least the granularity of fake, 4096")));
 }
 
-// Such an allocator was made, and each of its allocations failed.
+// With a limit below the granularity every allocation would fail.
 TEST_F(PinnedAllocatorTest, ALimitBelowTwoMebibytesIsRefusedWithMappedMemory) {
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<MmapSource> source, MmapSource::Create());
   options_.max_locked_bytes = kMiB;
@@ -179,7 +179,7 @@ TEST_F(PinnedAllocatorTest, IdsDifferBetweenAllocators) {
   EXPECT_NE(Take(kMiB).id(), block.id());
 }
 
-// Else they would run into those that another allocator hands out.
+// Each allocator has a range of ids. Skipping ids would run into another allocator's range.
 TEST_F(PinnedAllocatorTest, IdsOfAnAllocatorRise) {
   const uint64_t first = Take(kMiB).id();
   EXPECT_EQ(Take(kMiB).id(), first + 1);
@@ -190,7 +190,7 @@ TEST_F(PinnedAllocatorTest, NoTwoAllocatorsGiveTheSameId) {
   const std::shared_ptr<PinnedAllocator> first = std::move(allocator_);
   Make();
   const uint64_t other = Take(kKiB).id();
-  // Small ones: hardened builds write and check every byte of a block.
+  // Small blocks, because hardened builds write and check every byte.
   for (uint64_t id = 0; id < other + 10'000;) {
     PINION_ASSERT_OK_AND_ASSIGN(const PinnedBlock block, first->Allocate(kKiB));
     ASSERT_NE(block.id(), other);
@@ -267,7 +267,7 @@ TEST_F(PinnedAllocatorTest, PeaksAreThoseOfTheMomentsBetweenRiseAndFall) {
   a = PinnedBlock();
   a = Take(kMiB / 2 - kSlack);
   a = PinnedBlock();
-  b = PinnedBlock();  // all 4 MiB are cached
+  b = PinnedBlock();  // now all 4 MiB are cached
   b = Take(kMiB - kSlack);
   const AllocatorStats stats = allocator_->GetStats();
   EXPECT_EQ(stats.requested_bytes.peak, 3 * kMiB - 2 * kSlack);

@@ -1,5 +1,5 @@
-// Each thread allocates from a part of its own. What that must not cost: memory that one thread has
-// and another needs.
+// Each thread allocates from its own arena. The arenas must not make the allocator pin or refuse
+// while another thread's arena has free memory.
 
 #include <algorithm>
 #include <atomic>
@@ -72,7 +72,7 @@ TEST_F(PinnedAllocatorThreadsTest, FreeNeighboursOfTwoThreadsJoinBeforeAnythingI
     OnAnotherThread([&] { const PinnedBlock theirs = Take(kMiB - kSlack); });
   }
   EXPECT_EQ(pin_calls(), 1u);
-  // All of the segment, of which each of the two has a part.
+  // The block needs the whole segment, which both arenas share.
   const PinnedBlock all = Take(4 * kMiB - kSlack);
   EXPECT_EQ(pin_calls(), 1u);
 }
@@ -86,7 +86,7 @@ TEST_F(PinnedAllocatorThreadsTest, AHoleBesideAnotherThreadsBlocksIsFilledBefore
     const PinnedBlock block = Take(kMiB - kSlack);
     EXPECT_EQ(block.data(), hole);
   });
-  // Released on the other thread, it is this thread's again.
+  // The hole still belongs to this thread's arena, although the other thread released it.
   EXPECT_EQ(Take(kMiB - kSlack).data(), hole);
   EXPECT_EQ(pin_calls(), 1u);
 }
@@ -130,7 +130,7 @@ TEST_F(PinnedAllocatorThreadsTest, AHoleThatGoesOnInAnotherThreadsMemoryIsOneHol
   EXPECT_EQ(Take(8 * kMiB - kSlack).data(), begin);
 }
 
-// Pieces of 2 MiB come from the upper end of what is free.
+// A thread that misses again takes more of the other arena, in pieces of 2 MiB from the upper end.
 TEST_F(PinnedAllocatorThreadsTest, AThreadTakesAsMuchOfAnothersMemoryAsItHas) {
   options_.segment_bytes = 16 * kMiB;
   options_.max_locked_bytes = 16 * kMiB;
@@ -141,15 +141,15 @@ TEST_F(PinnedAllocatorThreadsTest, AThreadTakesAsMuchOfAnothersMemoryAsItHas) {
   OnAnotherThread([&] {
     for (PinnedBlock& block : theirs) block = Take(2 * kMiB - kSlack);
   });
-  // One piece, one more, and two of which this is the lower one.
+  // The thread took one piece, then one, then two and used the lower of them.
   const uint64_t offsets[] = {14 * kMiB, 12 * kMiB, 8 * kMiB};
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(theirs[i].data(), static_cast<char*>(mine.data()) + offsets[i]) << i;
   }
 }
 
-// Without one, a thread that allocates at once might not be seen. (Without the fixture, whose files
-// a process that dies would leave behind.)
+// Without the barrier, Trim might not see that the owner is inside its arena. Does without the
+// fixture: a child that dies would leave the fixture's files behind.
 TEST(PinnedAllocatorThreadsDeathTest, WhoLooksAtAllArenasRunsABarrier) {
   if (BiasedMutex::BestBarrier() == BiasedMutex::Barrier::kNone || !MayForbidBarriers()) {
     GTEST_SKIP() << "no membarrier(2), or no seccomp(2)";
@@ -167,14 +167,14 @@ TEST(PinnedAllocatorThreadsDeathTest, WhoLooksAtAllArenasRunsABarrier) {
       "let the seccomp filter pass it");
 }
 
-// Nobody else changes the books of a thread that allocates at once.
+// Only the owner of an arena enters releases in it.
 TEST_F(PinnedAllocatorThreadsTest, WhatAnotherThreadReleasesIsEnteredByTheOneThatHasTheArena) {
   PinnedBlock first = allocator_->Allocate(64 * kKiB - kSlack).value();
   const PinnedBlock next = allocator_->Allocate(64 * kKiB - kSlack).value();
   const void* const data = first.data();
   OnAnotherThread([&] { first = PinnedBlock(); });
   EXPECT_NE(allocator_->Allocate(64 * kKiB - kSlack)->data(), data) << "still in its buffer";
-  (void)allocator_->GetStats();  // enters all
+  (void)allocator_->GetStats();  // enters all releases
   EXPECT_EQ(allocator_->Allocate(64 * kKiB - kSlack)->data(), data);
 }
 
@@ -197,9 +197,8 @@ TEST_F(PinnedAllocatorThreadsTest, NearALimitBlocksOfTwoThreadsLeaveTwoHoles) {
   EXPECT_THAT(allocator_->Allocate(5 * kMiB - kSlack), IsOk());
 }
 
-// Mapped memory, whose segments lie side by side. Does something when it is asked for the first
-// time whether they join: whoever looks for a hole that goes on from arena to arena asks, with no
-// arena's lock held.
+// Mapped memory with adjacent segments. Runs an action at the first call of JoinsAt: the search for
+// a hole that spans arenas calls JoinsAt without holding an arena's lock.
 class ActingSource final : public ::pinion::testing::SourceAdaptor {
  public:
   ActingSource() : SourceAdaptor(MmapSource::Create({.touch_threads = 0}).value()) {}
@@ -280,7 +279,7 @@ TEST_F(HolesOfTwoThreadsTest, WhereItsOwnerFillsTheOneThatWasFoundAnotherOneIsTa
   EXPECT_EQ(allocator_->GetStats().polled_hits, 0u) << "nor was it missed";
 }
 
-// Trim takes all free pieces out for a moment.
+// Trim removes all free pieces for a moment; an allocation in that moment must still succeed.
 TEST_F(PinnedAllocatorThreadsTest, WhatTrimPutsBackServesWhoMissedItMeanwhile) {
   options_.segment_bytes = 16 * kMiB;
   options_.max_locked_bytes = 16 * kMiB;
@@ -315,7 +314,7 @@ TEST_F(PinnedAllocatorThreadsTest, ASmallBlockIsFoundInAnothersSlabWhereNothingE
   OnAnotherThread([&] { EXPECT_THAT(allocator_->Allocate(300), IsOk()); });
 }
 
-// As many blocks, side by side, as a full batch has, which is handed over.
+// As many adjacent blocks as a batch of releases holds, so that their release hands it over.
 class ABatchOfBlocksTest : public PinnedAllocatorThreadsTest {
  protected:
   static constexpr uint64_t kSizeBytes = 64 * kKiB - kSlack;
@@ -326,7 +325,7 @@ class ABatchOfBlocksTest : public PinnedAllocatorThreadsTest {
     begin_ = static_cast<const char*>(blocks_.front().data());
   }
 
-  // Whether one of so many allocations is served from where they were.
+  // Returns whether one of `allocations` allocations reuses their memory.
   bool ServesOneOf(int allocations) {
     const auto* const end = static_cast<const char*>(next_.data());
     for (int i = 0; i < allocations; ++i) {
@@ -338,7 +337,7 @@ class ABatchOfBlocksTest : public PinnedAllocatorThreadsTest {
   }
 
   std::vector<PinnedBlock> blocks_;
-  PinnedBlock next_;  // keeps them apart from the rest
+  PinnedBlock next_;  // separates them from the remaining memory
   const char* begin_ = nullptr;
 };
 
@@ -357,7 +356,8 @@ TEST_F(ABatchOfBlocksTest, ThatAnotherThreadReleasedServesSoonAfterItsTicketIsDo
   EXPECT_TRUE(ServesOneOf(16));
 }
 
-// Neither by looks around nor by a miss, nor where many batches wait: to defer a block costs more.
+// Deferring costs more than finding the ticket done. Neither a periodic check, nor a miss, nor many
+// waiting batches may defer such a block.
 TEST_F(PinnedAllocatorThreadsTest, WhatAnotherThreadReleasedIsNotDeferredIfItIsDoneWhenItIsNeeded) {
   constexpr int kBlocks = 9 * 16;
   std::vector<PinnedBlock> blocks;
@@ -376,7 +376,7 @@ TEST_F(PinnedAllocatorThreadsTest, WhatWaitsForALittleIsNotDeferred) {
   OnAnotherThread([&] {
     for (PinnedBlock& block : blocks) std::move(block).ReleaseAfter({timeline_->Ticket(1)});
   });
-  for (int i = 0; i < 400; ++i) (void)allocator_->Allocate(kKiB);  // looks around once
+  for (int i = 0; i < 400; ++i) (void)allocator_->Allocate(kKiB);  // includes a periodic check
   timeline_->CompleteVisibly(1);
   EXPECT_EQ(allocator_->GetStats().deferred_bytes.total, 0u);
 }
@@ -398,7 +398,7 @@ TEST_F(PinnedAllocatorThreadsTest, WhatIsReleasedBehindATimelineThatIsStuckDoesN
   timeline_->CompleteVisibly(1);
 }
 
-// Nobody asks for statistics in between, which would let all releases arrive.
+// Calls no GetStats in between, because GetStats would enter all releases.
 TEST_F(PinnedAllocatorThreadsTest, ABlockWhoseTicketIsDoneServesAnyThreadWhereverItWasReleased) {
   PinnedBlock block = Take(4 * kMiB - kSlack);
   const void* const data = block.data();
@@ -433,10 +433,10 @@ TEST_F(PinnedAllocatorThreadsTest, ThreadsThatEndLeaveNothingBehind) {
   EXPECT_EQ(source_->outstanding_bytes(), 0u);
 }
 
-// There are few numbers, for threads that allocate.
+// Slots are scarce and reserved for threads that allocate.
 TEST_F(PinnedAllocatorThreadsTest, AThreadThatOnlyReleasesTakesNoNumber) {
   std::vector<PinnedBlock> blocks;
-  for (int i = 0; i < 40; ++i) blocks.push_back(Take(300));  // more than a batch
+  for (int i = 0; i < 40; ++i) blocks.push_back(Take(300));  // more than one batch
   OnAnotherThread([&] {
     for (PinnedBlock& block : blocks) std::move(block).ReleaseAfter({timeline_->Ticket(1)});
     EXPECT_EQ(ThreadSlotIfAny(), kNoThreadSlot);
@@ -459,7 +459,7 @@ TEST_F(PinnedAllocatorThreadsTest, ThreadsWithoutANumberShareWhatIsLeft) {
   EXPECT_THAT(allocator_->GetStats().CheckInvariants(), IsOk());
 }
 
-// Each of them has made an arena before one of them has put its own in place.
+// Several threads create the shared arena at once, and only one arena may be installed.
 TEST_F(PinnedAllocatorThreadsTest, ThreadsWithoutANumberThatComeAtOnceShareOneArena) {
   const auto source = std::make_shared<ActingSource>();
   allocator_ = PinnedAllocator::Create(options_, source, host_.Probe()).value();
@@ -477,7 +477,7 @@ TEST_F(PinnedAllocatorThreadsTest, ThreadsWithoutANumberThatComeAtOnceShareOneAr
   all_have_one.arrive_and_wait();
   std::vector<std::thread> without_number;
   PinnedBlock blocks[3];
-  // Called with the pool's lock held, which whoever puts an arena in place waits for.
+  // Runs under the pool's lock, which a thread needs to install an arena.
   source->set_act([&] {
     for (PinnedBlock& block : blocks) {
       without_number.emplace_back([&] {
@@ -495,13 +495,12 @@ TEST_F(PinnedAllocatorThreadsTest, ThreadsWithoutANumberThatComeAtOnceShareOneAr
   for (std::thread& thread : with_number) thread.join();
 }
 
-// Forward allocates what backward releases, and backward what the next forward releases. Nobody
-// asks for statistics in between, which would enter all releases in the books.
+// Forward allocates the memory that backward releases, and vice versa. GetStats is not called in
+// between, because it would enter all releases.
 class TwoThreadsThatDrainEachOtherTest : public PinnedAllocatorThreadsTest {
  protected:
-  // At most 30 MiB are live or wait for a ticket. Within 31 one thread alone is refused
-  // now and then, by where blocks lie; within 32 neither one nor two are. What a thread had to
-  // itself besides, free or not entered in the books, would be missed.
+  // The limit is 2 MiB above the peak of 30 MiB, which fragmentation alone needs. Free memory or
+  // unentered releases that one thread kept from the other would cause a refusal.
   static constexpr uint64_t kLimitBytes = 32 * kMiB;
   static constexpr uint64_t kSteps = 50;
 
@@ -513,7 +512,7 @@ class TwoThreadsThatDrainEachOtherTest : public PinnedAllocatorThreadsTest {
     blocks->push_back(*std::move(block));
   }
 
-  // Until Complete.
+  // The bytes count as held until Complete.
   void ReleaseLast(std::vector<PinnedBlock>* blocks) {
     waiting_bytes_ += blocks->back().capacity_bytes();
     std::move(blocks->back()).ReleaseAfter({timeline_->Ticket(next_ticket_)});
@@ -524,7 +523,7 @@ class TwoThreadsThatDrainEachOtherTest : public PinnedAllocatorThreadsTest {
     held_bytes_ -= std::exchange(waiting_bytes_, 0);
   }
 
-  // Neither releases a multiple of the 16 that are a batch: some stay in the thread's buffer.
+  // The numbers of releases are no multiples of the batch size 16, so some stay buffered.
   void RunStep(uint64_t step) {
     for (uint64_t i = 0; i < 30; ++i) {
       if (!gradients_.empty()) ReleaseLast(&gradients_);
@@ -545,9 +544,9 @@ class TwoThreadsThatDrainEachOtherTest : public PinnedAllocatorThreadsTest {
   std::vector<PinnedBlock> saved_;
   std::vector<PinnedBlock> gradients_;
   uint64_t next_ticket_ = 1;
-  uint64_t held_bytes_ = 0;     // live, or waiting
+  uint64_t held_bytes_ = 0;     // live, or released and waiting
   uint64_t waiting_bytes_ = 0;  // for the next ticket
-  uint64_t peak_bytes_ = 0;     // of those held
+  uint64_t peak_bytes_ = 0;     // of held bytes
 };
 
 TEST_F(TwoThreadsThatDrainEachOtherTest, NeedNoMoreThanTheirPeak) {

@@ -46,8 +46,7 @@ using ::testing::Not;
 
 using PinnedAllocatorTicketsTest = PinnedAllocatorFixture;
 
-// Done at the first Wait for it, not at the Poll before it; or seen to be done when it has been
-// looked at `looks` times.
+// Completes at the first Wait, but not at the Poll before it, or after `looks` calls of Completed.
 class DoneWhenWaitedFor final : public FenceTimeline {
  public:
   explicit DoneWhenWaitedFor(int looks = INT_MAX) : looks_(looks) {}
@@ -82,10 +81,10 @@ TEST_F(PinnedAllocatorTicketsTest, ATicketIsDoneFromItsValueOn) {
   EXPECT_TRUE(FenceTicket().IsDone());
 }
 
-// What this thread released before is in the books before it is given a block.
+// A thread's own buffered releases are entered before it allocates.
 TEST_F(PinnedAllocatorTicketsTest, WhatAThreadReleasedServesItsNextAllocation) {
   PinnedBlock block = Take(kMiB - kSlack);
-  const PinnedBlock next = Take(100 * kKiB);  // keeps the block apart from the rest
+  const PinnedBlock next = Take(100 * kKiB);  // separates the block from the remaining memory
   PinnedBlock more[] = {Take(100 * kKiB), Take(100 * kKiB), Take(100 * kKiB)};
   void* const data = block.data();
   std::move(block).ReleaseAfter({timeline_->Ticket(1)});
@@ -94,10 +93,10 @@ TEST_F(PinnedAllocatorTicketsTest, WhatAThreadReleasedServesItsNextAllocation) {
   EXPECT_EQ(allocator_->Allocate(kMiB - kSlack)->data(), data);
 }
 
-// A thread that has allocated for a while without anything to wait for looks up when there is.
+// After many hits with nothing deferred, the thread must still notice that a release waits.
 TEST_F(PinnedAllocatorTicketsTest, WhatStartsToWaitAmongManyHitsServesSoonAfterItIsDone) {
   PinnedBlock block = Take(kMiB - kSlack);
-  const PinnedBlock next = Take(100 * kKiB);  // keeps the block apart from the rest
+  const PinnedBlock next = Take(100 * kKiB);  // separates the block from the remaining memory
   for (int i = 0; i < 10; ++i) Take(100 * kKiB);
   void* const data = block.data();
   const auto other = std::make_shared<FakeTimeline>();
@@ -109,7 +108,7 @@ TEST_F(PinnedAllocatorTicketsTest, WhatStartsToWaitAmongManyHitsServesSoonAfterI
   EXPECT_TRUE(served);
 }
 
-// Not done before somebody waits for it. Counts the looks at it, and can act in the midst of one.
+// Completes only when waited for. Counts calls of Completed, and can run an action inside one.
 class CountingTimeline final : public FenceTimeline {
  public:
   uint64_t Completed() const noexcept override {
@@ -149,7 +148,7 @@ TEST_F(PinnedAllocatorTicketsTest, OfWhatSeveralThreadsReleasedTheEarliestTicket
   allocator_.reset();
 }
 
-// Each wait is a share of the time that there is.
+// The allowed time is split into several waits; a wait that times out must not end the allocation.
 TEST_F(PinnedAllocatorTicketsTest, AShareOfTheWaitThatWasInVainIsNotTheEndOfIt) {
   options_.max_wait_for_deferred = absl::Seconds(60);
   Make();
@@ -168,7 +167,7 @@ TEST_F(PinnedAllocatorTicketsTest, ABlockThatOutlivesItsAllocatorWaitsForItsTick
   EXPECT_EQ(timeline_->waits(), 1u);
 }
 
-// The counter is in the cache of the thread that raises it.
+// Reading the counter moves its cache line away from the thread that advances it.
 TEST_F(PinnedAllocatorTicketsTest, OneHitInFourLooksAtATimeline) {
   const auto timeline = std::make_shared<CountingTimeline>();
   Take(kMiB).ReleaseAfter({{timeline, 1}});
@@ -178,7 +177,7 @@ TEST_F(PinnedAllocatorTicketsTest, OneHitInFourLooksAtATimeline) {
   EXPECT_EQ(timeline->looks() - before, 100);
 }
 
-// What is released in between has a timeline of its own, which is done by the next hit.
+// The releases in between use another timeline, which completes before the next hit.
 TEST_F(PinnedAllocatorTicketsTest, OneHitInFourLooksAtATimelineBetweenReleasesWithTickets) {
   if (config::kHardened) GTEST_SKIP() << "hardened builds lay aside what is released";
   const auto timeline = std::make_shared<CountingTimeline>();
@@ -192,7 +191,7 @@ TEST_F(PinnedAllocatorTicketsTest, OneHitInFourLooksAtATimelineBetweenReleasesWi
   EXPECT_NEAR(timeline->looks() - before, 100, 4);
 }
 
-// A thread that releases waits for nobody who allocates: here the two would wait for each other.
+// A release takes no lock of the arena: here it would deadlock with the waiting allocation.
 TEST_F(PinnedAllocatorTicketsTest, ABlockIsReleasedWhileTheBooksAreLocked) {
   if (config::kHardened) GTEST_SKIP() << "hardened builds mark it in the books at once";
   const auto timeline = std::make_shared<CountingTimeline>();
@@ -215,7 +214,6 @@ TEST_F(PinnedAllocatorTicketsTest, ABlockIsReleasedWhileTheBooksAreLocked) {
   timeline_->CompleteVisibly(1);
 }
 
-// Trim looks at all arenas, whose locks cost it one announcement together.
 TEST_F(PinnedAllocatorTicketsTest, AThreadWaitsWhileAnotherOneLooksAtItsArena) {
   const auto timeline = std::make_shared<CountingTimeline>();
   Worker owner;
@@ -240,7 +238,7 @@ TEST_F(PinnedAllocatorTicketsTest, AThreadWaitsWhileAnotherOneLooksAtItsArena) {
   timeline->on_look = nullptr;
 }
 
-// Its number goes to the next thread, and its arena with it, while that is looked at.
+// The next thread inherits the slot and the arena while Trim inspects the arena.
 TEST_F(PinnedAllocatorTicketsTest, AThreadMayEndAndAnotherTakeOverWhileItsArenaIsLookedAt) {
   const auto timeline = std::make_shared<CountingTimeline>();
   auto first_owner = std::make_unique<Worker>();
@@ -271,7 +269,7 @@ TEST_F(PinnedAllocatorTicketsTest, AThreadMayEndAndAnotherTakeOverWhileItsArenaI
   EXPECT_EQ(stats.allocations, 3u);
 }
 
-// Between the moment when the buffers of releases are closed and that when the arena is.
+// The release comes after its buffer was closed and before the arena is destroyed.
 TEST_F(PinnedAllocatorTicketsTest, ABlockThatIsReleasedWhileTheAllocatorGoesIsCounted) {
   const auto timeline = std::make_shared<CountingTimeline>();
   PinnedBlock block = Take(kMiB);
@@ -280,7 +278,7 @@ TEST_F(PinnedAllocatorTicketsTest, ABlockThatIsReleasedWhileTheAllocatorGoesIsCo
   std::thread releasing;
   std::atomic<int> looks = 0;
   timeline->on_look = [&] {
-    // The first look is at what is in the buffer that is being closed.
+    // The first call is for the release in the buffer that is being closed.
     if (++looks != 2) return;
     releasing = std::thread([&] {
       block = PinnedBlock();
@@ -361,7 +359,7 @@ TEST_F(PinnedAllocatorTicketsTest, ATimelineThatIsStuckDoesNotUseUpTheWaitOfAnot
   EXPECT_LE(stuck->longest_wait, absl::Seconds(30)) << "half of the time";
 }
 
-// What came free between two looks was nobody's to wait for any more, and a segment was pinned.
+// A block whose ticket completes between two checks must be found, or the miss would pin a segment.
 TEST_F(PinnedAllocatorTicketsTest, WhenATicketGetsDoneDuringAMissItsBlockServesIt) {
   options_.max_wait_for_deferred = absl::Minutes(1);
   for (int looks = 0; looks < 12; ++looks) {
@@ -414,7 +412,7 @@ TEST_F(PinnedAllocatorTicketsTest, MemoryThatADeviceMayStillWriteToIsLeaked) {
   const auto source = std::make_shared<FakeSource>();
   PINION_ASSERT_OK_AND_ASSIGN(allocator_, PinnedAllocator::Create(options_, source, host_.Probe()));
   Take(8 * kMiB);
-  Take(kMiB).ReleaseAfter({timeline_->Ticket(1)});  // in a segment of its own or the one above
+  Take(kMiB).ReleaseAfter({timeline_->Ticket(1)});  // in its own segment or the one above
   allocator_.reset();
   EXPECT_GT(source->outstanding_bytes(), 0u);
 }
@@ -426,7 +424,7 @@ TEST_F(PinnedAllocatorTicketsTest, TrimKeepsSegmentsWithDeferredBlocks) {
   EXPECT_THAT(allocator_->Trim(0), IsOkAndHolds(4 * kMiB));
 }
 
-// What a thread released last waits in its buffer, with the device's stream behind the ticket.
+// A buffered release keeps its timeline alive, and with it the device's stream.
 TEST_F(PinnedAllocatorTicketsTest, AThreadThatHasEndedHoldsOnToNothing) {
   auto timeline = std::make_shared<FakeTimeline>();
   const std::weak_ptr<FakeTimeline> watch = timeline;
@@ -438,7 +436,7 @@ TEST_F(PinnedAllocatorTicketsTest, AThreadThatHasEndedHoldsOnToNothing) {
   EXPECT_TRUE(watch.expired());
 }
 
-// A device that is not asked any more, in a process that exits, is no copy that takes too long.
+// An exiting process does not ask the device, so the message must not blame a slow copy.
 TEST_F(PinnedAllocatorTicketsTest, WhatIsLeakedAtTheEndSaysWhy) {
   class Refuses final : public FenceTimeline {
    public:

@@ -1,11 +1,11 @@
-// Runs random lists of operations, of 20,000 each, until so many were done; or the lists in files,
-// as a fuzzer leaves them.
+// Runs random lists of 20,000 operations each until `--operations` were done, or lists from files,
+// such as a fuzzer's findings.
 //
 //   bazel run --config=asan //tests/allocator:run_operations -- --operations=10000000 --first=1
 //   bazel run --config=tsan //tests/allocator:run_operations -- --operations=10000000 --threads=4
 //   bazel run //tests/allocator:run_operations -- crash-1f5d
 //
-// Prints each list's seed before it runs: the last line is the one to look at when it dies.
+// Prints each list's seed before it runs, so that the last line names the list that crashed.
 
 #include <chrono>
 #include <cstdint>
@@ -31,7 +31,7 @@ using pinion::testing::OperationsResult;
 
 constexpr uint64_t kOperationsPerList = 20000;
 
-// False, and says why, where a claim did not hold.
+// Prints the failure, if any, and returns whether all checks passed.
 bool Holds(const OperationsResult& result) {
   if (!result.failure.empty()) std::printf("%s\n", result.failure.c_str());
   return result.failure.empty();

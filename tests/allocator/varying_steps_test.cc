@@ -1,5 +1,5 @@
-// A thousand training steps of varying batch and sequence: what is pinned when, how much of it is
-// of no use, and how much of the host's RAM it takes. More seeds, and what they found:
+// A thousand training steps with varying batch and sequence sizes. Checks when the allocator pins,
+// how much pinned memory is useless, and how much RAM it takes. To run and print more seeds:
 //
 //   --test_env=PINION_STEPS_SEEDS=40 --test_output=all
 
@@ -51,7 +51,7 @@ uint64_t Seeds() {
   return seeds == nullptr ? 2 : std::strtoull(seeds, nullptr, 10);
 }
 
-// Knows how much of its memory is taken.
+// Counts the bytes it has handed out.
 class WatchedSource final : public SourceAdaptor {
  public:
   using SourceAdaptor::SourceAdaptor;
@@ -71,9 +71,9 @@ class WatchedSource final : public SourceAdaptor {
   uint64_t taken_bytes_ = 0;
 };
 
-// What a transformer's layers and its loss save for backward, released in reverse order once late
-// copies are done: on the same thread, or on another one, as LibTorch runs backward, which
-// allocates a buffer for each layer as well.
+// Allocates the tensors that a transformer's layers and loss save, and releases them in reverse
+// order after late copies. Backward runs on the same thread, or on its own thread as in LibTorch,
+// and allocates one buffer per layer.
 class Training {
  public:
   enum class Backward { kOnSameThread, kOnAnother };
@@ -114,11 +114,11 @@ class Training {
   }
 
   uint64_t pinned_bytes() const { return source_->taken_bytes(); }
-  // Of blocks that are in use or wait for copies.
+  // Peak bytes of blocks that are live or wait for copies.
   uint64_t peak_demand_bytes() const { return peak_demand_bytes_; }
   int step_of_last_rise() const { return step_of_last_rise_; }
   int step_of_last_pin() const { return step_of_last_pin_; }
-  // What the last growth found: locked bytes that were free, and of no use to the block it was for.
+  // At the last growth: share of locked bytes that were free but could not serve the block.
   double last_fragmentation() const { return last_fragmentation_; }
 
   void Print() const {
@@ -145,7 +145,7 @@ class Training {
   }
 
   void BackwardWithBuffers(uint64_t buffer_bytes) {
-    ReleaseLast();  // the loss's
+    ReleaseLast();  // the loss's tensor
     while (!saved_.empty()) {
       const PinnedBlock buffer = Take(buffer_bytes);
       for (uint64_t i = 0; i < kSavedByALayer; ++i) ReleaseLast();
@@ -199,7 +199,7 @@ class VaryingStepsTest : public ::testing::Test {
     host_.SetMeminfo(1000 * kGiB, 999 * kGiB);
   }
 
-  // Calls `expect` after a thousand steps, each with late copies and not.
+  // Runs a thousand steps for each number of late copies, and calls `expect` after each run.
   void Run(const std::function<std::shared_ptr<HostMemorySource>()>& make_source, Backward backward,
            const std::function<void(const Training&)>& expect) {
     AllocatorOptions options;
@@ -237,12 +237,12 @@ TEST_F(VaryingStepsTest, MappedMemoryIsPinnedOnlyWhileDemandRises) {
   Run(MappedMemory, Backward::kOnSameThread, ExpectNoWaste);
 }
 
-// Each thread's free memory is in an arena of its own.
+// Each thread's free memory lies in its own arena.
 TEST_F(VaryingStepsTest, MappedMemoryIsPinnedOnlyWhileDemandRisesWhereBackwardHasAThreadOfItsOwn) {
   Run(MappedMemory, Backward::kOnAnother, ExpectNoWaste);
 }
 
-// As cudaHostAlloc's.
+// As with cudaHostAlloc.
 TEST_F(VaryingStepsTest, MemoryThatDoesNotJoinIsPinnedOnlyWhileDemandRises) {
   Run(SeparateSegments, Backward::kOnSameThread, ExpectNoWaste);
 }
@@ -269,7 +269,7 @@ TEST_F(VaryingStepsTest, ResidentMemoryStaysWhereItIs) {
     training.Step();
     if (step == 200) resident_bytes = ResidentBytes();
   }
-  EXPECT_GT(resident_bytes, training.peak_demand_bytes());  // it is really there
+  EXPECT_GT(resident_bytes, training.peak_demand_bytes());  // the pages are really present
   EXPECT_LE(ResidentBytes(), resident_bytes + 64 * kMiB);
 }
 

@@ -1,4 +1,5 @@
-// The only test of its process: the first BiasedMutex is made while another thread forks.
+// Makes the process's first BiasedMutex while another thread forks. Has a process of its own,
+// because only the first one sets the barrier up.
 
 #include <unistd.h>
 
@@ -18,18 +19,18 @@ namespace {
 
 using ::pinion::testing::ChildProcess;
 
-// The kernel takes several milliseconds for the first one, in a process with several threads.
+// In a process with several threads the kernel takes milliseconds to set the first barrier up.
 TEST(BiasedMutexForkTest, AChildMakesOneWhateverAnotherThreadDidWithTheFirst) {
   std::atomic<bool> forked = false;
   std::thread first([&] {
     const BiasedMutex mu;
-    // One that had ended unjoined would be reported in each child by ThreadSanitizer.
+    // Lives until the last fork: ThreadSanitizer reports an ended, unjoined thread in each child.
     while (!forked) absl::SleepFor(absl::Milliseconds(1));
   });
   std::vector<std::unique_ptr<ChildProcess>> children;
   for (int i = 0; i < 20; ++i) {
     children.push_back(std::make_unique<ChildProcess>([] {
-      alarm(10);  // instead of a hang
+      alarm(10);  // turns a hang into a failure
       BiasedMutex mu;
       const BiasedLock lock(mu, BiasedMutex::By::kOther);
     }));

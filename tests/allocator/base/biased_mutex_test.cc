@@ -25,7 +25,7 @@ using ::pinion::testing::MayForbidBarriers;
 using Barrier = BiasedMutex::Barrier;
 using By = BiasedMutex::By;
 
-// With the barrier that this host has, and with that of hosts that have none.
+// Runs with the host's best barrier and without one, as on hosts that have none.
 class BiasedMutexTest : public ::testing::TestWithParam<bool> {
  protected:
   BiasedMutexTest() : mu_(GetParam() ? BiasedMutex::BestBarrier() : Barrier::kNone) {}
@@ -61,7 +61,7 @@ TEST_P(BiasedMutexTest, OwnerAndOthersExcludeEachOther) {
   for (const By by : {By::kOther, By::kAnnounced}) {
     threads.emplace_back([&, by] {
       for (uint64_t n = 0; n < kOfOther; ++n) {
-        // For four calls at a time.
+        // One announcement covers four locked sections.
         if (by == By::kAnnounced && n % 4 == 0) {
           mu_.Announce();
           BiasedMutex::RunBarrier();
@@ -70,7 +70,7 @@ TEST_P(BiasedMutexTest, OwnerAndOthersExcludeEachOther) {
           if (by == By::kAnnounced && n % 4 == 3) mu_.Renounce();
         };
         const BiasedLock lock(mu_, by);
-        // Slowly, so that an owner that comes in meanwhile is seen by what is lost.
+        // The slow increment makes an owner that enters meanwhile lose a count.
         const uint64_t before = count;
         for (int spins = 0; spins < 300; ++spins) asm volatile("" ::: "memory");
         count = before + 1;
@@ -139,7 +139,7 @@ TEST(BiasedMutexBarrierTest, TheKernelsIsUsedWhereItHasOne) {
   EXPECT_EQ(BiasedMutex::BestBarrier(), has_one ? Barrier::kOfTheKernel : Barrier::kNone);
 }
 
-// In a process that has not asked before.
+// The child has not asked the kernel for a barrier yet.
 TEST(BiasedMutexDeathTest, WhereBarriersAreForbiddenNoneIsUsed) {
   if (!MayForbidBarriers()) GTEST_SKIP() << "no seccomp(2)";
   GTEST_FLAG_SET(death_test_style, "threadsafe");
@@ -154,7 +154,7 @@ TEST(BiasedMutexDeathTest, WhereBarriersAreForbiddenNoneIsUsed) {
       ::testing::ExitedWithCode(0), "");
 }
 
-// Its owner would go on without one, and not be seen.
+// Without the barrier another thread would enter while the owner is inside.
 TEST(BiasedMutexDeathTest, ABarrierThatIsForbiddenLaterEndsTheProgramWithARemedy) {
   BiasedMutex mu;
   if (BiasedMutex::BestBarrier() == Barrier::kNone || !MayForbidBarriers()) {

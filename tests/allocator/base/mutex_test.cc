@@ -18,7 +18,7 @@ absl::Duration CpuTimeOfThisThread() {
   return absl::DurationFromTimespec(now);
 }
 
-// It would take a processor from whoever holds the mutex.
+// A waiter that spins would take the processor from the thread that holds the mutex.
 TEST(MutexTest, AThreadThatWaitsLongSleeps) {
   Mutex mu;
   mu.Lock();

@@ -16,15 +16,15 @@ namespace {
 
 constexpr size_t kBlockBytes = 192;
 
-// Kept for good, as the process's own: a slab leaks what it holds. This thread has a number, and so
-// a cache of its own.
+// Keeps each slab for the process's lifetime, because a slab never frees its memory. Gives this
+// thread a slot, and with it a cache of its own.
 Slab& NewSlab() {
   (void)ThreadSlot();
   static auto* const slabs = new std::vector<std::unique_ptr<Slab>>;
   return *slabs->emplace_back(std::make_unique<Slab>(kBlockBytes));
 }
 
-// Blocks that are written whole, each with a number of its own.
+// Blocks filled with a number, so that a block that is handed out twice is noticed.
 class Blocks {
  public:
   explicit Blocks(Slab& slab) : slab_(slab) {}
@@ -36,7 +36,7 @@ class Blocks {
       all_.push_back(block);
     }
   }
-  // Checks that nobody else has written them.
+  // Checks that no other holder wrote to the blocks, and gives them back.
   void GiveAll(uint8_t number) {
     for (uint8_t* block : all_) {
       for (size_t i = 0; i < kBlockBytes; ++i) ASSERT_EQ(block[i], number);
@@ -90,7 +90,7 @@ TEST(SlabTest, WhatOneThreadGivesBackAnotherOneTakes) {
   constexpr int kCount = 10 * Slab::kBatch;
   blocks.Take(kCount, 1);
   const std::set<void*> before = blocks.addresses();
-  // The thread that gives keeps two batches at most.
+  // The giving thread caches at most two batches; this thread gets the others.
   std::thread([&] {
     (void)ThreadSlot();
     blocks.GiveAll(1);
@@ -116,7 +116,6 @@ TEST(SlabTest, NoTwoThreadsHaveABlockAtOnce) {
       for (int round = 0; round < kRounds; ++round) {
         blocks[i]->Take(3 * Slab::kBatch + i, static_cast<uint8_t>(i + 1));
         all.arrive_and_wait();
-        // Another thread gives them back.
         blocks[(i + 1) % kThreads]->GiveAll(static_cast<uint8_t>((i + 1) % kThreads + 1));
         all.arrive_and_wait();
       }
@@ -141,7 +140,7 @@ TEST(SlabTest, ThreadsWithoutANumberTakeWhatOthersWithoutOneGaveBack) {
   blocks.GiveAll(2);
 }
 
-// More than there are numbers for.
+// Threads beyond the number of slots have no cache of their own.
 TEST(SlabTest, ThreadsThatGetNoNumberHaveBlocks) {
   Slab& slab = NewSlab();
   constexpr int kThreads = kThreadSlots + 4;

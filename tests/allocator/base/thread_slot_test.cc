@@ -40,7 +40,7 @@ TEST(ThreadSlotTest, TheNumberOfAThreadThatHasEndedIsGivenAgain) {
 
 TEST(ThreadSlotTest, ThreadsThatAreTooManyGetNoneUntilOthersEnd) {
   constexpr int kThreads = kThreadSlots + 8;
-  (void)ThreadSlot();  // one of the numbers is this thread's
+  (void)ThreadSlot();  // this thread takes one of the slots
   std::barrier all_asked(kThreads);
   std::vector<int> slots(kThreads);
   std::vector<std::thread> threads;

@@ -43,8 +43,7 @@ TEST_F(FreeListsTest, WhatIsTooSmallIsNotFound) {
   EXPECT_EQ(lists_.Find(RoundUpToSizeClass(kMiB + 1)), nullptr);
 }
 
-// Each bucket and each level by itself: one that is marked as used and is empty would be searched
-// in vain.
+// Each bucket and level alone: one that stays marked after its last block is searched in vain.
 TEST_F(FreeListsTest, TheLastBlockOfABucketLeavesNothingBehind) {
   for (uint64_t size_bytes = kMinBlockBytes; size_bytes <= kGiB;
        size_bytes = RoundUpToSizeClass(size_bytes + 1)) {
@@ -58,7 +57,7 @@ TEST_F(FreeListsTest, TheLastBlockOfABucketLeavesNothingBehind) {
   }
 }
 
-// Above 256 MiB, where a bucket holds several sizes.
+// Above 256 MiB a bucket holds several sizes, so a search must compare them.
 TEST_F(FreeListsTest, SixteenBlocksOfABucketAreLookedAt) {
   BlockRecord* const large = NewBlock(518 * kMiB);
   lists_.Insert(large);
@@ -120,7 +119,7 @@ TEST_F(FreeListsTest, RandomBlocksAreFoundWheneverOneFits) {
   }
 }
 
-// One block at a time is in hand, and in no bucket: it is found like all others.
+// Resize moves the block to another bucket; it must leave nothing in the previous one.
 TEST_F(FreeListsTest, ABlockThatGrewOrShrankIsFoundByItsNewSize) {
   BlockRecord* const block = NewBlock(kMiB);
   lists_.Insert(block);
@@ -132,7 +131,7 @@ TEST_F(FreeListsTest, ABlockThatGrewOrShrankIsFoundByItsNewSize) {
     EXPECT_EQ(lists_.Find(8 * kMiB), other);
     EXPECT_EQ(lists_.Find(32 * kMiB), nullptr);
   }
-  lists_.Resize(other, 2 * kMiB);  // so that the first one is in a bucket again
+  lists_.Resize(other, 2 * kMiB);  // returns the first block to a bucket
   EXPECT_EQ(lists_.Find(2 * kMiB), other);
   EXPECT_EQ(lists_.Find(16 * kMiB), block);
   lists_.Remove(other);
@@ -141,8 +140,8 @@ TEST_F(FreeListsTest, ABlockThatGrewOrShrankIsFoundByItsNewSize) {
   EXPECT_EQ(lists_.Find(kMinBlockBytes), nullptr);
 }
 
-// A cache that popped from a bucket of mixed sizes without comparing gave a 150 MB block for a
-// 200 MB request (pytorch#192722). Sizes that are no classes lie inside of buckets.
+// A cache that popped from a bucket of mixed sizes without a comparison returned a 150 MB block for
+// a 200 MB request (pytorch#192722). Random sizes lie between the size classes.
 TEST_F(FreeListsTest, WhatIsFoundFitsWhateverGrowsAndShrinks) {
   std::mt19937_64 random(192722);
   const auto random_size = [&random] {

@@ -1,4 +1,4 @@
-// What is found when a program misuses a block: most of it in hardened builds only.
+// Detection of misused blocks. Most checks exist in hardened builds only.
 
 #include "pinion/allocator/heap/hardening.h"
 
@@ -51,7 +51,7 @@ class HardeningTest : public ::testing::Test {
 
 using HardeningDeathTest = HardeningTest;
 
-// Ends its life a second time, as only a copy behind the type's back can.
+// Destroys the block twice through a bytewise copy: the type itself prevents a double release.
 void ReleaseTwice(PinnedBlock block) {
   alignas(PinnedBlock) unsigned char bytes[sizeof(PinnedBlock)];
   std::memcpy(bytes, static_cast<void*>(&block), sizeof(block));
@@ -59,13 +59,13 @@ void ReleaseTwice(PinnedBlock block) {
   reinterpret_cast<PinnedBlock*>(bytes)->~PinnedBlock();
 }
 
-// In every build. Where releases are entered later, the second one is found then.
+// Holds in every build. GetStats enters buffered releases, and so finds the second one.
 TEST_F(HardeningDeathTest, ABlockThatIsReleasedTwiceIsNamedWithTheRemedy) {
   const auto release_twice = [this] {
     ReleaseTwice(Take(1000));
     (void)allocator_->GetStats();
   };
-  // Not a pinned block, which this one need not be.
+  // The message does not call the block pinned, because pageable blocks take the same path.
   EXPECT_DEATH(
       release_twice(),
       AllOf(ContainsRegex("block [0-9]+.* is released, but it is not live: it was released before.*"
@@ -77,7 +77,7 @@ TEST_F(HardeningDeathTest, ABlockThatIsReleasedTwiceIsNamedThoughItsBytesWereJoi
   if (!kHardened) GTEST_SKIP() << "only in hardened builds";
   const auto release_twice = [this] {
     const PinnedBlock before = Take(40000);
-    ReleaseTwice(Take(40000));  // joins what is free behind it
+    ReleaseTwice(Take(40000));  // merges with the free bytes behind it
   };
   EXPECT_DEATH(release_twice(),
                "block [0-9]+ \\(40000 bytes at 0x[0-9a-f]+\\) is released, but it is not");
@@ -123,21 +123,21 @@ TEST_F(HardeningDeathTest, AWriteBeyondTheEndIsFoundWhenTheTicketIsDone) {
     PinnedBlock block = Take(64 * kKiB);
     char* const data = static_cast<char*>(block.data());
     std::move(block).ReleaseAfter({timeline->Ticket(1)});
-    data[64 * kKiB] = 0;  // the copy, which is too long
+    data[64 * kKiB] = 0;  // a copy that writes past the block
     timeline->CompleteVisibly(1);
     EXPECT_TRUE(allocator_->Trim(0).ok());
   };
   EXPECT_DEATH(overflow(), "written to beyond its end, at byte 65536");
 }
 
-// A pinned cache recorded the event after the block was back on its list, and a copy wrote to
-// whoever got the block next (NVIDIA/cub#156).
+// A pinned cache recorded the event after the block was back on its free list, and a copy overwrote
+// the next owner's data (NVIDIA/cub#156).
 TEST_F(HardeningDeathTest, AWriteToFreeMemoryIsFoundWhenItIsUsedAgain) {
   if (!kHardened) GTEST_SKIP() << "only in hardened builds";
   const auto write_after_release = [this] {
     PinnedBlock block = Take(64 * kKiB);
     char* const data = static_cast<char*>(block.data());
-    block = PinnedBlock();  // without the ticket of the copy below
+    block = PinnedBlock();  // omits the ticket of the copy below
     data[77] = 1;
     Take(64 * kKiB);
   };
@@ -160,7 +160,7 @@ TEST_F(HardeningDeathTest, AWriteToFreeMemoryIsFoundWhenItsSegmentGoesBack) {
                "release.*found when its segment was given back");
 }
 
-// No check sees a read; whoever looks at what it got does.
+// No check detects a read, but the pattern makes the wrong value recognizable.
 TEST_F(HardeningTest, AReadOfFreeMemoryOrOfWhatWasNeverWrittenGetsThePattern) {
   if (!kHardened) GTEST_SKIP() << "only in hardened builds";
   PinnedBlock block = Take(64 * kKiB);

@@ -25,7 +25,7 @@ namespace {
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kSlab = 64 * kKiB;
 
-// The heap never touches memory, so addresses may be made up.
+// The heap never touches the memory, so the addresses may be invented.
 HostSegment FakeSegment(uint64_t address, uint64_t size_bytes) {
   return {.data = reinterpret_cast<void*>(address), .size_bytes = size_bytes};
 }
@@ -90,7 +90,7 @@ TEST(SegmentHeapTest, TheTightestHoleIsTaken) {
 
 TEST(SegmentHeapTest, ALargeHoleThatFitsExactlyIsFoundBehindSmallerOnesOfItsBucket) {
   SegmentHeap heap(kPage, kSlab);
-  const uint64_t size_bytes = 518 * kMiB;  // within the bucket from 512 to 520 MiB
+  const uint64_t size_bytes = 518 * kMiB;  // in the bucket of 512 to 520 MiB
   AddSegment(heap, FakeSegment(1 * kGiB, size_bytes));
   AddSegment(heap, FakeSegment(2 * kGiB, size_bytes - 2 * kMiB));
   BlockRecord* block = heap.Take(size_bytes);
@@ -132,7 +132,7 @@ TEST(SegmentHeapTest, AFreeSlabMakesRoomForALargeBlock) {
   BlockRecord* small = heap.Take(kMinBlockBytes);
   EXPECT_EQ(heap.Take(kMiB), nullptr);
   heap.Put(small);
-  EXPECT_EQ(heap.large_free_bytes(), kMiB - kSlab);  // kept for the next small block
+  EXPECT_EQ(heap.large_free_bytes(), kMiB - kSlab);  // the slab is cached for the next small block
   EXPECT_NE(heap.Take(kMiB), nullptr);
 }
 
@@ -276,7 +276,7 @@ TEST(SegmentHeapTest, ASegmentInTheMidstOfARunIsRemoved) {
   BlockRecord* lower = heap.Take(kMiB - kPage);
   BlockRecord* middle = heap.Take(kMiB + 2 * kPage);
   BlockRecord* upper = heap.Take(kMiB / 2);
-  BlockRecord* small = heap.Take(kMinBlockBytes);  // in the upper segment
+  BlockRecord* small = heap.Take(kMinBlockBytes);  // from the upper segment
   EXPECT_TRUE(heap.RemoveFreeSegments().empty());
   heap.Put(middle);
   const std::vector<HostSegment> removed = heap.RemoveFreeSegments();
@@ -292,7 +292,6 @@ TEST(SegmentHeapTest, ASegmentInTheMidstOfARunIsRemoved) {
   EXPECT_EQ(heap.large_free_bytes(), 0u);
 }
 
-// What stays of the free block is the lower part of a segment that is in use higher up.
 TEST(SegmentHeapTest, WhatIsFreeAboveASegmentThatWasRemovedServesOn) {
   SegmentHeap heap(kPage, kSlab);
   AddSegment(heap, FakeSegment(kGiB, 2 * kMiB), /*joins=*/true);
@@ -306,14 +305,14 @@ TEST(SegmentHeapTest, WhatIsFreeAboveASegmentThatWasRemovedServesOn) {
   EXPECT_EQ(Address(block), kGiB + 2 * kMiB);
   heap.Put(block);
   heap.Put(upper);
-  // A segment that joins at the upper end extends what is there.
+  // A segment that is added above extends the free block.
   AddSegment(heap, FakeSegment(kGiB + 3 * kMiB, kMiB), /*joins=*/true);
   block = heap.Take(2 * kMiB);
   ASSERT_NE(block, nullptr);
   EXPECT_EQ(Address(block), kGiB + 2 * kMiB);
 }
 
-// Records serve again: the heap's own memory does not grow with time.
+// Block records are recycled: the heap's own memory does not grow with each cycle.
 TEST(SegmentHeapTest, WhatIsCutAndJoinedAgainTakesNoMoreMemory) {
   SegmentHeap heap(kPage, kSlab);
   const auto cycle = [&] {
@@ -331,12 +330,12 @@ TEST(SegmentHeapTest, WhatIsCutAndJoinedAgainTakesNoMoreMemory) {
   EXPECT_LT(mallinfo2().uordblks, before_bytes + 64 * kKiB);
 }
 
-// The reference: where segments are, which addresses are in use, and nothing else.
+// Reference model: the segments and the used address ranges.
 class ReferenceHeap {
  public:
   void AddSegment(uint64_t address, uint64_t size_bytes) { segments_[address] = size_bytes; }
 
-  // Fails the test if the segment is in use.
+  // Fails the test if part of the segment is in use.
   void RemoveSegment(const HostSegment& segment) {
     const auto address = reinterpret_cast<uint64_t>(segment.data);
     ASSERT_TRUE(IsFree(address, segment.size_bytes));
@@ -344,7 +343,7 @@ class ReferenceHeap {
     segments_.erase(address);
   }
 
-  // Fails the test if the block overlaps another. That it lies in segments follows from the holes.
+  // Fails the test if the block overlaps a used one. Other checks ensure that it lies in segments.
   void Take(uint64_t address, uint64_t size_bytes) {
     ASSERT_TRUE(IsFree(address, size_bytes));
     used_[address] = size_bytes;
@@ -353,7 +352,7 @@ class ReferenceHeap {
 
   uint64_t LargestHole() const {
     uint64_t largest = 0;
-    uint64_t hole = 0;  // up to `end`
+    uint64_t hole = 0;  // length of the free range that ends at `end`
     uint64_t end = 0;
     for (const auto& [address, size_bytes] : segments_) {
       if (address != end) hole = 0;
@@ -371,7 +370,7 @@ class ReferenceHeap {
     return largest;
   }
 
-  // How many segments lie free in holes of at least `hole_bytes`.
+  // Returns the number of free segments in free ranges of at least `hole_bytes`.
   int FreeSegments(uint64_t hole_bytes) const {
     int count = 0;
     for (auto segment = segments_.begin(); segment != segments_.end(); ++segment) {
@@ -392,7 +391,7 @@ class ReferenceHeap {
   using Segment = std::map<uint64_t, uint64_t>::const_iterator;
   static uint64_t EndOf(Segment segment) { return segment->first + segment->second; }
 
-  // The first block that ends behind `address`.
+  // Returns the first block that ends after `address`.
   std::map<uint64_t, uint64_t>::const_iterator FirstAfter(uint64_t address) const {
     auto block = used_.upper_bound(address);
     if (block != used_.begin() && std::prev(block)->first + std::prev(block)->second > address) {
@@ -411,8 +410,8 @@ class ReferenceHeap {
 
 class SegmentHeapRandomTest : public ::testing::TestWithParam<std::tuple<bool, bool>> {};
 
-// Segments of two sizes come and go, side by side. Parameters: whether they join, and whether there
-// are small blocks, whose slabs the reference does not know.
+// Adds and removes adjacent segments of two sizes. The parameters are whether segments join and
+// whether small blocks occur. The reference does not model the slabs of small blocks.
 TEST_P(SegmentHeapRandomTest, RandomOperationsAgreeWithAReference) {
   const auto [joins, small] = GetParam();
   constexpr uint64_t kSegments = 6;
@@ -428,7 +427,7 @@ TEST_P(SegmentHeapRandomTest, RandomOperationsAgreeWithAReference) {
     uint64_t next = kGiB;
     for (uint64_t i = 0; i < kSegments; ++i) {
       absent[next] = bytes_of(i);
-      // What does not join does not touch either, for the reference.
+      // In the reference, segments that do not join must not be adjacent.
       next += joins ? bytes_of(i) : 2 * kMostBytes;
     }
     uint64_t segment_bytes = 0;
@@ -460,7 +459,7 @@ TEST_P(SegmentHeapRandomTest, RandomOperationsAgreeWithAReference) {
         const uint64_t wish = least << (random() % (small ? 16 : 9));
         const uint64_t size_bytes = RoundUpToSizeClass(wish + random() % wish);
         BlockRecord* block = heap.Take(size_bytes);
-        // A block is found whenever any hole is large enough: nothing is lost between buckets.
+        // Any sufficient free range must be found, whatever bucket it is in.
         if (!small) {
           ASSERT_EQ(block != nullptr, reference.LargestHole() >= size_bytes);
         }

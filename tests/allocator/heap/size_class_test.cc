@@ -1,4 +1,4 @@
-// Holds for every value of the flags --//config:buckets_per_doubling and min_block_bytes.
+// Properties that hold for every value of --//config:buckets_per_doubling and min_block_bytes.
 
 #include "pinion/allocator/heap/size_class.h"
 
@@ -17,7 +17,7 @@ using config::kBucketsPerDoubling;
 
 constexpr uint64_t kPageBytes = 4 * kKiB;
 
-// Sizes spread evenly over the doublings, so that small and large ones are tried alike.
+// Spread evenly over the doublings, so that small and large sizes are equally frequent.
 uint64_t RandomSize(std::mt19937_64& random, uint64_t max_bytes) {
   const int log2 = std::uniform_int_distribution<int>(0, FloorLog2(max_bytes))(random);
   const uint64_t low = uint64_t{1} << log2;
@@ -65,8 +65,8 @@ TEST(SizeClassTest, AClassThatIsNotSmallIsRoundedUpToTheAlignment) {
   }
 }
 
-// A power-of-two cache locks 2 GiB for each of these: production reports 1.67 to 2 times the
-// bytes that were asked for.
+// A power-of-two cache locks 2 GiB for each of these stores. Production systems report 1.67 to 2
+// times the requested bytes.
 TEST(SizeClassTest, AStoreJustAboveAPowerOfTwoIsNotDoubled) {
   const uint64_t size_bytes = kGiB + kGiB / 5;
   EXPECT_LE(RoundUpToSizeClass(size_bytes) - size_bytes, 2 * kMiB);

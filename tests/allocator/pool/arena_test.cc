@@ -27,7 +27,7 @@ class ArenaTest : public ::testing::Test {
     arena_.TakeOver(kBy, pieces, [](const void*) { return SegmentHeap::Border::kOpen; }, {});
   }
   BlockRecord* Take(uint64_t bytes) { return arena_.TryAllocate(kBy, {bytes, bytes}, &leftovers_); }
-  // To an arena that has so much.
+  // Gives up pieces to an arena that needs `least_bytes` and has `most_bytes` itself.
   std::vector<HostSegment> GiveUpHalf(uint64_t least_bytes, uint64_t most_bytes = kGiB) {
     return arena_.GiveUpShare(kBy, {least_bytes, most_bytes, /*piece_bytes=*/2 * kMiB},
                               &leftovers_);
@@ -81,7 +81,7 @@ TEST_F(ArenaTest, NothingIsGivenUpWhereNoHoleIsAsLongAsAPiece) {
 TEST_F(ArenaTest, HolesShorterThanAPieceAreNotLookedThrough) {
   std::vector<BlockRecord*> blocks;
   for (int i = 0; i < 7; ++i) blocks.push_back(Take(2 * kMiB));
-  // Whole as it is, the rest is no piece of a segment with longer ones.
+  // The free range is whole, but shorter than the requested piece size.
   const Arena::Share of_longer = {kMiB, kGiB, /*piece_bytes=*/4 * kMiB};
   EXPECT_TRUE(arena_.GiveUpShare(kBy, of_longer, &leftovers_).empty());
   EXPECT_EQ(GiveUpHalf(kMiB).size(), 1u);

@@ -55,8 +55,8 @@ TEST_F(DeferredReleasesTest, ABlockWithSeveralTicketsWaitsForAllOfThem) {
   EXPECT_THAT(TakeDone(), ElementsAre(&blocks_[0]));
 }
 
-// One event that never fired kept 90 GB from being recycled (pytorch#183501): the cache stopped at
-// the first event that was not ready.
+// A cache that stopped at the first event that was not ready kept 90 GB from being reused because
+// of a single stuck event (pytorch#183501).
 TEST_F(DeferredReleasesTest, AStuckTimelineHoldsBackOnlyItsOwnBlocks) {
   Add(&blocks_[0], a_, 1);  // stuck, and first
   Add(&blocks_[1], b_, 1);
@@ -66,7 +66,7 @@ TEST_F(DeferredReleasesTest, AStuckTimelineHoldsBackOnlyItsOwnBlocks) {
   EXPECT_THAT(TakeDone(), IsEmpty());
 }
 
-// Backward releases what forward submitted last first.
+// Backward releases blocks in the reverse order of forward.
 TEST_F(DeferredReleasesTest, BlocksAreReclaimedByTicketNotByOrderOfRelease) {
   Add(&blocks_[0], a_, 9);
   Add(&blocks_[1], a_, 4);

@@ -30,7 +30,7 @@ using ::testing::ElementsAre;
 
 constexpr uint64_t kCapacity = ReleaseBatch::kCapacity;
 
-// Releases are told apart by their ids here; nobody looks at the blocks.
+// Tests identify releases by id; the block pointer is never used.
 ReleaseBatch::Release Id(uint64_t id) { return {.block = nullptr, .id = id, .ticket = id}; }
 
 std::vector<uint64_t> Ids(const ReleaseBatch& batch) {
@@ -39,7 +39,7 @@ std::vector<uint64_t> Ids(const ReleaseBatch& batch) {
   return ids;
 }
 
-// Takes all batches out.
+// Removes all batches.
 std::vector<uint64_t> TakeIds(BatchQueue& batches) {
   std::vector<uint64_t> ids;
   while (!batches.empty()) {
@@ -51,8 +51,8 @@ std::vector<uint64_t> TakeIds(BatchQueue& batches) {
 
 enum class Buffer { kSame, kAnother };
 
-// Runs `body` on a thread that has the same buffer as this one, or another: threads share them in
-// turn.
+// Runs `body` on a new thread that has the same buffer as this thread, or another one. Threads get
+// their buffers in rotation.
 std::thread ThreadWith(Buffer wanted, const std::function<void()>& body) {
   while (true) {
     const auto probe = std::make_shared<ReleaseBuffers>();
@@ -156,7 +156,7 @@ TEST_F(ReleaseBuffersTest, AThreadTakesItsOwnReleasesInTheirOrder) {
 }
 
 TEST_F(ReleaseBuffersTest, TicketsOfAnotherTimelineBeginABatch) {
-  Add(1, 1);  // without a ticket: goes with any
+  Add(1, 1);  // without a ticket: joins any batch
   Add(2, 1, timeline_);
   Add(3, 1);
   Add(4, 1, std::make_shared<FakeTimeline>());
@@ -202,7 +202,7 @@ TEST_F(ReleaseBuffersTest, BatchesThatNobodyTookGoWithThem) {
   EXPECT_TRUE(known_by_batches.expired());
 }
 
-// Does something in the midst of a hand-over, once: when a batch asks how far its timeline is.
+// Runs an action once during a hand-over, when a batch asks for the completed value.
 class ActingTimeline final : public FenceTimeline {
  public:
   explicit ActingTimeline(std::function<void()> act) : act_(std::move(act)) {}
@@ -233,11 +233,11 @@ TEST_F(ReleaseBuffersTest, BatchesThatAreTakenDuringAHandOverAreTakenOnce) {
   EXPECT_EQ(Incoming().size(), kCapacity);
 }
 
-// While a thread hands a full batch over, its buffer is taken, and what comes to it has to wait.
+// Adds to a buffer while its thread hands a full batch over; such an add must wait.
 class TakenBufferTest : public ReleaseBuffersTest {
  protected:
-  // Fills this thread's buffer, and meanwhile has `body` run on a thread that has `buffer`. The
-  // body begins while this thread's buffer is taken, and returns when it no longer is.
+  // Fills this thread's buffer and runs `body` on a thread with `buffer` meanwhile. `body` starts
+  // during the hand-over and must return after it.
   void WhileABatchIsHandedOver(Buffer buffer, const std::function<void()>& body) {
     std::thread other;
     std::atomic<bool> begun = false;
@@ -249,7 +249,7 @@ class TakenBufferTest : public ReleaseBuffersTest {
         returned = true;
       });
       while (!begun) std::this_thread::yield();
-      absl::SleepFor(absl::Milliseconds(20));  // until it waits, and sleeps in between
+      absl::SleepFor(absl::Milliseconds(20));  // until the thread waits, including its sleeps
       EXPECT_FALSE(returned);
     });
     Add(0, kCapacity, timeline);
@@ -298,13 +298,13 @@ TEST_F(ReleaseBuffersTest, WhatIsAddedWhileTheyAreClosedIsTakenByThenOrRefused) 
       }
       while (buffers.Add(Id(1), nullptr)) ++added;
     });
-    // What was handed over before its thread was refused is in the list.
+    // All releases that were accepted are in the list.
     buffers.TakeIncoming(&batches);
     EXPECT_EQ(TakeIds(batches).size(), added.load());
   }
 }
 
-// More threads than there are buffers, so that some share one.
+// More threads than buffers, so some threads share one.
 TEST_F(ReleaseBuffersTest, ThreadsThatReleaseAndTakeAtOnceLoseNothing) {
   constexpr int kThreads = 40;
   constexpr uint64_t kReleases = 2'000;

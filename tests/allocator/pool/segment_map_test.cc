@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kPage = 4096;
 
-// It is not touched.
+// The map never touches the memory.
 HostSegment FakeSegment(uint64_t address, uint64_t size_bytes, int numa_node = -1) {
   return {reinterpret_cast<void*>(address), size_bytes, numa_node};
 }
@@ -116,10 +116,10 @@ TEST(SegmentMapTest, ASegmentIsRemovedWhenAllItsPiecesAreFreeWhoeverHasThem) {
 
 class SegmentMapRemovalTest : public ::testing::Test {
  protected:
-  // Of 1, 2 and 3 MiB, each of which is one piece or two.
+  // Segments of 1, 2 and 3 MiB, each of one piece or two.
   SegmentMapRemovalTest() {
     for (uint64_t i = 1; i <= 3; ++i) {
-      // By address, the newest is in the middle.
+      // The newest segment lies between the others by address.
       const uint64_t address = i == 3 ? kGiB + kGiB / 2 : i * kGiB;
       for (const HostSegment& piece : map_.Add(FakeSegment(address, i * kMiB))) {
         free_[0].push_back(piece);

@@ -11,7 +11,7 @@
 namespace pinion::internal {
 namespace {
 
-// The other thread is given time to come in too early; a correct turn cannot let it.
+// The sleep gives a broken turn the chance to let the other thread in.
 void ExpectThatOthersWaitForTheOuter(bool take_again) {
   Turn turn;
   std::atomic<bool> outer_ended = false;
@@ -34,7 +34,7 @@ void ExpectThatOthersWaitForTheOuter(bool take_again) {
 
 TEST(TurnTest, OthersWaitUntilTheTurnEnds) { ExpectThatOthersWaitForTheOuter(false); }
 
-// Two threads in turns of two allocators whose callbacks come to the other one.
+// As with two allocators whose callbacks call each other.
 TEST(TurnTest, WhoHasATurnWaitsForNoSecondOneAndLeavesThatToWhoHasIt) {
   Turn mine;
   Turn others;
@@ -42,8 +42,8 @@ TEST(TurnTest, WhoHasATurnWaitsForNoSecondOneAndLeavesThatToWhoHasIt) {
   std::atomic<bool> others_ended = false;
   std::thread other([&] {
     const TurnHolder outer(others);
-    both.arrive_and_wait();  // each has one
-    both.arrive_and_wait();  // the second one has come and gone
+    both.arrive_and_wait();  // each thread has its turn
+    both.arrive_and_wait();  // the nested turn is over
     absl::SleepFor(absl::Milliseconds(20));
     others_ended = true;
   });

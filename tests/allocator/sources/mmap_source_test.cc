@@ -36,11 +36,11 @@
 #include "pinion/tests/support/fake_numa_calls.h"
 #include "pinion/tests/support/status_matchers.h"
 
-// The C library's, which fails as it is told to for one kind of advice.
+// Replaces the C library's madvise: one kind of advice fails on request.
 namespace {
 int failing_advice = -1;
 int error_of_madvise = 0;
-// Called for each stretch that is touched, if it is set.
+// Called for each range that is touched, if set.
 std::function<void(void* data, size_t size_bytes)> on_touch;
 }  // namespace
 
@@ -83,7 +83,7 @@ uint64_t ResidentBytes(const HostSegment& segment) {
          std::count_if(resident.begin(), resident.end(), [](unsigned char c) { return c & 1; });
 }
 
-// What /proc/self/smaps says of the mapping that `data` lies in: " rd wr mr mw me dc hg ".
+// Returns the VmFlags of the mapping that contains `data`, e.g. " rd wr mr mw me dc hg ".
 std::string VmFlags(const void* data) {
   std::ifstream smaps("/proc/self/smaps");
   std::string line;
@@ -100,7 +100,7 @@ std::string VmFlags(const void* data) {
   return "";
 }
 
-// Of the whole process, set aside or used.
+// Returns the process's reserved and used address space in pages.
 uint64_t PagesOfAddresses() {
   uint64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
@@ -183,7 +183,7 @@ class FailingAdvice {
   ~FailingAdvice() { failing_advice = -1; }
 };
 
-// Before Linux 5.14.
+// Linux before 5.14 has no MADV_POPULATE_WRITE.
 TEST(MmapSourceTest, EveryPageIsThereWhereTheKernelCannotPopulateThem) {
   const FailingAdvice failing(MADV_POPULATE_WRITE, EINVAL);
   const HostSegment segment = Segment({.touch_threads = 2}, 6 * kMiB);
@@ -230,7 +230,7 @@ TEST(MmapSourceTest, UntouchedPagesComeWithTheirFirstUse) {
   Free(segment);
 }
 
-// A run of segments is as long as the addresses that were set aside.
+// Segments are adjacent within the reserved address range.
 TEST(MmapSourceTest, SegmentsLieSideBySideHoweverManyGibibytesTheyAre) {
   const auto source = MmapSource::Create({.touch_threads = 0}).value();
   EXPECT_TRUE(source->JoinsAt(nullptr)) << "wherever they touch";
@@ -249,7 +249,7 @@ TEST(MmapSourceTest, WhereAddressesAreLimitedSegmentsAreAlignedAllTheSame) {
     for (int i = 0; i < 3; ++i) {
       const uint64_t pages = PagesOfAddresses();
       const HostSegment segment = source->Allocate(2 * kMiB).value();
-      if (i > 0) {  // the first one may take memory of the heap's for the first time
+      if (i > 0) {  // the first cycle may grow the heap
         EXPECT_EQ(PagesOfAddresses(), pages + 2 * kMiB / sysconf(_SC_PAGESIZE));
       }
       char* const data = static_cast<char*>(segment.data);
@@ -257,25 +257,25 @@ TEST(MmapSourceTest, WhereAddressesAreLimitedSegmentsAreAlignedAllTheSame) {
       data[0] = data[2 * kMiB - 1] = 1;
       EXPECT_THAT(source->Free(segment), IsOk());
       EXPECT_EQ(msync(data, 2 * kMiB, MS_ASYNC), -1) << "it is still mapped";
-      // The next one lies elsewhere, and not by luck on a boundary: this takes the same gap.
+      // Occupies the gap, so that the next segment is not aligned by luck.
       mmap(nullptr, 5 * kMiB + 12 * kKiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     }
   });
   EXPECT_EQ(child.Wait(), 0);
 }
 
-// Copy-on-write after fork() gives the parent other pages than the device writes to.
+// After fork(), copy-on-write would give the parent other pages than the device writes to.
 TEST(MmapSourceDeathTest, AChildDoesNotInheritASegment) {
   GTEST_FLAG_SET(death_test_style, "fast");
   const HostSegment segment = Segment({}, 2 * kMiB);
   EXPECT_THAT(VmFlags(segment.data), HasSubstr(" dc "));
-  // Whatever the child may have mapped there since, it is not the segment.
+  // The child may have mapped something else at this address, but not the segment.
   EXPECT_EXIT(_exit(VmFlags(segment.data).find(" dc ") == std::string::npos ? 0 : 1),
               ::testing::ExitedWithCode(0), "");
   Free(segment);
 }
 
-// The child's own mapping may lie where the parent's segment does.
+// The child may have mapped its own memory at the segment's address.
 TEST(MmapSourceTest, AChildThatFreesAnInheritedSegmentUnmapsNothing) {
   const auto source = MmapSource::Create().value();
   const HostSegment segment = source->Allocate(2 * kMiB).value();
@@ -345,10 +345,10 @@ TEST(MmapSourceTest, MemoryComesFromTheNodeThatWasAskedFor) {
   Free(segment);
 }
 
-// Docker's usual filter of system calls.
+// Docker's default seccomp filter forbids the call.
 TEST(MmapSourceTest, WhereTheChoiceOfANodeIsForbiddenMemoryComesFromAnyAndTheLogSaysSoOnce) {
   if (!CheckNumaNode(0).ok()) GTEST_SKIP() << CheckNumaNode(0);
-  // Whether the log has said so is the process's.
+  // The log line appears once per process, so the test needs a process of its own.
   ChildProcess child([] {
     const CapturedLog log;
     FakeNumaCalls calls;
@@ -422,7 +422,7 @@ TEST(MmapSourceTest, WhatTheSystemRefusesIsResourceExhausted) {
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("Cannot allocate memory")));
 }
 
-// Exits with 0 if a gibibyte is refused with advice under a limit of address space.
+// Exits with 0 if a limited address space refuses a gibibyte with a helpful message.
 void AllocateUnderALimit() {
   const rlim_t limit_bytes = PagesOfAddresses() * sysconf(_SC_PAGESIZE) + 256 * kMiB;
   const rlimit limit = {limit_bytes, limit_bytes};

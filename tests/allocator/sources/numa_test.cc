@@ -23,8 +23,8 @@
 #include "pinion/tests/support/fake_numa_calls.h"
 #include "pinion/tests/support/status_matchers.h"
 
-// The C library's, but for a kernel of more CPUs than a set has room for: that one fails, and what
-// it leaves in the set means nothing.
+// Replaces the C library's sched_getaffinity: it can fail, with garbage in the set, as if the
+// kernel had more CPUs than the set can hold.
 namespace {
 bool cpus_do_not_fit = false;
 }  // namespace
@@ -119,7 +119,7 @@ TEST(NumaTest, RelativeNodesAreCountedThroughTheAllowedOnes) {
   EXPECT_EQ(NumaNodesOfThread({}), Nodes({}));
 }
 
-// As the kernel does: mpol_rebind_nodemask.
+// The kernel does the same: mpol_rebind_nodemask.
 TEST(NumaTest, ABindThatTheCpusetLeavesNoNodeOfDoesNotHold) {
   FakeNumaCalls calls;
   calls.policy = MPOL_BIND | MPOL_F_STATIC_NODES;
@@ -151,7 +151,7 @@ class ScopedNumaThreadTest : public ::testing::Test {
   ScopedNumaThreadTest() : before_(AllowedCpus()) {}
   ~ScopedNumaThreadTest() override { EXPECT_EQ(AllowedCpus(), before_); }
 
-  // A node of these CPUs.
+  // Adds a node with these CPUs and returns the root directory.
   std::string NodeOf(int node, const std::string& cpus) {
     host_.Write("node" + std::to_string(node) + "/cpulist", cpus + "\n");
     return host_.root().string() + "/";

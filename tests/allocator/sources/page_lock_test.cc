@@ -1,4 +1,4 @@
-// Memory that is locked without a GPU, under limits of the process's own.
+// Memory locked by mlock2 under process limits, without a GPU.
 
 #include "pinion/allocator/sources/page_lock.h"
 
@@ -37,11 +37,11 @@
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
 
-// The C library's functions that the source calls; mlock2 fails as it is told to.
+// Replaces C library functions that the source calls: mlock2 fails on request.
 namespace {
 int error_of_mlock2 = 0;
 unsigned failing_flags = 0;
-// What readlink() says of /proc/self/ns/user.
+// The value that readlink() returns for /proc/self/ns/user.
 std::string user_namespace = "user:[4026531837]";
 }  // namespace
 
@@ -53,7 +53,7 @@ extern "C" int mlock2(const void* data, size_t size_bytes, unsigned flags) noexc
   return static_cast<int>(syscall(SYS_mlock2, data, size_bytes, flags));
 }
 
-// That of the sanitizers does nothing.
+// The sanitizers' munlock does nothing.
 extern "C" int munlock(const void* data, size_t size_bytes) noexcept {
   return static_cast<int>(syscall(SYS_munlock, data, size_bytes));
 }
@@ -78,7 +78,7 @@ using ::testing::HasSubstr;
 using ::testing::Matcher;
 using ::testing::Not;
 
-// Runs the rest of this process as a user does who may lock `bytes`, and no more.
+// Lets this process lock at most `bytes` from here on, as a user without privileges.
 void LimitLocking(uint64_t bytes) {
   const rlimit limit = {bytes, bytes};
   ASSERT_EQ(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
@@ -91,10 +91,10 @@ void LimitLocking(uint64_t bytes) {
   ASSERT_EQ(syscall(SYS_capset, &header, capabilities), 0);
 }
 
-// The exit status of a child.
+// Exit status of a child that cannot run the test here.
 constexpr int kCannotBeTried = 77;
 
-// Whether this process has CAP_IPC_LOCK, be it in a user namespace.
+// Returns whether this process has CAP_IPC_LOCK, possibly in a user namespace only.
 bool HasCapability() {
   __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct capabilities[2] = {};
@@ -110,13 +110,13 @@ uint64_t KibibytesAfter(std::istream& file, const std::string& name) {
   return 0;
 }
 
-// By VmLck of /proc/self/status, what counts against the limit.
+// Returns VmLck of /proc/self/status: the bytes that count against the limit.
 uint64_t CountedBytes() {
   std::ifstream status("/proc/self/status");
   return KibibytesAfter(status, "VmLck:") * kKiB;
 }
 
-// By Locked of /proc/self/smaps, the pages that are there and locked.
+// Returns Locked of /proc/self/smaps: the pages that are present and locked.
 uint64_t LockedBytes(const void* data) {
   std::ifstream smaps("/proc/self/smaps");
   for (std::string line; std::getline(smaps, line);) {
@@ -211,7 +211,7 @@ TEST_F(PageLockTest, WhereRamIsShortPlainMappedMemoryIsNotCalledPinnedEither) {
   });
 }
 
-// A program for RDMA or io_uring, on a machine without a GPU.
+// As in a program for RDMA or io_uring without a GPU.
 TEST_F(PageLockTest, BlocksOverALockingSourceArePinnedUpToTheLimitOfTheProcess) {
   InAChild([] {
     LimitLocking(4 * kMiB);
@@ -296,7 +296,7 @@ TEST_F(PageLockTest, EachRefusalIsToldApart) {
   }
 }
 
-// The call that makes the pages present finds that those it is about count already.
+// The second mlock2 call populates pages that already count against the limit.
 TEST_F(PageLockTest, TheLimitIsNotBlamedForBytesThatTheSameSegmentHasLocked) {
   InAChild([] {
     LimitLocking(8 * kMiB);
@@ -314,8 +314,8 @@ TEST_F(PageLockTest, TheLimitIsNotBlamedForBytesThatTheSameSegmentHasLocked) {
   });
 }
 
-// What a process that has CAP_IPC_LOCK, in that user namespace, is told where it is refused 4 MiB
-// with `error` and RLIMIT_MEMLOCK is 2.
+// Expects `message` in a process with CAP_IPC_LOCK in `of_namespace` that cannot lock 4 MiB.
+// RLIMIT_MEMLOCK is 2 MiB and mlock2 fails with `error`.
 void ExpectOfTheCapable(const std::string& of_namespace, int error,
                         const Matcher<std::string>& message) {
   ChildProcess child([&] {
