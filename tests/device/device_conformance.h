@@ -1,4 +1,4 @@
-// What every Device must do, as one parameterised suite.
+// The contract of Device, as a parameterized test suite.
 //
 //   INSTANTIATE_TEST_SUITE_P(Cuda, DeviceConformanceTest,
 //                            testing::Values(DeviceConformanceCase{"cuda", MakeCudaUnderTest}),
@@ -26,17 +26,17 @@
 
 namespace pinion {
 
-// A device, and what its interface lacks to play a program that computes.
+// A device, with the operations that tests need and Device lacks.
 class DeviceUnderTest {
  public:
   virtual ~DeviceUnderTest() = default;
   virtual Device& device() = 0;
-  // Enqueues on `stream` work that sets the bytes: a kernel or an asynchronous memset.
+  // Enqueues work on `stream` that sets the bytes: a kernel or an asynchronous memset.
   virtual absl::Status Fill(void* data, uint8_t value, uint64_t size_bytes,
                             StreamHandle stream) = 0;
-  // What the device found wrong with the program (unordered accesses); checked after each test.
+  // Returns unordered accesses that the device detected; checked after each test.
   virtual std::vector<std::string> Complaints() { return {}; }
-  // Of the whole device.
+  // Returns the device's total memory.
   virtual uint64_t memory_bytes() = 0;
 };
 
@@ -73,7 +73,7 @@ class DeviceConformanceTest : public ::testing::TestWithParam<DeviceConformanceC
 
   Device& device() { return under_test_->device(); }
 
-  // Allocated on stream_, freed at the end.
+  // Allocates on stream_; TearDown frees the memory.
   uint8_t* OnDevice(uint64_t size_bytes) {
     device_memory_.push_back(device().Allocate(size_bytes, stream_).value());
     return static_cast<uint8_t*>(device_memory_.back());
@@ -91,7 +91,7 @@ class DeviceConformanceTest : public ::testing::TestWithParam<DeviceConformanceC
     events_.push_back(device().CreateTimedEvent().value());
     return events_.back();
   }
-  // `later` continues after the present work of `earlier`.
+  // Makes later work of `later` wait for the present work of `earlier`.
   void Order(StreamHandle earlier, StreamHandle later) {
     const EventHandle event = Event();
     ASSERT_TRUE(device().RecordEvent(event, earlier).ok());

@@ -1,12 +1,12 @@
 // Copies batches of many shapes for a while, and compares every byte that comes back.
 //
-//   batch_soak --device=cuda --seconds=120      batches, alone and beside other work of the device
+//   batch_soak --device=cuda --seconds=120      batches, alone and concurrent with other work
 //   batch_soak --device=cuda --loop             the same pieces, one call each
 //   batch_soak --device=emu --seconds=2         batches on the fake runtime
 //
-// Drivers have hung and crashed in cudaMemcpyBatchAsync, on some numbers of pieces only, and only
-// after many calls. Each shape is printed before its batches run: the last line before a death
-// names it. --least_bytes, --most_pieces and --hint=false narrow down what a driver dies of.
+// Drivers have hung and crashed in cudaMemcpyBatchAsync for some numbers of pieces, after many
+// calls. Each shape is printed before its batches run, so that the last line names the fatal one.
+// `--least_bytes`, `--most_pieces` and `--hint=false` narrow the cause down.
 
 #include <cuda_runtime_api.h>
 
@@ -55,15 +55,15 @@ constexpr uint64_t kOtherWorkBytes = 256 * kMiB;
 constexpr int kBatchesOfAShape = 20;
 constexpr absl::Duration kStuck = absl::Seconds(60);
 
-// What CudaDevice copies in batches: several pieces of less than 1 MiB.
+// A batch as CudaDevice makes it: several pieces of less than 1 MiB.
 struct Shape {
   size_t pieces = 2;
-  uint64_t least_bytes = 1;  // of a piece
-  uint64_t most_bytes = 1;   // of another
+  uint64_t least_bytes = 1;  // of the smallest piece
+  uint64_t most_bytes = 1;   // of the largest piece
   bool beside_work = false;
 };
 
-// How often the batch call was made: only the first one tells whether the driver has it.
+// Successful batch calls. A driver without the call refuses only the first one.
 std::atomic<uint64_t> batches{0};
 decltype(CudaApi::MemcpyBatchAsync) memcpy_batch = nullptr;
 
@@ -80,7 +80,7 @@ cudaError_t MemcpyBatchWithHint(void* const* dsts, const void* const* srcs, cons
 
 CudaApi CountingBatches(CudaApi api, bool on_gpu) {
   if (on_gpu) {
-    // Whatever the environment asks for.
+    // Ignores PINION_COPY_BATCH.
     api.MemcpyBatchAsync =
         absl::GetFlag(FLAGS_hint) ? &MemcpyBatchWithHint : &MemcpyBatchWithoutHint;
   }
@@ -109,7 +109,7 @@ Shape DrawShape(std::mt19937_64& random, bool can_work) {
   return shape;
 }
 
-// Pieces that cover the beginning of the buffers, in an order of their own.
+// Shuffled pieces that cover the beginning of the buffers.
 std::vector<CopyPiece> DrawPieces(std::mt19937_64& random, const Shape& shape, char* dst,
                                   const char* src) {
   std::vector<CopyPiece> pieces;
@@ -145,7 +145,7 @@ class Soak {
     return absl::OkStatus();
   }
 
-  // In and out again, both in batches of the shape.
+  // Copies in and out again, each in one batch of `shape`.
   absl::Status RoundTrip(std::mt19937_64& random, const Shape& shape) {
     if (shape.beside_work) {
       PINION_RETURN_IF_ERROR(

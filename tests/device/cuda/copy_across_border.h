@@ -1,4 +1,4 @@
-// A copy whose host memory is two registrations, on the fake runtime and on real ones.
+// A copy whose host memory spans two registrations; for the fake runtime and for real ones.
 
 #ifndef PINION_TESTS_DEVICE_CUDA_COPY_ACROSS_BORDER_H_
 #define PINION_TESTS_DEVICE_CUDA_COPY_ACROSS_BORDER_H_
@@ -19,8 +19,8 @@
 
 namespace pinion::testing {
 
-// `segment` is registered memory of more than a gibibyte. `side_bytes` on either side of its first
-// border go to the device in one piece and come back.
+// Copies `side_bytes` on either side of the first registration border to the device in one piece,
+// and back. `segment` is registered memory of more than a gibibyte.
 inline void ExpectCopyAcrossBorder(const CudaApi& api, int index, const HostSegment& segment,
                                    uint64_t side_bytes) {
   char* const begin = static_cast<char*>(segment.data);

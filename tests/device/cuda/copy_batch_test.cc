@@ -1,4 +1,4 @@
-// With PINION_COPY_BATCH=1 in the environment, which the BUILD file sets.
+// Runs with PINION_COPY_BATCH=1, which the BUILD file sets.
 
 #include "gtest/gtest.h"
 #include "pinion/device/cuda/cuda_api.h"

@@ -1,4 +1,4 @@
-// The CUDA device while some stream captures a graph; on the fake runtime.
+// The CUDA device, on the fake runtime, while a stream captures a graph.
 
 #include <cstdint>
 
@@ -45,12 +45,12 @@ TEST_F(CudaCapturesTest, QueriesAndPinningDoNotSpoilSomebodysCapture) {
   EXPECT_THAT(device_.pinned_source()->Free(*segment), IsOk());
 
   EXPECT_FALSE(fake_.capture_spoiled());
-  // The thread's mode is as it was.
+  // The thread's capture mode is restored: an unrelaxed query still fails.
   EXPECT_EQ(FakeCuda::Api().EventQuery(static_cast<cudaEvent_t>(event.native())),
             cudaErrorStreamCaptureUnsupported);
 }
 
-// A session that begins while another stream captures in the "global" mode.
+// A session may be created while another stream captures in the "global" mode.
 TEST_F(CudaCapturesTest, SettingUpDoesNotSpoilSomebodysCapture) {
   fake_.SetCapturing(device_.CreateStream("captured").value(), true);
   const StreamHandle stream = device_.CreateStream("s").value();
@@ -65,7 +65,7 @@ TEST_F(CudaCapturesTest, SettingUpDoesNotSpoilSomebodysCapture) {
   EXPECT_FALSE(fake_.capture_spoiled());
 }
 
-// The second exchange would otherwise relax the thread for good.
+// If the first exchange of the mode fails, a second one would leave the thread relaxed.
 TEST_F(CudaCapturesTest, AThreadWhoseModeCouldNotBeRelaxedIsLeftAsItWas) {
   const EventHandle event = device_.CreateEvent().value();
   fake_.FailNext("ThreadExchangeStreamCaptureMode", cudaErrorDevicesUnavailable);

@@ -1,4 +1,4 @@
-// Which device is current for a call of the CUDA device, and after it; on the fake runtime.
+// Which device is current during and after a call of the CUDA device; on the fake runtime.
 
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
@@ -22,8 +22,8 @@ using ::testing::HasSubstr;
 
 using CudaContextsTest = testing::CudaDeviceFixture;
 
-// A registration function left another device current, and later launches went there
-// (sglang#26568).
+// A library's registration function left another device current, so later kernel launches went
+// there (sglang#26568).
 TEST_F(CudaContextsTest, NoCallLeavesAnotherDeviceCurrent) {
   for (const bool chosen : {false, true}) {
     SCOPED_TRACE(chosen ? "the thread chose device 0" : "the thread chose none");
@@ -67,7 +67,7 @@ TEST_F(CudaContextsTest, AThreadThatNeverChoseADeviceGetsNoContextOnDeviceZero) 
   EXPECT_EQ(CurrentDevice(), 0);
 }
 
-// A driver whose contexts the runtime does not hand out.
+// Some drivers do not expose the runtime's contexts.
 TEST_F(CudaContextsTest, WithoutTheDriversCallsADeviceIsSelectedAndPutBack) {
   fake_.FailNext("HasContext", cudaErrorNotSupported);
   EXPECT_THAT(device_.CreateEvent(), IsOk());
@@ -108,7 +108,7 @@ TEST_F(CudaContextsTest, AStreamOutlivesTheGreenContextThatWasCurrentWhenItWasCr
   EXPECT_EQ(fake_.green_streams(), 0);
 }
 
-// An older driver, which has no green contexts.
+// Drivers without green contexts lack these functions.
 TEST_F(CudaContextsTest, WithoutTheDriversFunctionsStreamsAreCreatedAllTheSame) {
   ASSERT_EQ(FakeCuda::Api().SetDevice(1), cudaSuccess);
   fake_.FailNext("PushContext", cudaErrorNotSupported);

@@ -1,5 +1,4 @@
-// Which driver calls a copy of the CUDA device is, and what a failed one leaves behind; on the fake
-// runtime.
+// Driver calls of the CUDA device's copies, and the state after a failed one; on the fake runtime.
 
 #include <cstdint>
 #include <cstring>
@@ -30,7 +29,7 @@ class CudaCopiesTest : public testing::CudaDeviceFixture {
  protected:
   static constexpr uint64_t kBytes = 8 * kMiB;
 
-  // Memory without a border of registrations inside: a copy across it would be one piece more.
+  // Returns memory without a registration border: a border would split a copy into one more piece.
   char* NewHost() {
     void* data = nullptr;
     do {
@@ -66,8 +65,7 @@ TEST_F(CudaCopiesTest, ABatchMakesItsDeviceCurrentOnce) {
   EXPECT_EQ(fake_.calls("GetDevice"), calls + 1);
 }
 
-// One call of 51,828 pieces ended in a segmentation fault, and repeated smaller ones in a hang
-// (vllm#49276).
+// A driver crashed in one call of 51,828 pieces, and hung after repeated smaller ones (vllm#49276).
 TEST_F(CudaCopiesTest, ABatchOfManyPiecesIsSeveralCalls) {
   constexpr uint64_t kPieces = 3000;
   std::vector<CopyPiece> in, out;
@@ -86,7 +84,8 @@ TEST_F(CudaCopiesTest, ABatchOfManyPiecesIsSeveralCalls) {
   EXPECT_EQ(fake_.calls("MemcpyAsync"), 0);
 }
 
-// A driver may copy the pieces of a batch by a kernel, which queues behind compute.
+// A driver may copy small pieces with a kernel, which queues behind compute kernels. Large pieces
+// must use the copy engines.
 TEST_F(CudaCopiesTest, LargePiecesAreCopiedOneByOneAndSmallOnesInABatch) {
   constexpr uint64_t kLarge = kMiB;
   const struct {
@@ -94,9 +93,9 @@ TEST_F(CudaCopiesTest, LargePiecesAreCopiedOneByOneAndSmallOnesInABatch) {
     int copies, batches;
   } cases[] = {{{kLarge, kLarge}, 2, 0},
                {{kLarge - 1, kLarge - 1}, 0, 1},
-               {{kLarge - 1, 4 * kLarge, kLarge - 1}, 1, 1},  // small on average, large on average
+               {{kLarge - 1, 4 * kLarge, kLarge - 1}, 1, 1},  // the average piece is large
                {{1, 1, kLarge, 1, 1, 1, kLarge, 1}, 2, 1},
-               {{1, kLarge}, 2, 0}};  // one small piece is no batch
+               {{1, kLarge}, 2, 0}};  // a single small piece is no batch
   for (const auto& [sizes, copies, batches] : cases) {
     SCOPED_TRACE(::testing::PrintToString(sizes));
     uint64_t offset = 0;
@@ -128,7 +127,7 @@ TEST_F(CudaCopiesTest, TheLegacyStreamGetsNoBatch) {
   EXPECT_EQ(fake_.calls("MemcpyAsync"), 4);
 }
 
-// The runtime has the call and the driver does not: cudart 12.8 on a driver of CUDA 12.4, say.
+// The runtime may have the call without the driver, e.g. cudart 12.8 on a driver for CUDA 12.4.
 TEST_F(CudaCopiesTest, ADriverWithoutTheBatchCallIsAskedOnce) {
   for (const cudaError_t refusal : {cudaErrorCallRequiresNewerDriver, cudaErrorNotSupported}) {
     SCOPED_TRACE(cudaGetErrorName(refusal));
@@ -150,7 +149,7 @@ TEST_F(CudaCopiesTest, WhenALaterCallOfABatchFailsNothingIsWrittenAfterwards) {
   for (uint64_t i = 0; i < 1024; ++i) pieces.push_back({data_ + 16 * i, host_ + 16 * i, 1});
   EXPECT_THAT(device_.CopyAsync(CopyDirection::kHostToDevice, pieces, stream_), IsOk());
   EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 1);
-  pieces.push_back({host_, host_ + kMiB, 1});  // no memory of the device
+  pieces.push_back({host_, host_ + kMiB, 1});  // not device memory
   EXPECT_THAT(device_.CopyAsync(CopyDirection::kHostToDevice, pieces, stream_),
               StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 3);
@@ -159,7 +158,7 @@ TEST_F(CudaCopiesTest, WhenALaterCallOfABatchFailsNothingIsWrittenAfterwards) {
 
 TEST_F(CudaCopiesTest, NothingIsWrittenAfterACopyOfSeveralPiecesHasFailed) {
   CudaDevice older(FakeCuda::ApiWithoutBatch(), 1);
-  // The first piece is good and enqueued; the second is no memory of the device.
+  // The first piece is valid and enqueued; the second one is not device memory.
   const std::vector<CopyPiece> pieces = {{host_, data_, 100}, {host_ + 300, host_ + 600, 100}};
   EXPECT_THAT(older.CopyAsync(CopyDirection::kDeviceToHost, pieces, stream_),
               StatusIs(absl::StatusCode::kInvalidArgument));
@@ -175,7 +174,7 @@ TEST_F(CudaCopiesTest, AFailedCopyIsWaitedForWithoutSpoilingSomebodysCapture) {
   EXPECT_FALSE(fake_.capture_spoiled());
 }
 
-// A copy of one call left nothing behind, and on a broken device nothing is written any more.
+// A failed single call enqueued nothing, and a broken device writes nothing: no wait is needed.
 TEST_F(CudaCopiesTest, AFailureThatNothingCanFollowIsNotWaitedFor) {
   fake_.FailNext("MemcpyAsync", cudaErrorInvalidValue);
   EXPECT_THAT(device_.CopyAsync(CopyDirection::kHostToDevice, {&two_pieces_[0], 1}, stream_),

@@ -1,4 +1,4 @@
-// A CUDA device on the fake runtime, and short names for what its tests do all the time.
+// A CUDA device on the fake runtime, with helpers for its tests.
 
 #ifndef PINION_TESTS_DEVICE_CUDA_CUDA_DEVICE_FIXTURE_H_
 #define PINION_TESTS_DEVICE_CUDA_CUDA_DEVICE_FIXTURE_H_
@@ -13,7 +13,7 @@
 
 namespace pinion::testing {
 
-// The device is cuda:1 of two; the thread has chosen none.
+// The device is cuda:1 of two; the thread has not selected a device.
 class CudaDeviceFixture : public ::testing::Test {
  protected:
   CudaDeviceFixture() : fake_(TwoDevices()), device_(FakeCuda::Api(), 1) {}
@@ -29,10 +29,10 @@ class CudaDeviceFixture : public ::testing::Test {
     EXPECT_EQ(FakeCuda::Api().GetDevice(&device), cudaSuccess);
     return device;
   }
-  // What the next unrelated call of the program would be blamed for.
+  // Returns the latched error, which the program's next unrelated call would report.
   static cudaError_t LatchedError() { return FakeCuda::Api().GetLastError(); }
 
-  // A stream with hours of work, and an event behind it.
+  // Returns an event behind hours of work on `stream`.
   EventHandle EventBehindLongWork(StreamHandle stream) {
     Kernel kernel;
     kernel.name = "long";

@@ -1,5 +1,5 @@
-// What the CUDA device does beyond the conformance suite: CUDA's own traps, on the fake runtime.
-// Copies, contexts and captures are in files of their own.
+// CUDA's pitfalls, which the conformance suite does not cover; on the fake runtime. Copies,
+// contexts and captures have their own files.
 
 #include "pinion/device/cuda/cuda_device.h"
 
@@ -232,7 +232,7 @@ TEST_F(CudaDeviceTest, WhatSysfsDoesNotKnowOfTheLinkStaysUnknown) {
 }
 
 TEST_F(CudaDeviceTest, WhatSysfsKnowsOfTheLinkIsTold) {
-  // Another folder than sysfs's, by way of a bus id that is a path.
+  // The bus id is a path that leads to this directory instead of the real one in sysfs.
   static const std::string bus_id = "../../../../tmp/pci" + std::to_string(getpid());
   const std::string folder = "/sys/bus/pci/devices/" + bus_id;
   std::error_code error;
@@ -275,7 +275,7 @@ TEST(CudaDeviceInfoTest, ADeviceThatReadsTheHostsPageTablesHangsOnNvlinkC2c) {
   }
 }
 
-// GB10, Jetson: a copy to the host would free nothing.
+// On GB10 and Jetson, a copy to the host would free no memory.
 TEST(CudaDeviceInfoTest, AnIntegratedDeviceHasTheHostsMemoryAndNoLink) {
   EmulatedOptions options;
   options.preset = *FindPreset("gh200_c2c");

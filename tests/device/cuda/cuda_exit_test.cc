@@ -1,4 +1,4 @@
-// Pinned memory of globals at process exit, and in children of fork.
+// Pinned memory in globals at process exit and in children of fork().
 
 #include <unistd.h>
 
@@ -30,7 +30,7 @@ using ::pinion::testing::FakeCuda;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::IsOk;
 
-// A runtime whose cudaFreeHost ends the process with 3.
+// Returns a runtime whose cudaFreeHost exits with 3.
 const CudaApi& ApiThatMustNotFree() {
   static const CudaApi api = [] {
     CudaApi strict = FakeCuda::Api();
@@ -40,12 +40,12 @@ const CudaApi& ApiThatMustNotFree() {
   return api;
 }
 
-// As a program would hold them: destroyed when the process exits, after main.
+// Globals, as in a program: destroyed after main.
 std::shared_ptr<PinnedAllocator> global_allocator;
 PinnedBlock global_block;
 
 [[noreturn]] void ExitWithPinnedMemory() {
-  new FakeCuda(EmulatedOptions());  // a runtime is never unloaded by the program
+  new FakeCuda(EmulatedOptions());  // a program never unloads the runtime
   AllocatorOptions options;
   options.segment_bytes = 2 * kMiB;
   global_allocator =
@@ -60,19 +60,19 @@ TEST(CudaExitDeathTest, AGlobalAllocatorLeavesItsMemoryToTheOperatingSystem) {
   EXPECT_EXIT(ExitWithPinnedMemory(), ::testing::ExitedWithCode(0), "");
 }
 
-// What a program still does while it exits.
-FakeCuda* runtime = nullptr;  // as above
+// State for the exit handler, which runs while the process exits.
+FakeCuda* runtime = nullptr;  // never unloaded
 std::shared_ptr<HostMemorySource> late_source;
 HostSegment late_segment;
 
 uint64_t ResidentBytes() {
   uint64_t pages = 0;
-  std::ifstream("/proc/self/statm") >> pages >> pages;  // of addresses, and of these
+  std::ifstream("/proc/self/statm") >> pages >> pages;  // skips the address space
   return pages * sysconf(_SC_PAGESIZE);
 }
 
-// Exits with 0 if its handler is refused and left with nothing, and gives memory back for nothing,
-// without a call of the runtime.
+// Exits with 0 if Allocate in an exit handler fails and keeps no memory, Free succeeds, and neither
+// of them calls the runtime.
 [[noreturn]] void ExitAndPin(std::shared_ptr<HostMemorySource> (*make_source)()) {
   std::atexit([] {
     const uint64_t calls = runtime->all_calls();

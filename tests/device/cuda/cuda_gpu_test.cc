@@ -1,5 +1,5 @@
-// The GPUs of this machine: the conformance suite (timed events among it), the engine on memory of
-// either source, the latency kernel. Without any GPU there is nothing to do, and each test says so.
+// Runs the conformance suite, the engine with either memory source, and the latency kernel on this
+// machine's GPUs. Skips every test if there is none.
 
 #include <cuda_runtime_api.h>
 
@@ -88,7 +88,6 @@ TEST_F(CudaGpuTest, TheEngineMovesRegisteredMemory) {
   testing::ExpectEngineRoundTrip(gpu, source.value());
 }
 
-// More than one registration, and copies across their border.
 TEST_F(CudaGpuTest, ACopySpansTwoRegistrations) {
   const auto source = CudaRegisteredSource::Create(RealCudaApi(), 0, {.touch_threads = 4});
   if (absl::IsFailedPrecondition(source.status())) GTEST_SKIP() << source.status();

@@ -1,4 +1,4 @@
-// Where cudaHostAlloc's memory lies, and who locks it; on the fake runtime.
+// Alignment and page locking of cudaHostAlloc's memory; on the fake runtime.
 
 #include "pinion/device/cuda/cuda_pinned_source.h"
 
@@ -24,7 +24,7 @@
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
 
-// The C library's: what is locked is written down, unless locking is refused.
+// Replaces the C library's functions: records the locked ranges, or refuses to lock.
 namespace {
 bool refuses_to_lock = false;
 std::map<const void*, size_t> locked;
@@ -67,7 +67,7 @@ class CudaPinnedSourceTest : public ::testing::Test {
   }
 };
 
-// CUDA's header: "cudaMallocHost may not page-lock the allocated memory" there.
+// CUDA's header says that "cudaMallocHost may not page-lock the allocated memory" there.
 TEST_F(CudaPinnedSourceTest, WhereTheDeviceReadsTheHostsPageTablesTheSourceLocksThePages) {
   const FakeCuda fake(Machine("gh200_c2c"));
   CudaPinnedSource source(FakeCuda::Api(), 0);

@@ -48,7 +48,7 @@ EmulatedOptions MachineOptions() {
   return options;
 }
 
-// Large segments take address space alone.
+// Large segments then reserve only address space.
 MmapOptions Untouched() {
   MmapOptions options;
   options.touch_threads = 0;
@@ -78,8 +78,8 @@ TEST_F(CudaRegisteredSourceTest, AnAllocatorGetsPinnedMemoryFromIt) {
   EXPECT_EQ(fake_.live_segments(), 0u);
 }
 
-// One call for 700 GB held a lock of the driver for 12 minutes, on the whole host
-// (TensorRT-LLM#17773); one for 512 GiB fails (maru#64, vLLM#51080).
+// One call for 700 GB held a host-wide driver lock for 12 minutes (TensorRT-LLM#17773). One for 512
+// GiB fails (maru#64, vLLM#51080).
 TEST_F(CudaRegisteredSourceTest, OneCallRegistersAGibibyteAtMost) {
   const uint64_t size_bytes = 2 * kGiB + 2 * kMiB;
   PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source_->Allocate(size_bytes));
@@ -104,7 +104,7 @@ TEST_F(CudaRegisteredSourceTest, ASegmentOfAGibibyteIsOneRegistrationWhereverItL
   EXPECT_THAT(source_->Free(before), IsOk());
 }
 
-// That is where copies are split.
+// Copies are split at multiples of a gibibyte.
 TEST_F(CudaRegisteredSourceTest, AllButTheFirstRegistrationOfASegmentBeginAtAMultipleOfAGibibyte) {
   static std::vector<const void*> registered;
   CudaApi api = FakeCuda::Api();
@@ -123,7 +123,8 @@ TEST_F(CudaRegisteredSourceTest, AllButTheFirstRegistrationOfASegmentBeginAtAMul
   EXPECT_THAT(source->Free(before), IsOk());
 }
 
-// cudaMemcpyBatchAsync failed for a page that spanned two registrations (sglang#36798).
+// In another library cudaMemcpyBatchAsync failed for a page that spanned two registrations
+// (sglang#36798).
 TEST_F(CudaRegisteredSourceTest, ACopyMaySpanTwoRegistrations) {
   PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source_->Allocate(kGiB + 4 * kMiB));
   testing::ExpectCopyAcrossBorder(FakeCuda::Api(), 1, segment, 64 * kKiB);
@@ -137,12 +138,12 @@ TEST_F(CudaRegisteredSourceTest, ACopyMaySpanTwoRegistrations) {
   EXPECT_THAT(fake_.machine().races(), IsEmpty());
 }
 
-// A registration's failure was ignored, and its latched error blamed on the next kernel launch
-// (maru#64, vLLM#51081).
+// In another library a failed registration was ignored, and the next kernel launch reported its
+// latched error (maru#64, vLLM#51081).
 TEST_F(CudaRegisteredSourceTest, AFailedRegistrationTakesBackTheEarlierOnes) {
   for (const int good_calls : {0, 1, 2}) {
     SCOPED_TRACE(good_calls);
-    // GetDevice, HasContext and PushContext are called once per Register, before the registrations.
+    // Each Register first calls GetDevice, HasContext and PushContext once.
     fake_.FailCall(4 + good_calls, cudaErrorMemoryAllocation);
     EXPECT_THAT(source_->Allocate(3 * kGiB),
                 StatusIs(absl::StatusCode::kResourceExhausted,
@@ -168,7 +169,7 @@ TEST_F(CudaRegisteredSourceTest, AnErrorWhileUnregisteringKeepsTheAddressesTaken
   fake_.FailNext("HostUnregister", cudaErrorInvalidValue);
   EXPECT_THAT(source_->Free(segment),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cudaHostUnregister")));
-  std::memset(segment.data, 1, segment.size_bytes);  // mapped still
+  std::memset(segment.data, 1, segment.size_bytes);  // still mapped
   EXPECT_THAT(source_->Free(segment), IsOk());
 }
 
@@ -204,7 +205,7 @@ TEST_F(CudaRegisteredSourceTest, NobodysCaptureIsSpoiledAndNoDeviceStaysCurrent)
   EXPECT_EQ(current, 0);
 }
 
-// Batches of copies took the host's address for the device's (sglang#40232).
+// In another library batched copies used the host address as the device address (sglang#40232).
 TEST_F(CudaRegisteredSourceTest, ADeviceThatSeesItElsewhereIsRefused) {
   fake_.SetRegisteredElsewhere();
   EXPECT_THAT(CudaRegisteredSource::Create(FakeCuda::Api(), 1),
@@ -212,7 +213,7 @@ TEST_F(CudaRegisteredSourceTest, ADeviceThatSeesItElsewhereIsRefused) {
                        AllOf(HasSubstr("cuda:1"), HasSubstr("CudaPinnedSource"))));
 }
 
-// cudaHostRegister succeeds there and locks nothing: every copy would be a pageable one.
+// On such devices cudaHostRegister succeeds without locking, so every copy would be pageable.
 TEST(CudaRegisteredSourceOnGh200Test, ADeviceThatReadsTheHostsPageTablesIsRefused) {
   EmulatedOptions options;
   options.preset = *FindPreset("gh200_c2c");
@@ -223,7 +224,7 @@ TEST(CudaRegisteredSourceOnGh200Test, ADeviceThatReadsTheHostsPageTablesIsRefuse
                              HasSubstr("CudaPinnedSource"))));
 }
 
-// In messages and statistics.
+// Messages and statistics show the name.
 TEST_F(CudaRegisteredSourceTest, SourcesAreNamedAfterTheCallThatPins) {
   EXPECT_EQ(source_->name(), "cudaHostRegister");
   EXPECT_EQ(CudaDevice(FakeCuda::Api(), 1).pinned_source()->name(), "cudaHostAlloc");

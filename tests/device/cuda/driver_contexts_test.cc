@@ -16,11 +16,11 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// A driver that does what it is told and notes its calls.
+// A driver that obeys and records its calls.
 struct Driver {
-  std::string missing;  // a function
+  std::string missing;  // name of a function
   CUresult init = CUDA_SUCCESS;
-  CUresult next = CUDA_SUCCESS;  // of the other functions
+  CUresult next = CUDA_SUCCESS;  // result of the other functions
   int active = 0;
   std::vector<std::string> calls;
 } driver;

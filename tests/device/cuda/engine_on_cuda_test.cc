@@ -1,4 +1,4 @@
-// The engine on the real CUDA device over the fake runtime.
+// The transfer engine on CudaDevice over the fake runtime.
 
 #include <algorithm>
 #include <memory>
@@ -85,7 +85,7 @@ TEST_F(EngineOnCudaTest, ABatchOfSeveralPiecesIsOneDriverCall) {
   EXPECT_EQ(fake_.calls("MemcpyAsync"), 0);
 }
 
-// Registered segments lie side by side, and CUDA refuses a piece that spans two (sglang#36798).
+// Registered segments are adjacent, but CUDA refuses a piece that spans two of them (sglang#36798).
 TEST_F(EngineOnCudaTest, BlocksThatTouchAreNotCopiedInOnePiece) {
   AllocatorOptions options;
   options.segment_bytes = 2 * kMiB;
@@ -93,7 +93,7 @@ TEST_F(EngineOnCudaTest, BlocksThatTouchAreNotCopiedInOnePiece) {
       PinnedAllocator::Create(options, CudaRegisteredSource::Create(FakeCuda::Api(), 0).value(),
                               FakeHost().Probe())
           .value();
-  // Blocks that begin at a multiple of 2 MiB begin where a segment does.
+  // A block that begins at a multiple of 2 MiB begins a segment.
   std::vector<std::shared_ptr<HostBuffer>> blocks;
   for (int i = 0; i < 4; ++i) {
     blocks.push_back(std::make_shared<HostBuffer>(allocator->Allocate(2 * kMiB).value()));
@@ -129,8 +129,8 @@ TEST_F(EngineOnCudaTest, AStickyErrorPoisonsTheEngine) {
   EXPECT_EQ(fake_.calls("MemcpyAsync"), copies);
 }
 
-// A copy that faults while it runs: its call has succeeded, and up to this many submissions after
-// it do before a call tells.
+// A copy whose call succeeds but which faults while it runs. The parameter is the number of later
+// submissions that succeed before a call reports the fault.
 class FaultingCopyTest : public EngineOnCudaTest, public ::testing::WithParamInterface<int> {};
 
 TEST_P(FaultingCopyTest, PoisonsTheEngineWhenACallTellsAndItsHostBlockIsNotReused) {
@@ -198,7 +198,7 @@ TEST_F(EngineOnCudaTest, ADriverWithoutTheBatchCallMovesTheSameBytes) {
   EXPECT_EQ(FakeCuda::Api().GetLastError(), cudaSuccess);
 }
 
-// LibTorch looks at events only: a program may destroy its stream when its work is done.
+// A program may destroy a stream whose work is done, so a fence may depend on its event only.
 TEST_F(EngineOnCudaTest, AMarkIsDoneAfterItsStreamWasDestroyed) {
   for (const bool polled : {true, false}) {
     const StreamHandle stream = world_.NewStream();
@@ -217,8 +217,8 @@ TEST_F(EngineOnCudaTest, AMarkIsDoneAfterItsStreamWasDestroyed) {
   }
 }
 
-// A program destroys a stream that has work on it, and the next one gets its handle: what is done
-// there says nothing of the first one's work, under which a block must not be used again.
+// A new stream gets the handle of a destroyed stream that still has work. Progress of the new
+// stream must not complete the earlier mark: its block would be reused too early.
 TEST_F(EngineOnCudaTest, AMarkOfADestroyedStreamIsNotDoneBecauseItsHandleIsUsedAgain) {
   fake_.RecycleStreamHandles();
   Device& device = world_.engine().device();
@@ -246,7 +246,7 @@ TEST_F(EngineOnCudaTest, AMarkOfADestroyedStreamIsNotDoneBecauseItsHandleIsUsedA
   EXPECT_TRUE(before->IsDone());
 }
 
-// As a program's data loader does that has streams of its own in each epoch.
+// A data loader may create its streams anew in each epoch.
 TEST_F(EngineOnCudaTest, StreamsThatComeAndGoLeaveNothingInTheEngine) {
   Device& device = world_.engine().device();
   std::vector<std::weak_ptr<FenceTimeline>> timelines;
@@ -276,7 +276,7 @@ TEST_F(EngineOnCudaTest, MarksArePolledDuringACaptureWithoutSpoilingIt) {
   EXPECT_FALSE(fake_.capture_spoiled());
 }
 
-// CUDA does not tell what a stream waits for: the engine knows what it made it wait for.
+// CUDA cannot tell what a stream waits for; the engine records the waits that it enqueues.
 TEST(EngineOnStuckCudaTest, ATimeoutNamesWhatACopyWaitsFor) {
   EmulatedOptions machine = TestMachineOptions();
   machine.faults.stalls = {{.at = 1}};

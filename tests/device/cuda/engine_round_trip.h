@@ -1,4 +1,4 @@
-// The engine's basic duty on any device that can play a program that computes.
+// A round trip through the engine, for any device that can run simulated compute.
 
 #ifndef PINION_TESTS_DEVICE_CUDA_ENGINE_ROUND_TRIP_H_
 #define PINION_TESTS_DEVICE_CUDA_ENGINE_ROUND_TRIP_H_
@@ -27,8 +27,8 @@
 
 namespace pinion::testing {
 
-// Bytes go out after the work that makes them, their memory is used anew, and they come back before
-// the work that reads them; in one piece and in several. `source` gives the host memory.
+// Copies bytes out after the work that writes them, reuses their memory, and copies them back
+// before the work that reads them. Uses one piece and several, with host memory from `source`.
 inline void ExpectEngineRoundTrip(DeviceUnderTest& under_test,
                                   std::shared_ptr<HostMemorySource> source) {
   constexpr uint64_t kSize = 3 * kMiB;
@@ -56,7 +56,7 @@ inline void ExpectEngineRoundTrip(DeviceUnderTest& under_test,
     CopyBatch out(CopyDirection::kDeviceToHost);
     CopyBatch in(CopyDirection::kHostToDevice);
     CopyBatch read(CopyDirection::kDeviceToHost);
-    // Back to front, so that neighbours do not become one piece.
+    // The order is reversed so that neighbouring pieces are not merged.
     for (uint64_t i = 0; i < pieces; ++i) {
       const uint64_t there = (pieces - 1 - i) * piece_bytes;
       ASSERT_THAT(

@@ -1,5 +1,4 @@
-// Programs that end with copies in flight: they end as they meant to, and call no runtime that has
-// been unloaded.
+// Programs that exit with copies in flight keep their exit code and never call an unloaded runtime.
 
 #include <string>
 #include <tuple>
@@ -13,7 +12,7 @@ namespace {
 using ::pinion::testing::ProgramOutcome;
 using ::pinion::testing::RunProgram;
 
-// Who holds what is in flight, and who ends the process.
+// Arguments of exiting_program: the holder of the state, and who ends the process.
 using Ending = std::tuple<const char*, const char*>;
 
 class ExitCodeTest : public ::testing::TestWithParam<Ending> {};

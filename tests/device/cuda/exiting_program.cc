@@ -1,13 +1,14 @@
-// A program that ends with the exit code 3 while copies are in flight. See exit_code_test.
+// Ends with exit code 3 while copies are in flight; exit_code_test runs it.
 //
 //   exiting_program global|local|leaked main|thread|busy|pinning
 //
-// What holds the allocator, the engine and their memory: a global, a static of a function, or one
-// that is never destroyed. Who ends the process: main returns, another thread calls exit, or main
-// returns while another thread goes on submitting, or pinning memory and giving it back.
+// The first argument says what holds the allocator, the engine and their memory: a global, a static
+// of a function, or an object that is never destroyed. The second one says who ends the process.
+// Either main returns, or another thread calls exit. With `busy` or `pinning`, main returns while
+// another thread submits copies, or pins and unpins memory.
 //
-// The exit code 4 means that the runtime was called after it was unloaded (what began before may
-// end), 5 that it was called at all while globals were destroyed.
+// Exit code 4: a call began after the runtime was unloaded. Exit code 5: the runtime was called
+// while globals were destroyed.
 
 #include <pthread.h>
 #include <unistd.h>
@@ -44,7 +45,7 @@ using ::pinion::testing::FakeHost;
 FakeCuda* runtime = nullptr;  // never destroyed
 std::atomic<uint64_t> calls_before_exit{0};
 bool calls_during_exit_allowed = true;
-// A thread that may have been on its way into the runtime when that was unloaded, and its rounds.
+// Loop iterations of a thread that may be inside the runtime while it is unloaded.
 bool has_busy_thread = false;
 std::atomic<uint64_t> rounds{0};
 
@@ -52,13 +53,13 @@ void WaitForRounds(uint64_t count) {
   for (const uint64_t before = rounds; rounds < before + count;) usleep(100);
 }
 
-// The first static of the program, so the last that is destroyed.
+// The program's first static object, so the last one to be destroyed.
 struct Judge {
   ~Judge() {
     if (runtime == nullptr) return;
     uint64_t calls_allowed = 0;
     if (has_busy_thread) {
-      // Of the round that was under way. Those that begin after it call nothing.
+      // The iteration under way may still make calls. Later iterations must make none.
       WaitForRounds(2);
       calls_allowed = runtime->calls_after_unload();
       WaitForRounds(3);
@@ -80,7 +81,7 @@ struct World {
     block = allocator->Allocate(kMiB).value();
   }
 
-  // Both ways at once, each with memory of its own.
+  // Submits a copy in each direction, with separate memory.
   void Submit() {
     for (const CopyDirection direction :
          {CopyDirection::kDeviceToHost, CopyDirection::kHostToDevice}) {
@@ -94,7 +95,7 @@ struct World {
     }
   }
 
-  // Memory that no segment has room for.
+  // Allocates a block that fits no segment, and returns the memory.
   void Pin() {
     if (!allocator->Allocate(8 * kMiB).ok()) return;
     allocator->Trim(0).IgnoreError();
@@ -123,7 +124,7 @@ World& HeldBy(const std::string& holder) {
 
 int Run(const std::string& holder, const std::string& ender) {
   runtime = new FakeCuda(EmulatedOptions());
-  // The runtime was loaded before whatever uses it, and so is unloaded after that.
+  // The runtime is loaded before its users, so it is unloaded after static objects made later.
   std::atexit([] { runtime->Unload(); });
   World& world = HeldBy(holder);
   world.Submit();
@@ -142,7 +143,7 @@ int Run(const std::string& holder, const std::string& ender) {
     usleep(10'000);
     return 3;
   }
-  // A static of a function goes while the runtime is there.
+  // A static of a function is destroyed while the runtime is still loaded.
   calls_during_exit_allowed = holder == "local";
   calls_before_exit = runtime->all_calls();
   if (ender == "main") return 3;

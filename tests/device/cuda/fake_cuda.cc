@@ -1,4 +1,4 @@
-// The state of the fake runtime; its functions are in fake_cuda_api.cc.
+// State of the fake runtime. Its functions are in fake_cuda_api.cc.
 
 #include "pinion/tests/device/cuda/fake_cuda.h"
 
@@ -89,7 +89,7 @@ void FakeCuda::Unload() {
   unloaded_ = true;
 }
 
-// --- What the program did ---
+// --- Observations ---
 
 bool FakeCuda::capture_spoiled() const {
   MutexLock lock(mu_);
@@ -328,7 +328,7 @@ absl::Status FakeCuda::HostAlloc(void** data, size_t size_bytes) {
   const std::shared_ptr<HostMemorySource> source =
       ReadsHostPageTables(thread().device()) ? pageable_ : current().pinned_source();
   sched_getaffinity(0, sizeof(pinning_cpus_), &pinning_cpus_);
-  // As CUDA's has come so far; not every kernel maps memory so.
+  // CUDA has returned this alignment so far. Some kernels map memory with a smaller one.
   constexpr uint64_t kBoundaryBytes = 2 * kMiB;
   const uint64_t slack_bytes = pages_only_ ? kPage : kBoundaryBytes;
   const absl::StatusOr<HostSegment> segment =

@@ -1,31 +1,31 @@
-// A CUDA runtime without a GPU: the functions of CudaApi on top of the emulated accelerator.
+// A CUDA runtime without a GPU: implements CudaApi on the emulated accelerator.
 //
 //   FakeCuda fake(EmulatedOptions{});
 //   CudaDevice device(FakeCuda::Api(), 0);
 //
-// Streams and events are the emulated device's own handles; a null stream is the current device's
-// default stream. It is as strict as CUDA at its worst:
+// Streams and events are the emulated device's handles; a null stream is the current device's
+// default stream. The fake is as strict as the strictest CUDA runtime and driver:
 //   * a stream is usable only while its device is current;
-//   * a call makes a context on the device that is current, and cudaSetDevice on the one it names;
-//   * an error stays latched on its thread until it is read; a sticky one is returned by every
-//     later call of every thread (what others do on the machine itself, as LibTorch's kernels,
-//     goes on);
-//   * a copy may fault while it runs: its call succeeds, its bytes never arrive, a later call, of
-//     whatever kind, tells, and the machine's devices are broken;
+//   * a call creates a context on the current device, and cudaSetDevice on the named one;
+//   * an error stays latched on its thread until it is read;
+//   * every later call of any thread returns a sticky error. Work that other code submits to the
+//     machine itself, such as LibTorch's kernels, continues;
+//   * a copy may fault while it runs: its call succeeds and its bytes never arrive. A later call
+//     of any kind reports the fault, and the machine's devices are broken;
 //   * a batch of copies that fails has enqueued half of its pieces, and one of more than
 //     kMaxBatchPieces ends the process;
 //   * a piece of a copy must not span two registrations, nor registered and other memory;
-//   * registering or allocating host memory for a device that reads the host's page tables locks
-//     nothing: the memory is pageable;
+//   * registering or allocating host memory locks nothing if the device reads the host's page
+//     tables: the memory is pageable;
 //   * a stream that is created while a green context is current belongs to that context;
-//   * freeing and unregistering pinned memory wait for all that the device has to do;
+//   * freeing and unregistering pinned memory wait for all work of the device;
 //   * an allocation far beyond the device's memory is an invalid value, not a lack of memory;
-//   * querying an event, waiting for a stream, pinning memory, and creating, destroying, allocating
-//     or freeing anything while some stream captures a graph fails and spoils the capture, unless
-//     the thread has relaxed its capture mode;
-//   * so does whatever touches the legacy stream while a stream that synchronises with it captures.
+//   * while a stream captures a graph, many calls fail and spoil the capture: querying an event,
+//     waiting for a stream, pinning memory, and creating, destroying, allocating or freeing
+//     anything. Exception: a thread that has relaxed its capture mode;
+//   * so does any use of the legacy stream while a stream that synchronizes with it captures.
 //
-// Thread safety: the API's functions are thread-safe. One FakeCuda at a time.
+// Thread safety: the API's functions are thread-safe. At most one FakeCuda exists at a time.
 
 #ifndef PINION_TESTS_DEVICE_CUDA_FAKE_CUDA_H_
 #define PINION_TESTS_DEVICE_CUDA_FAKE_CUDA_H_
@@ -55,85 +55,85 @@ namespace pinion::testing {
 
 class FakeCuda {
  public:
-  // What a driver takes in one cudaMemcpyBatchAsync before it hangs.
+  // Pieces that a driver takes in one cudaMemcpyBatchAsync without hanging.
   static constexpr size_t kMaxBatchPieces = 1024;
 
   explicit FakeCuda(const EmulatedOptions& options);
-  // The runtime of a machine that others know, too.
+  // Uses a machine that is shared with other code.
   explicit FakeCuda(std::shared_ptr<EmulatedMachine> machine);
   ~FakeCuda();
   FakeCuda(const FakeCuda&) = delete;
   FakeCuda& operator=(const FakeCuda&) = delete;
 
-  // Calls go to the FakeCuda that lives.
+  // Returns functions that call the existing FakeCuda.
   static const CudaApi& Api();
-  // The same, of a runtime older than 12.8.
+  // Returns the functions of a runtime before 12.8, which has no batch call.
   static const CudaApi& ApiWithoutBatch();
 
   EmulatedMachine& machine() { return *machine_; }
   const std::shared_ptr<EmulatedMachine>& shared_machine() { return machine_; }
 
   // --- Faults ---
-  // The next call of a function ("MemcpyAsync") fails with `error` and does nothing else.
+  // Makes the next call of a function (e.g. "MemcpyAsync") fail with `error` and do nothing else.
   void FailNext(const std::string& function, cudaError_t error);
-  // The same for the k-th call from now on, of whatever function; 1 is the next.
+  // Makes the k-th call from now on fail, of whichever function; 1 is the next.
   void FailCall(uint64_t k, cudaError_t error);
-  // The k-th copy from now on (a batch is one) faults while it runs. Up to `unnoticed_calls` later
-  // submissions succeed before a call returns cudaErrorIllegalAddress; queries and synchronisations
-  // notice at once.
+  // Makes the k-th copy from now on fault while it runs; a batch is one copy. Up to
+  // `unnoticed_calls` later submissions succeed before one returns cudaErrorIllegalAddress. Queries
+  // and synchronizations return it at once.
   void FaultCopy(uint64_t k, int unnoticed_calls = 0);
-  // What cudaGetDeviceCount returns where there is no driver.
+  // Makes cudaGetDeviceCount report that there is no driver.
   void SetNoDriver() { no_driver_ = true; }
-  // What every cudaMemcpyBatchAsync returns: that of a driver without it.
+  // Makes every cudaMemcpyBatchAsync return `error`, as on a driver without it.
   void RefuseBatches(cudaError_t error);
-  // cudaHostAlloc returns memory on the boundary of a 4 KiB page from now on, and of no larger one.
+  // Makes cudaHostAlloc align memory to 4 KiB only.
   void AlignToPagesOnly() { pages_only_ = true; }
-  // Devices have no memory but the host's.
+  // Makes the devices integrated: they use the host's memory.
   void SetIntegrated() { integrated_ = true; }
-  // Every device has this address on the bus; none has one otherwise.
+  // Sets the bus address of every device; without it a device has none.
   void SetBusId(const std::string& bus_id) { bus_id_ = bus_id; }
-  // The program makes a green context current on all threads, on top of what they select.
+  // Makes a green context current on all threads, above their selected device.
   void SetGreenContext() { has_green_context_ = true; }
-  // Devices see registered memory at other addresses than the host does.
+  // Gives registered memory another address on the devices than on the host.
   void SetRegisteredElsewhere() { registered_elsewhere_ = true; }
   void SetCapturing(StreamHandle stream, bool capturing);
-  // A stream of the program's that is not a non-blocking one captures a graph.
+  // Lets a stream that synchronizes with the legacy stream capture a graph.
   void SetBlockingStreamCaptures() { blocking_stream_captures_ = true; }
-  // From now on a new stream gets the handle of the one that was destroyed last.
+  // Gives each new stream the handle of the stream that was destroyed last.
   void RecycleStreamHandles() { recycles_handles_ = true; }
-  // Runs a kernel at its launch, on the host; without one the fake has no code of GPUs. Its time is
-  // what it submits to the machine itself.
+  // Runs `kernel` on the host at each launch; without it the fake cannot run GPU code. A launch
+  // takes the time of the work that `kernel` submits to the machine.
   void SetKernel(std::function<cudaError_t(void** arguments, StreamHandle stream)> kernel) {
     kernel_ = std::move(kernel);
   }
-  // As while a process exits: from now on every call fails with cudaErrorCudartUnloading.
+  // Makes every later call fail with cudaErrorCudartUnloading, as during process exit.
   void Unload();
 
-  // --- What the program did ---
+  // --- Observations ---
   bool capture_spoiled() const;
   int calls(const std::string& function) const;
-  // Of all functions that can fail, the failed calls included.
+  // Returns the number of calls of all functions that can fail, including failed calls.
   uint64_t all_calls() const;
   uint64_t calls_after_unload() const;
-  // The function of the call that FailCall or FaultCopy hit; "" while none was hit.
+  // Returns the function that FailCall or FaultCopy hit, or "" if none was hit yet.
   std::string failed_function() const;
   void ForgetFailedCall();
   bool has_context(int device) const;
-  // Streams that a green context owns.
+  // Returns the number of streams that a green context owns.
   int green_streams() const { return green_streams_; }
-  // The CPUs that the thread could run on in the last cudaHostAlloc.
+  // Returns the CPUs on which the thread of the last cudaHostAlloc could run.
   const cpu_set_t& pinning_cpus() const { return pinning_cpus_; }
-  // Streams, events and libraries that are not destroyed; pinned and registered segments that are
-  // not freed.
+  // Return the streams, events and libraries that are not destroyed, and the pinned and registered
+  // segments that are not freed.
   size_t live_handles() const;
   size_t live_segments() const;
 
-  // --- What the functions of the table do; `function` is their name in CudaApi ---
+  // --- Implementation of the table's functions; `function` is a name in CudaApi ---
   struct ThreadState {
     int device() const { return pushed.empty() ? selected : pushed.back(); }
 
     int selected = 0;         // by cudaSetDevice
-    std::vector<int> pushed;  // contexts, on top of it
+    std::vector<int> pushed;  // contexts above it
     cudaError_t last_error = cudaSuccess;
     cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
   };
@@ -145,28 +145,28 @@ class FakeCuda {
   absl::StatusOr<cudaStream_t> CreateStream();
   absl::Status DestroyStream(cudaStream_t stream);
   void AddContext(int device);
-  // Counts a call. Its error, if it is to fail.
+  // Counts a call and returns its injected error.
   cudaError_t Enter(const char* function, bool uses_device = true);
-  // The same for a call that knows nothing of broken devices: it is about the thread alone.
+  // Like Enter, for a call that concerns only the thread and ignores broken devices.
   cudaError_t EnterThread(const char* function);
-  // The same for a call of the driver's, whose errors are not latched.
+  // Like Enter, for a driver call, whose errors are not latched.
   cudaError_t EnterDriver(const char* function);
-  // The error of FailNext alone, for a call that is not counted.
+  // Returns the error of FailNext, for a call that is not counted.
   cudaError_t TakeNext(const char* function);
-  // cudaErrorStreamCaptureImplicit for the legacy stream while a stream that synchronises with it
-  // captures.
+  // Returns cudaErrorStreamCaptureImplicit for the legacy stream while a stream that synchronizes
+  // with it captures.
   cudaError_t CheckLegacy(cudaStream_t stream) const;
-  // The same for a call that would use the stream: it spoils that capture.
+  // Like CheckLegacy, for a call that uses the stream; spoils that capture.
   cudaError_t UseLegacy(cudaStream_t stream);
-  // Enter for a call that a capture does not tolerate.
+  // Like Enter, for a call that a capture does not tolerate.
   cudaError_t EnterUnsafe(const char* function);
-  // The same for work that is submitted. *lost: the device is broken and nobody has noticed, so the
-  // call succeeds and does nothing.
+  // Like Enter, for submitted work. Sets *lost if the device is broken and no call has reported it
+  // yet: the call then succeeds and does nothing.
   cudaError_t EnterSubmission(const char* function, bool* lost);
-  // The same for a copy.
+  // Like EnterSubmission, for a copy.
   cudaError_t EnterCopy(const char* function, bool* lost);
   cudaError_t batch_refusal() const;
-  // Latches the error that a status means, and returns it.
+  // Latches and returns the error for a status.
   cudaError_t Latch(const absl::Status& status);
   cudaError_t Latch(cudaError_t error);
   bool no_driver() const { return no_driver_; }
@@ -176,7 +176,7 @@ class FakeCuda {
   const std::string& bus_id() const { return bus_id_; }
   void AddHandle(void* handle);
   void RemoveHandle(void* handle);
-  // As GH200: all that hangs on NVLink-C2C.
+  // Returns true for devices on NVLink-C2C, such as GH200.
   bool ReadsHostPageTables(int device);
   absl::Status HostAlloc(void** data, size_t size_bytes);
   absl::Status FreeHost(void* data);
@@ -201,7 +201,7 @@ class FakeCuda {
   bool recycles_handles_ = false;
   mutable Mutex mu_;
   cudaError_t sticky_ ABSL_GUARDED_BY(mu_) = cudaSuccess;
-  bool faulted_ ABSL_GUARDED_BY(mu_) = false;  // a copy has, and nobody has noticed
+  bool faulted_ ABSL_GUARDED_BY(mu_) = false;  // a copy has faulted, unreported
   int unnoticed_calls_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t fault_copy_in_ ABSL_GUARDED_BY(mu_) = 0;  // 0: never
   uint64_t fail_call_in_ ABSL_GUARDED_BY(mu_) = 0;   // 0: never

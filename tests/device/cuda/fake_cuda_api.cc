@@ -1,4 +1,4 @@
-// The functions of the fake runtime; its state is in fake_cuda.cc.
+// Functions of the fake runtime. Its state is in fake_cuda.cc.
 
 #include <cstdint>
 #include <cstdio>
@@ -15,10 +15,10 @@
 namespace pinion::testing {
 namespace {
 
-// Returns from the calling function what the call is to fail with.
+// Returns the injected error, if any, from the calling function.
 #define FAKE_CUDA_ENTER(fake, function) \
   if (const cudaError_t error = (fake).Enter(function); error != cudaSuccess) return error
-// The same for a call that a capture does not tolerate.
+// Like FAKE_CUDA_ENTER, for a call that a capture does not tolerate.
 #define FAKE_CUDA_ENTER_UNSAFE(fake, function) \
   if (const cudaError_t error = (fake).EnterUnsafe(function); error != cudaSuccess) return error
 
@@ -47,7 +47,7 @@ cudaError_t SetDevice(int device) {
   if (device < 0 || device >= fake.machine().device_count()) {
     return fake.Latch(cudaErrorInvalidDevice);
   }
-  // What a test keeps from going stays.
+  // A test that makes PopContext fail leaves the context pushed.
   PINION_CHECK(FakeCuda::thread().pushed.empty() || fake.failed_function() == "PopContext")
       << "SetDevice under a pushed context";
   FakeCuda::thread().selected = device;
@@ -150,7 +150,7 @@ cudaError_t MallocAsync(void** data, size_t size_bytes, cudaStream_t stream) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_ENTER_UNSAFE(fake, "MallocAsync");
   if (const cudaError_t error = fake.UseLegacy(stream); error != cudaSuccess) return error;
-  // The documentation names no error for a size that no device can have.
+  // CUDA documents no error for a size that exceeds every device.
   const int device = FakeCuda::thread().device();
   if (size_bytes / 1024 > fake.machine().memory_stats(device).limit_bytes) {
     return fake.Latch(cudaErrorInvalidValue);

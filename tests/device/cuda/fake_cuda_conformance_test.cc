@@ -1,5 +1,5 @@
-// The conformance suite, and the engine's basic duty, on the real CUDA device over the fake
-// runtime, with and without the batch call.
+// Runs the conformance suite and the engine's round trip on CudaDevice over the fake runtime, with
+// and without the batch call.
 
 #include <cstring>
 #include <memory>
@@ -33,7 +33,7 @@ EmulatedOptions TwoDevices() {
   return options;
 }
 
-// Device 1, so that whatever forgets to make it current is found.
+// Tests device 1, so that a call which does not make its device current fails.
 class FakeCudaUnderTest : public DeviceUnderTest {
  public:
   explicit FakeCudaUnderTest(const CudaApi& api) : fake_(TwoDevices()), device_(api, 1) {}

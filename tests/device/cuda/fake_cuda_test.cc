@@ -1,4 +1,4 @@
-// The fake runtime is honest: it does to a program what CUDA does.
+// The fake runtime treats misuse as strictly as CUDA does.
 
 #include "pinion/tests/device/cuda/fake_cuda.h"
 
@@ -33,7 +33,7 @@ EmulatedOptions TwoDevices() {
   return options;
 }
 
-// Every function of a table, in its order.
+// Returns the function pointers of a table in declaration order.
 auto Functions(const CudaApi& api) {
   return std::bit_cast<std::array<void*, sizeof(CudaApi) / sizeof(void*)>>(api);
 }
@@ -207,8 +207,7 @@ TEST_F(FakeCudaTest, WaitingForAStreamSpoilsSomebodysCapture) {
   EXPECT_TRUE(fake_.capture_spoiled());
 }
 
-// cudaStreamIsCapturing tells of it without harm; whatever else touches the legacy stream spoils
-// the capture.
+// Only cudaStreamIsCapturing is harmless. Any other use of the legacy stream spoils the capture.
 TEST_F(FakeCudaTest, TheLegacyStreamIsUnusableWhileAStreamThatItWaitsForCaptures) {
   fake_.SetBlockingStreamCaptures();
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;

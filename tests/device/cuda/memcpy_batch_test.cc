@@ -63,7 +63,7 @@ void ExpectTheCallGetsThrough(MemcpyBatch memcpy_batch) {
   EXPECT_EQ(seen.stream, stream);
 }
 
-// CUDA 13 dropped an argument and added const (llm-d#607).
+// CUDA 13 removed a parameter and added const (llm-d#607).
 TEST(MemcpyBatchTest, TheSignatureOfCuda13IsCalled) { ExpectTheCallGetsThrough(&MemcpyBatch13); }
 
 TEST(MemcpyBatchTest, TheSignatureOfCuda12IsCalled) { ExpectTheCallGetsThrough(&MemcpyBatch12); }

@@ -1,5 +1,5 @@
-// The test is the tool: it attaches to NVTX as Nsight Systems does, by an injection library, which
-// here is linked in (nvtxInit.h: static injection).
+// The test acts as the profiler: it attaches to NVTX through a statically linked injection library,
+// as Nsight Systems does with a dynamic one (nvtxInit.h: static injection).
 
 #include "pinion/device/cuda/nvtx_trace_sink.h"
 
@@ -24,7 +24,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// What a tool sees.
+// Data that the profiler recorded.
 struct Seen {
   Mutex mu;
   std::vector<std::string> domains ABSL_GUARDED_BY(mu);
@@ -78,7 +78,7 @@ int Attach(NvtxGetExportTableFunc_t get_export_table) {
   return 1;
 }
 
-// Before NVTX's first call, which looks for a tool.
+// Set before the first NVTX call, which looks for a profiler.
 [[maybe_unused]] const bool attached = (InitializeInjectionNvtx2_fnptr = Attach, true);
 
 class NvtxTraceSinkTest : public ::testing::Test {

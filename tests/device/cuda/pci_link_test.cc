@@ -13,7 +13,7 @@
 namespace pinion {
 namespace {
 
-// A directory that looks like /sys/bus/pci/devices.
+// A fake of /sys/bus/pci/devices.
 class PciLinkTest : public ::testing::Test {
  protected:
   PciLinkTest() : root_(std::filesystem::path(::testing::TempDir()) / "pci_link_test_XXXXXX") {
@@ -32,7 +32,7 @@ class PciLinkTest : public ::testing::Test {
     Write("max_link_width", width);
     return Read();
   }
-  // CUDA prints the address in upper case.
+  // CUDA prints the address in upper case; sysfs uses lower case.
   PciLink Read() const { return ReadPciLink("0000:C1:00.0", root_.string()); }
 
   std::filesystem::path root_;
@@ -86,7 +86,8 @@ TEST_F(PciLinkTest, TheNodeIsReadWhereThereIsOne) {
   EXPECT_EQ(Read().numa_node, -1);
 }
 
-// The bridges above the device, the next one first; sysfs has links into the tree of bridges.
+// Writes the bridges above the device, nearest first. In sysfs the device's entry links into the
+// tree of bridges.
 class PciPathTest : public PciLinkTest {
  protected:
   PciLink ReadBelow(const std::vector<std::pair<std::string, std::string>>& bridges,

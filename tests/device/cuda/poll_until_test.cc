@@ -15,8 +15,7 @@ namespace {
 using ::pinion::testing::IsOkAndHolds;
 using ::pinion::testing::StatusIs;
 
-// Time passes only here: a question to the driver takes 1 us, and a sleep is late by Linux's
-// default timer slack.
+// A simulated clock: a query takes 1 us, and a sleep is 50 us late, Linux's default timer slack.
 class FakePollClock final : public PollClock {
  public:
   absl::Duration Now() override { return now_; }
@@ -26,7 +25,7 @@ class FakePollClock final : public PollClock {
     now_ += duration + absl::Microseconds(50);
   }
 
-  // A question whose answer is yes from `at` on.
+  // Returns a query that is true from `at` on.
   auto DoneAt(absl::Duration at) {
     return [this, at]() -> absl::StatusOr<bool> {
       ++questions_;
@@ -79,7 +78,7 @@ TEST(PollUntilTest, AWaitYieldsFromFiftyMicrosecondsOn) {
   }
 }
 
-// Two percent of 2500 us are the 50 us that any sleep is late by.
+// Every sleep may be 50 us late, which is two percent of 2500 us.
 TEST(PollUntilTest, AWaitSleepsAfterTwoAndAHalfMilliseconds) {
   for (const int64_t expected : {0, 1}) {
     FakePollClock clock;
@@ -130,7 +129,7 @@ TEST(PollUntilTest, AnErrorEndsTheWait) {
               StatusIs(absl::StatusCode::kInternal));
 }
 
-// The wall clock is set by whoever likes to; a deadline must not depend on it.
+// The wall clock may be adjusted at any time; a deadline must not depend on it.
 TEST(PollUntilTest, TheRealClockRuns) {
   const absl::Duration before = SteadyPollClock().Now();
   SteadyPollClock().Sleep(absl::Microseconds(10));

@@ -118,7 +118,7 @@ TEST(CostModelTest, HalfPerformanceSizeOfPcie5IsThatOfTheMeasurements) {
   EXPECT_NEAR(bytes, 170e3, 20e3);
 }
 
-// Per saved tensor: what its compute, memory traffic and fixed costs take, against its transfer.
+// Compute, memory traffic and fixed costs per saved tensor, relative to its transfer time.
 struct Ratios {
   double flops, traffic, launch, call, fixed;
 };

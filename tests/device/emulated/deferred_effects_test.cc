@@ -8,7 +8,7 @@
 namespace pinion {
 namespace {
 
-// Each stream copies into a byte of its own.
+// Each stream copies into its own byte.
 class DeferredEffectsTest : public ::testing::Test {
  protected:
   void Copy(int stream, uint64_t seq) {
@@ -17,7 +17,7 @@ class DeferredEffectsTest : public ::testing::Test {
 
   DeferredEffects effects_{/*seed=*/1};
   char values_[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-  char applied_[4] = {};  // the last copy of each stream that has taken effect
+  char applied_[4] = {};  // each stream's last applied copy
 };
 
 TEST_F(DeferredEffectsTest, ForcingAPointAppliesWhatItDependsOnAndNoMore) {

@@ -1,5 +1,4 @@
-// What all calls of the emulated device and its machine have in common: what they count as, what
-// they cost the host, and that they fail as they should.
+// Each call of the emulated device and machine: its count, host time and injected failure.
 
 #include <cstdint>
 #include <functional>
@@ -27,11 +26,11 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr uint64_t kPage = 4 * kKiB;
-constexpr double kCallUs = 7, kEventUs = 5, kPinUs = 1024;  // per page, what is pinned
+constexpr double kCallUs = 7, kEventUs = 5, kPinUs = 1024;  // for each pinned page
 
 struct Call {
   const char* name;
-  DeviceCall kind;  // kAny: it is not counted and cannot be made to fail
+  DeviceCall kind;  // kAny: is not counted and cannot be made to fail
   double cost_us;
   std::function<absl::Status()> make;
 };
@@ -69,7 +68,7 @@ class EmulatedCallsTest : public EmulatedFixture {
     return kernel;
   }
 
-  // Each can be made once.
+  // Each call can be made once.
   std::vector<Call> Calls() {
     const CopyPiece in = {data_, host_, 1};
     return {
@@ -140,7 +139,7 @@ TEST_F(EmulatedCallsTest, EachCallCostsTheHostItsTimeAndCountsAsItsKind) {
   std::vector<Call> calls = Calls();
   for (const Call& call : calls) {
     SCOPED_TRACE(call.name);
-    // What was submitted before is done, so that only the call itself takes time.
+    // Earlier work is done, so only the call itself takes time.
     ASSERT_THAT(machine_->SynchronizeDevice(0), IsOk());
     const uint64_t all = machine_->calls(DeviceCall::kAny), mine = machine_->calls(call.kind);
     const double before_ms = machine_->now_ms();
@@ -237,7 +236,7 @@ TEST_F(EmulatedCallsTest, MemoryIsRegisteredInWholePagesOnceAndOnlyTheHosts) {
       machine_->RegisterHost(
           0, reinterpret_cast<void*>(AlignUp(reinterpret_cast<uintptr_t>(there), kPage)), kPage),
       refused("memory of a device"));
-  // A page that follows pageable memory, which is copied as such up to the border.
+  // The page follows pageable memory; a copy up to the border counts as pageable.
   uint8_t* const second = page_ + kPage;
   EXPECT_THAT(machine_->RegisterHost(0, second, kPage), IsOk());
   EXPECT_TRUE(machine_->IsPinned(second));

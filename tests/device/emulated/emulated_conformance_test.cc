@@ -1,4 +1,4 @@
-// The conformance suite on the emulated device: every schedule of effects, both reuse modes,
+// Runs the conformance suite on the emulated device with every effect schedule, both reuse modes,
 // and protected host pages.
 
 #include <cstring>

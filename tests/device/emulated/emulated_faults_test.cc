@@ -94,7 +94,7 @@ TEST_F(EmulatedFaultsTest, StickyFaultFailsEveryLaterCallOfItsDeviceWithTheFirst
 }
 
 TEST_F(EmulatedFaultsTest, AnyCountsCallsOfEveryKind) {
-  StartWith({.calls = {{DeviceCall::kAny, 5}}});  // two streams were created already
+  StartWith({.calls = {{DeviceCall::kAny, 5}}});  // the fixture creates two streams
   EXPECT_EQ(machine_->calls(DeviceCall::kAny), 2u);
   EXPECT_EQ(machine_->calls(DeviceCall::kCreateStream), 2u);
   EXPECT_THAT(device_->CreateEvent(), IsOk());
@@ -150,8 +150,8 @@ TEST_F(EmulatedFaultsTest, KernelFailsBeforeItsOperatorRunsAndNeverAtItsLaunch) 
 }
 
 TEST_F(EmulatedFaultsTest, WaitForAStuckCopyEndsAtOnceAndNamesIt) {
-  // pytorch#183501: one event that never completed stopped the recycling of 90 GB of pinned
-  // memory, and nothing said which.
+  // In PyTorch a single event that never completed kept 90 GB of pinned memory from being recycled,
+  // and no message named it (pytorch#183501).
   StartWith({.calls = {}, .stall_copies_from = 2});
   uint8_t* const data = OnDevice(kKiB);
   uint8_t* const host = Pinned(2 * kKiB);
@@ -249,7 +249,7 @@ TEST_F(EmulatedFaultsTest, OneCopyIsStalledAndTheNextIsNot) {
 }
 
 TEST_F(EmulatedFaultsTest, EventOfACapturingStreamCannotBePolled) {
-  // pytorch#193982: the host allocator polled an event that a graph had captured.
+  // In PyTorch the host allocator polled an event that a graph had captured (pytorch#193982).
   Start(Options());
   ASSERT_THAT(machine_->SetCapturing(compute_, true), IsOk());
   EXPECT_THAT(device_->IsCapturing(compute_), IsOkAndHolds(true));
@@ -282,7 +282,7 @@ TEST_F(EmulatedFaultsTest, CallersBugsAreInvalidArguments) {
   uint8_t* const data = OnDevice(kKiB);
   uint8_t* const host = Pinned(kKiB);
   const auto invalid = StatusIs(absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(ToHost(data, host, kKiB, compute_), invalid);  // the wrong way round
+  EXPECT_THAT(ToHost(data, host, kKiB, compute_), invalid);  // wrong direction
   EXPECT_THAT(ToHost(host, data, 0, compute_), invalid);
   EXPECT_THAT(device_->CopyAsync(CopyDirection::kHostToDevice, {}, compute_), invalid);
   EXPECT_THAT(machine_->device(1)->SynchronizeStream(compute_), invalid);

@@ -1,4 +1,4 @@
-// A machine and short names for what tests of the emulated accelerator do all the time.
+// An emulated machine, with helpers for its tests.
 
 #ifndef PINION_TESTS_DEVICE_EMULATED_EMULATED_FIXTURE_H_
 #define PINION_TESTS_DEVICE_EMULATED_EMULATED_FIXTURE_H_
@@ -20,7 +20,7 @@ namespace pinion {
 
 class EmulatedFixture : public ::testing::Test {
  protected:
-  // Races are collected and tests look at them.
+  // Collects races instead of aborting, so that tests can inspect them.
   static EmulatedOptions Options() {
     EmulatedOptions options;
     options.memory_bytes = 64 * kMiB;
@@ -28,7 +28,7 @@ class EmulatedFixture : public ::testing::Test {
     return options;
   }
 
-  // Host calls are free, so that only the device's times are seen.
+  // Makes host calls free, so that only device times count.
   static EmulatedOptions FreeHost() {
     EmulatedOptions options = Options();
     options.preset.host_call_us = 0;
@@ -37,7 +37,7 @@ class EmulatedFixture : public ::testing::Test {
     return options;
   }
 
-  // Every test begins with this.
+  // Must be the first call of every test.
   void Start(const EmulatedOptions& options) {
     source_.reset();
     device_.reset();
@@ -57,7 +57,7 @@ class EmulatedFixture : public ::testing::Test {
   }
   absl::Status Free(void* data) { return device_->Free(data, compute_); }
 
-  // A kernel that writes `value` everywhere.
+  // Launches a kernel that sets all bytes to `value`.
   void Fill(void* data, uint8_t value, uint64_t size_bytes, StreamHandle stream) {
     ASSERT_TRUE(machine_->PrepareKernel(0, stream).ok());
     std::memset(data, value, size_bytes);

@@ -150,7 +150,7 @@ TEST_F(EmulatedMemoryTest, AddressOfABusyStreamIsNotGivenToAnother) {
   void* const other = device_->Allocate(kKiB, out_).value();
   EXPECT_NE(other, data);
   Synchronize(compute_);
-  EXPECT_EQ(device_->Allocate(kKiB, out_).value(), data);  // complete: for everybody
+  EXPECT_EQ(device_->Allocate(kKiB, out_).value(), data);  // complete, so reusable on any stream
 }
 
 TEST_F(EmulatedMemoryTest, RecordedStreamHoldsFreedMemoryUntilItGotThere) {

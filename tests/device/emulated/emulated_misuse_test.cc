@@ -127,7 +127,7 @@ TEST_F(EmulatedMisuseTest, NullPointersAreRefused) {
 }
 
 TEST_F(EmulatedMisuseTest, SizesThatNoMemoryHasAreRefused) {
-  // The end of each of these ranges lies before its beginning.
+  // Adding these sizes to the address overflows.
   const uint64_t to_the_end = UINT64_MAX - reinterpret_cast<uintptr_t>(data_);
   for (const uint64_t size_bytes : {UINT64_MAX, UINT64_MAX - 1, to_the_end, to_the_end + 2}) {
     const struct {

@@ -1,4 +1,4 @@
-// Missing synchronisation, as programs make it: each test leaves out one edge of a legal pattern.
+// Missing synchronization: each test omits one dependency of a correct program.
 
 #include <cstdint>
 #include <string>
@@ -23,7 +23,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// One step of activation offload, with a switch for every wait in it.
+// One step of activation offload, with a switch for each of its waits.
 struct Waits {
   bool out_after_compute = true;
   bool free_after_out = true;
@@ -76,7 +76,7 @@ TEST_F(EmulatedRacesTest, CompleteProgramIsSilent) {
 }
 
 TEST_F(EmulatedRacesTest, CopyOutThatDoesNotWaitForItsProducer) {
-  // sglang#21631: an offload copy raced with the attention that wrote its source.
+  // An offload copy raced with the attention kernel that wrote its source (sglang#21631).
   ExpectRace({.out_after_compute = false}, "emu:0/d2h", "fill #");
 }
 
@@ -98,7 +98,7 @@ TEST_F(EmulatedRacesTest, KernelThatDoesNotWaitForTheCopyIn) {
 }
 
 TEST_F(EmulatedRacesTest, HostThatWritesABlockThatIsStillRead) {
-  // cudf#22321: host memory was reused while an asynchronous copy still read it.
+  // Host memory was reused while an asynchronous copy still read it (cudf#22321).
   ExpectRace({.host_after_in = false}, "the host", "copy H2D #");
 }
 
@@ -113,7 +113,7 @@ TEST_F(EmulatedRacesTest, QueryThatSaysNoOrdersNothing) {
 }
 
 TEST_F(EmulatedRacesTest, WaitForAnEventRecordedTooEarlyOrdersNothing) {
-  // NVIDIA/cub#156 in spirit: the event was recorded on the wrong side of the work.
+  // The event is recorded before the work instead of after it, as in NVIDIA/cub#156.
   Start(Options());
   uint8_t* const data = OnDevice(kMiB);
   uint8_t* const host = Pinned(kMiB);

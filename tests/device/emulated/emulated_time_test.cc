@@ -1,4 +1,4 @@
-// What calls cost on the emulated machine, and that all of it is repeatable.
+// Cost of each call on the emulated machine, and repeatability of a run.
 
 #include <cstdint>
 #include <cstring>
@@ -35,7 +35,7 @@ TEST_F(EmulatedTimeTest, CopyTakesTheFixedCostAndTheLinksTime) {
   uint8_t* const data = OnDevice(16 * kMiB);
   uint8_t* const host = Pinned(16 * kMiB);
   ASSERT_THAT(ToDevice(data, host, 16 * kMiB, compute_), IsOk());
-  EXPECT_EQ(machine_->now_ms(), 0);  // asynchronous
+  EXPECT_EQ(machine_->now_ms(), 0);  // the call is asynchronous
   Synchronize(compute_);
   EXPECT_NEAR(machine_->now_ms(), 0.003 + 16.0 * kMiB / 55.6e6, kExact);
   const TimeStats stats = machine_->time_stats(0);
@@ -118,13 +118,13 @@ TEST_F(EmulatedTimeTest, KernelThatSaysItsTrafficAndItsTypeTakesTheirTime) {
   Synchronize(compute_);
   EXPECT_NEAR(machine_->now_ms(), 2 * 0.002 + 3, kExact);
   kernel.flops = 0;
-  kernel.memory_bytes = 1;  // not what the ranges say, though it is little
+  kernel.memory_bytes = 1;  // overrides the larger size of the ranges
   ASSERT_THAT(machine_->Launch(0, compute_, kernel), IsOk());
   Synchronize(compute_);
   EXPECT_NEAR(machine_->now_ms(), 3 * 0.002 + 3, kExact);
 }
 
-// As cudaMemcpyAsync: whatever lies where.
+// Like cudaMemcpyAsync, copies accept any kind of memory on either side.
 TEST_F(EmulatedTimeTest, CopyOfAnyKindTakesItsLinksTime) {
   constexpr uint64_t kSize = kMiB;
   EmulatedOptions options = FreeHost();
@@ -142,7 +142,7 @@ TEST_F(EmulatedTimeTest, CopyOfAnyKindTakesItsLinksTime) {
     void* dst;
     const void* src;
     double ms;
-    uint64_t in, out, out_of_1, kernels;  // what the statistics count
+    uint64_t in, out, out_of_1, kernels;  // as counted by the statistics
   } cases[] = {
       {"in", here, pinned, 0.003 + kSize / 55.6e6, kSize, 0, 0, 0},
       {"out", pinned, here, 0.003 + kSize / 57.3e6, 0, kSize, 0, 0},
@@ -199,7 +199,7 @@ TEST_F(EmulatedTimeTest, ArithmeticOfTheHostTakesItsMemorysTimeAndWhatIsInFlight
   EXPECT_NEAR(machine_->now_ms(), 1.5, kExact);
   Synchronize(out_);
   EXPECT_NEAR(machine_->now_ms(), 2, kExact);
-  EXPECT_NEAR(machine_->time_stats(0).stalled_on_copies_ms, 0.5, kExact);  // not the arithmetic
+  EXPECT_NEAR(machine_->time_stats(0).stalled_on_copies_ms, 0.5, kExact);  // without arithmetic
   ASSERT_THAT(ToHost(host, data, 10'000'000, out_), IsOk());               // 1 ms
   device_->ChargeHostArithmetic(300'000'000);
   EXPECT_NEAR(machine_->now_ms(), 5, kExact);
@@ -310,7 +310,7 @@ TEST_F(EmulatedTimeTest, EveryCallThatBlocksTheHostOnACopyCountsTheStall) {
       16.0 * kMiB / 13e6, kExact);
 }
 
-// Runs a random and racy program; all that can be seen of it goes into the result.
+// Observable results of a random program with races.
 struct Outcome {
   double now_ms;
   double stalled_ms;

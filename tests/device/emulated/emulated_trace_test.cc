@@ -1,4 +1,4 @@
-// The timeline that the emulated machine writes.
+// Timeline files that the emulated machine writes.
 
 #include <cstdint>
 #include <cstdio>
@@ -30,7 +30,7 @@ using ::testing::Pair;
 
 constexpr double kExact = 1e-6;
 
-// The events of a written trace of one phase: "X" slices, "s" and "f" arrows' ends, "C" samples.
+// Returns the trace's events of one phase: "X" slices, "s" and "f" ends of arrows, "C" samples.
 std::vector<nlohmann::json> EventsOf(const EmulatedMachine& machine, const std::string& phase) {
   const std::string path = ::testing::TempDir() + "/emulated_trace.json";
   EXPECT_THAT(machine.WriteChromeTrace(path), IsOk());
@@ -66,7 +66,7 @@ class EmulatedTraceTest : public EmulatedFixture {
     Start(options);
   }
 
-  // Something leaves, comes back, and is waited for.
+  // Copies a tensor out and in again, and waits for it.
   void OutAndIn() {
     StartRecording();
     data_ = OnDevice(kMiB);
@@ -175,7 +175,7 @@ TEST_F(EmulatedTraceTest, ACopyIsNamedAfterWhereItsEndsLie) {
               ElementsAre(Pair("copy D2H", 200), Pair("copy H2D", 100), Pair("copy P2P", 300)));
 }
 
-// The arrows' ends of a written trace: which copy out, counted from 0, leads to which copy in.
+// Returns the trace's arrows as pairs of the indices of a copy out and a copy in.
 std::vector<std::pair<int, int>> Arrows(const EmulatedMachine& machine) {
   std::vector<nlohmann::json> outs, ins;
   for (const nlohmann::json& slice : EventsOf(machine, "X")) {
@@ -204,19 +204,19 @@ TEST_F(EmulatedTraceTest, ArrowsFollowTheBytesThroughCopiesThatOverlapAndHaveSev
     int first, parts;
   };
   const struct {
-    std::vector<Range> outs;              // one after the other
-    std::vector<std::vector<Range>> ins;  // each one copy
+    std::vector<Range> outs;              // in sequence; a later one may overwrite bytes
+    std::vector<std::vector<Range>> ins;  // one copy each
     std::vector<std::pair<int, int>> arrows;
   } cases[] = {
-      {{{0, 1}}, {{{1, 1}}}, {}},                                            // beside it
-      {{{1, 1}}, {{{0, 1}}}, {}},                                            // before it
-      {{{0, 1}, {1, 1}}, {{{0, 2}}}, {{0, 0}, {1, 0}}},                      // one piece of two
-      {{{0, 1}, {3, 1}}, {{{3, 1}, {0, 1}}}, {{0, 0}, {1, 0}}},              // two pieces
-      {{{0, 4}}, {{{0, 1}}, {{1, 1}}, {{1, 3}}}, {{0, 0}, {0, 1}, {0, 2}}},  // chunks
-      {{{0, 3}, {1, 1}}, {{{0, 1}}, {{1, 1}}, {{2, 1}}}, {{0, 0}, {1, 1}, {0, 2}}},  // its middle
-      {{{0, 1}, {0, 1}}, {{{0, 1}}}, {{1, 0}}},                                      // all of it
-      {{{0, 2}, {1, 2}}, {{{1, 1}}, {{0, 1}}}, {{1, 0}, {0, 1}}},                    // its end
-      {{{1, 2}, {0, 2}}, {{{1, 1}}, {{2, 1}}}, {{1, 0}, {0, 1}}},  // its beginning
+      {{{0, 1}}, {{{1, 1}}}, {}},                                // behind the range
+      {{{1, 1}}, {{{0, 1}}}, {}},                                // in front of the range
+      {{{0, 1}, {1, 1}}, {{{0, 2}}}, {{0, 0}, {1, 0}}},          // one piece that covers two
+      {{{0, 1}, {3, 1}}, {{{3, 1}, {0, 1}}}, {{0, 0}, {1, 0}}},  // two pieces
+      {{{0, 4}}, {{{0, 1}}, {{1, 1}}, {{1, 3}}}, {{0, 0}, {0, 1}, {0, 2}}},          // in chunks
+      {{{0, 3}, {1, 1}}, {{{0, 1}}, {{1, 1}}, {{2, 1}}}, {{0, 0}, {1, 1}, {0, 2}}},  // the middle
+      {{{0, 1}, {0, 1}}, {{{0, 1}}}, {{1, 0}}},                                      // all
+      {{{0, 2}, {1, 2}}, {{{1, 1}}, {{0, 1}}}, {{1, 0}, {0, 1}}},                    // the end
+      {{{1, 2}, {0, 2}}, {{{1, 1}}, {{2, 1}}}, {{1, 0}, {0, 1}}},  // the beginning
   };
   for (const auto& [outs, ins, arrows] : cases) {
     StartRecording();
@@ -282,7 +282,7 @@ TEST_F(EmulatedTraceTest, AStallNamesTheCopyThatRunsAndNotWhatIsBehindIt) {
   EXPECT_NEAR(Named(slices, "waits for copy H2D")["dur"], Named(slices, "copy H2D")["dur"], kExact);
 }
 
-// The statistics say what each stream lost, the row when anything of the device stood still.
+// The statistics count each stream's stall. The row shows the time in which any stream stalls.
 TEST_F(EmulatedTraceTest, TwoStreamsThatWaitAtOnceAreOneStallOfTheRowAndTwoOfTheStatistics) {
   StartRecording();
   uint8_t* const data = OnDevice(2 * kMiB);
@@ -301,7 +301,7 @@ TEST_F(EmulatedTraceTest, TwoStreamsThatWaitAtOnceAreOneStallOfTheRowAndTwoOfThe
   for (const nlohmann::json& slice : slices) {
     if (slice["name"] == "waits for copy H2D") stalls.push_back(slice);
   }
-  // Both wait for the first copy; one goes on to wait for the second.
+  // Both streams wait for the first copy; one then waits for the second.
   const nlohmann::json copy = Named(slices, "copy H2D");
   const double copy_us = copy["dur"];
   ASSERT_EQ(stalls.size(), 1u);

@@ -1,4 +1,4 @@
-// When bytes move: early, late or at random, but never illegally.
+// Times at which bytes move: early, late or random, but always in a legal order.
 
 #include <cstdint>
 #include <cstring>
@@ -210,8 +210,8 @@ TEST_F(EmulatedValuesTest, LongChainOfWaitsIsForcedWithoutRecursion) {
   EXPECT_EQ(data[0], 1);
 }
 
-// A legal program of random kernels and copies gives the same bytes as its plain execution in the
-// order of submission, whatever the schedule.
+// A correct program of random kernels and copies gives the same bytes under every schedule as its
+// sequential execution.
 class LegalProgramTest : public EmulatedFixture, public ::testing::WithParamInterface<int> {};
 
 TEST_P(LegalProgramTest, GivesTheBytesOfItsPlainExecutionAndNoRace) {
@@ -254,8 +254,8 @@ TEST_P(LegalProgramTest, GivesTheBytesOfItsPlainExecutionAndNoRace) {
   };
   for (int step = 0; step < 200; ++step) {
     const StreamHandle stream = streams[upto(3)];
-    Buffer& a = buffers[2 * upto(4)];      // on the device
-    Buffer& b = buffers[2 * upto(4) + 1];  // pinned
+    Buffer& a = buffers[2 * upto(4)];      // device memory
+    Buffer& b = buffers[2 * upto(4) + 1];  // pinned memory
     const uint64_t offset = upto(kBytes);
     const uint64_t size_bytes = 1 + upto(kBytes - offset);
     switch (upto(5)) {
@@ -266,19 +266,19 @@ TEST_P(LegalProgramTest, GivesTheBytesOfItsPlainExecutionAndNoRace) {
         std::memset(a.expected.data() + offset, value, size_bytes);
         break;
       }
-      case 1:  // out
+      case 1:  // copy out
         before_reading(a, stream);
         before_writing(b, stream);
         ASSERT_TRUE(ToHost(b.data + offset, a.data + offset, size_bytes, stream).ok());
         std::memcpy(b.expected.data() + offset, a.expected.data() + offset, size_bytes);
         break;
-      case 2:  // in
+      case 2:  // copy in
         before_reading(b, stream);
         before_writing(a, stream);
         ASSERT_TRUE(ToDevice(a.data + offset, b.data + offset, size_bytes, stream).ok());
         std::memcpy(a.expected.data() + offset, b.expected.data() + offset, size_bytes);
         break;
-      case 3: {  // the host looks at b
+      case 3: {  // host access to b
         if (upto(4) != 0) break;
         const EventHandle event = Record(b.last_writer);
         ASSERT_TRUE(device_->WaitEvent(event, absl::InfiniteDuration()).ok());
@@ -287,7 +287,7 @@ TEST_P(LegalProgramTest, GivesTheBytesOfItsPlainExecutionAndNoRace) {
             << "seed " << GetParam() << ", step " << step;
         break;
       }
-      case 4:  // a is freed and another takes its place
+      case 4:  // free a, allocate a replacement
         before_writing(a, compute_);
         ASSERT_TRUE(Free(a.data).ok());
         a.data = OnDevice(kBytes);

@@ -1,4 +1,4 @@
-// Memory that is mapped twice, and its pages closed and opened without a machine.
+// Twice-mapped memory, and closing and opening its pages without a machine.
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -28,7 +28,7 @@ using ::testing::HasSubstr;
 
 constexpr uint64_t kPage = 4 * kKiB;
 
-// Accesses that no compiler leaves out.
+// Accesses that the compiler cannot optimize away.
 uint8_t Read(const uint8_t* data) { return *static_cast<const volatile uint8_t*>(data); }
 void Write(uint8_t* data, uint8_t value) { *static_cast<volatile uint8_t*>(data) = value; }
 
@@ -41,7 +41,7 @@ TEST(MapTwiceTest, BothViewsAreTheSameMemory) {
   munmap(views.machine, 2 * kPage);
 }
 
-// Closing and opening alone: two segments side by side, of a page each, and a page of nobody.
+// Tests Close and Open alone, on two adjacent segments of one page and a page outside segments.
 class SegmentsTest : public ::testing::Test {
  protected:
   SegmentsTest() {
@@ -56,7 +56,7 @@ class SegmentsTest : public ::testing::Test {
   uint8_t* Machine(uint64_t offset) {
     return static_cast<uint8_t*>(mapping_.views.machine) + offset;
   }
-  // A copy into the program's [begin, end), from memory of nobody. Its destination.
+  // Closes [begin, end) for a copy from unprotected memory, and returns the copy's target.
   void* Close(uint64_t begin, uint64_t end, uint64_t epoch = 1) {
     return protection_.Close({Program(begin), &elsewhere_, end - begin}, {1, epoch}, "a copy").dst;
   }
@@ -147,7 +147,7 @@ TEST_F(SegmentsDeathTest, AFaultOfAPageThatIsGoneIsNotClaimed) {
       ::testing::AllOf(HasSubstr("unmapped"), ::testing::Not(HasSubstr("pinion: host"))));
 }
 
-// Below it and above it. The name was another copy's before.
+// Faults just below and just above the copy. The closed page belonged to another copy earlier.
 TEST_F(SegmentsDeathTest, AFaultBesideACopyIsNotClaimed) {
   Close(0, kPage, 1);
   VectorClock host;
@@ -189,13 +189,13 @@ TEST_F(SegmentsDeathTest, ASignalThatSomebodySendsStillEndsTheProcess) {
       "");
   EXPECT_DEATH(
       {
-        kill(getpid(), SIGSEGV);  // as another process does
+        kill(getpid(), SIGSEGV);  // as from another process
         _exit(0);
       },
       "");
 }
 
-// With room for one view more and not for two. Exits with 0 if there is room again afterwards.
+// Maps with address space for only one more view. Exits with 0 if that space is free afterwards.
 [[noreturn]] void MapTwiceWithRoomForOne() {
   constexpr uint64_t kSize = uint64_t{1} << 32;
   uint64_t mapped_pages = 0;
@@ -214,7 +214,7 @@ TEST(MapTwiceDeathTest, AViewThatHasNoPartnerIsGivenBack) {
   EXPECT_EXIT(MapTwiceWithRoomForOne(), ::testing::ExitedWithCode(0), "the second");
 }
 
-// The number of the next file that the process opens.
+// Returns the number that the process's next opened file would get.
 int NextFile() {
   const int file = dup(STDERR_FILENO);
   close(file);

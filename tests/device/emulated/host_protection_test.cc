@@ -1,4 +1,4 @@
-// Host pages of copies in flight: what the CPU may touch, and when.
+// Protected host pages of copies in flight: which accesses fault, and until when.
 
 #include <sys/mman.h>
 
@@ -30,7 +30,7 @@ using ::testing::IsEmpty;
 
 constexpr uint64_t kPage = 4 * kKiB;
 
-// Accesses that no compiler leaves out.
+// Accesses that the compiler cannot optimize away.
 uint8_t Read(const uint8_t* data) { return *static_cast<const volatile uint8_t*>(data); }
 void Write(uint8_t* data, uint8_t value) { *static_cast<volatile uint8_t*>(data) = value; }
 
@@ -50,7 +50,7 @@ class HostProtectionTest : public EmulatedFixture {
     Fill(there_, 7, 4 * kPage, compute_);
   }
 
-  // The bytes [begin, end) of host_ and of there_.
+  // Copies the bytes [begin, end) between host_ and there_.
   void Out(uint64_t begin, uint64_t end) {
     ASSERT_THAT(ToHost(host_ + begin, there_ + begin, end - begin, compute_), IsOk());
   }
@@ -74,7 +74,7 @@ TEST_F(HostProtectionDeathTest, ReadingTheDestinationOfACopyInFlightDies) {
 }
 
 TEST_F(HostProtectionDeathTest, BytesThatHaveArrivedAreNotReadableUntilTheHostHasWaited) {
-  // The program that works by luck: the copy is done, but nothing told the host.
+  // Such a program works by luck: the copy is complete, but the host never waited for it.
   Start(EffectSchedule::kEarly);
   Out(0, kPage);
   EXPECT_DEATH(Read(host_), "inside copy D2H");
@@ -143,8 +143,8 @@ TEST_F(HostProtectionDeathTest, WaitThatTimesOutOpensNothing) {
 TEST_F(HostProtectionDeathTest, PagesThatACopySharesWithOthersStayAccessible) {
   Start();
   Out(kPage - 1, 2 * kPage + 1);
-  Write(host_ + kPage - 2, 2);      // beside the copy, in a page that it begins in
-  Write(host_ + 2 * kPage + 1, 2);  // and in one that it ends in
+  Write(host_ + kPage - 2, 2);      // next to the copy, in its first page
+  Write(host_ + 2 * kPage + 1, 2);  // and in its last page
   EXPECT_DEATH(Read(host_ + kPage), "inside copy D2H");
   EXPECT_DEATH(Read(host_ + 2 * kPage - 1), "inside copy D2H");
   Out(3 * kPage + 1, 4 * kPage);  // no whole page
@@ -191,7 +191,7 @@ TEST_F(HostProtectionTest, CopiesTakeEffectThroughClosedPages) {
     Start(schedule);
     uint8_t* const other = Pinned(4 * kPage);
     Out(0, 4 * kPage);
-    Fill(there_, 8, 4 * kPage, compute_);  // forces the copy out; nobody has seen it
+    Fill(there_, 8, 4 * kPage, compute_);  // forces the copy out, unseen by the host
     In(0, 4 * kPage);
     ASSERT_THAT(ToHost(other, there_, 4 * kPage, compute_), IsOk());
     Synchronize(compute_);
@@ -201,7 +201,7 @@ TEST_F(HostProtectionTest, CopiesTakeEffectThroughClosedPages) {
   }
 }
 
-// How many of the process there are of emulated pinned memory, two for each segment.
+// Returns the number of mappings of emulated pinned memory: two for each segment.
 int PinnedMappings() {
   std::ifstream maps("/proc/self/maps");
   int mappings = 0;
@@ -271,7 +271,7 @@ TEST_F(HostProtectionTest, IsOffUnlessAskedFor) {
   EXPECT_FALSE(EmulatedOptions().protect_host_pages);
   Start(EffectSchedule::kLate, /*protect=*/false);
   Out(0, 4 * kPage);
-  EXPECT_EQ(Read(host_), 1);  // too early, and only the race detector would say so
+  EXPECT_EQ(Read(host_), 1);  // too early; only the race detector would notice
   Write(host_, 2);
   Synchronize(compute_);
   EXPECT_EQ(Read(host_), 7);

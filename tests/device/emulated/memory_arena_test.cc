@@ -43,7 +43,7 @@ TEST(MemoryArenaTest, LastFreedOfEqualSizesComesBackFirst) {
 TEST(MemoryArenaTest, WhatIsLeftOfARangeIsAsOldAsTheRange) {
   auto arena = MakeArena(4 * kCapacity, false);
   char* const range = static_cast<char*>(arena->Allocate(5 * kKiB, 0, kCapacity));
-  arena->Allocate(kKiB, 0, kCapacity);  // keeps neighbours apart
+  arena->Allocate(kKiB, 0, kCapacity);  // separates neighbours
   void* const freed_later = arena->Allocate(2 * kKiB, 0, kCapacity);
   arena->Allocate(kKiB, 0, kCapacity);
   arena->Free(range, 5 * kKiB, 0);
@@ -68,7 +68,7 @@ TEST(MemoryArenaTest, TheSmallerOfTheOwnAndTheCommonFitIsTakenAndTheOwnOneOfEqua
   auto arena = MakeArena(4 * kCapacity, false);
   const auto allocate = [&arena](uint64_t size_bytes) {
     void* const data = arena->Allocate(size_bytes, 0, kCapacity);
-    arena->Allocate(1, 0, kCapacity);  // keeps neighbours apart
+    arena->Allocate(1, 0, kCapacity);  // separates neighbours
     return data;
   };
   void* const common = allocate(2 * kKiB);
@@ -112,7 +112,7 @@ TEST(MemoryArenaTest, QuarantineKeepsAnAddressAsLongAsThereIsRoom) {
 TEST(MemoryArenaTest, WhatHasLeftTheQuarantineTakesNoMoreRoomInIt) {
   auto arena = MakeArena(4 * kCapacity, true);
   arena->Free(arena->Allocate(kCapacity, 0, kCapacity), kCapacity, 0);
-  void* const data = arena->Allocate(kCapacity / 2, 0, kCapacity);  // lets it out
+  void* const data = arena->Allocate(kCapacity / 2, 0, kCapacity);  // ends the quarantine
   arena->Free(data, kCapacity / 2, 0);
   EXPECT_NE(arena->Allocate(kCapacity / 2, 0, kCapacity), data);
 }

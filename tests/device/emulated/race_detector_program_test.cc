@@ -1,4 +1,4 @@
-// Random programs against a reference that keeps every access and every edge.
+// Random programs, checked against a reference that stores every access and every dependency.
 
 #include <cstdint>
 #include <random>
@@ -14,12 +14,11 @@ namespace {
 
 constexpr int kHost = RaceDetector::kHost;
 
-// Addresses are only compared, so they need no memory behind them.
+// The detector only compares addresses, so no memory is needed behind them.
 const void* At(uintptr_t address) { return reinterpret_cast<const void*>(address); }
 constexpr uintptr_t kBase = 0x10000;
 
-// Knows nothing of clocks: two operations are ordered if a path of edges leads from one to the
-// other.
+// Uses no clocks: two operations are ordered if a path of dependencies connects them.
 class Reference {
  public:
   struct Operation {
@@ -38,7 +37,7 @@ class Reference {
     return static_cast<int>(operations_.size()) - 1;
   }
 
-  // Contexts whose earlier operations the new one would race with.
+  // Returns the contexts whose earlier operations would race with `operation`.
   std::vector<int> Conflicts(const Operation& operation) const {
     const std::vector<bool> reached = Reached(operation);
     std::set<int> contexts;
@@ -74,8 +73,7 @@ class Reference {
 class RandomProgramTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(RandomProgramTest, FirstRaceIsFoundExactlyWhereTheReferenceSeesIt) {
-  // Until the first race the detector must be silent; there it must speak. (After a race both
-  // would have to agree on how to go on.)
+  // Each run ends at the first race: after a race, detector and reference need not agree.
   std::mt19937 random(GetParam());
   const auto upto = [&random](uint32_t n) { return random() % n; };
   const bool few_edges = GetParam() % 2 == 0;
@@ -84,7 +82,7 @@ TEST_P(RandomProgramTest, FirstRaceIsFoundExactlyWhereTheReferenceSeesIt) {
   constexpr int kContexts = 5;  // the host and four streams
   for (int i = 1; i < kContexts; ++i) detector.AddContext("stream " + std::to_string(i));
   detector.AddMemory(At(kBase), 64, kHost, "memory");
-  std::vector<std::vector<int>> seen(kContexts);  // what each context's next operation is after
+  std::vector<std::vector<int>> seen(kContexts);  // predecessors of each context's next operation
   for (int step = 0; step < 400; ++step) {
     const int context = static_cast<int>(upto(kContexts));
     if (upto(few_edges ? 8 : 2) != 0) {
@@ -119,7 +117,7 @@ TEST_P(RandomProgramTest, FirstRaceIsFoundExactlyWhereTheReferenceSeesIt) {
 }
 
 TEST_P(RandomProgramTest, LegalProgramIsSilentAndALostEdgeIsSeen) {
-  // Every access first waits for what it conflicts with. Then one of these waits is left out.
+  // Each access waits for all conflicting ones, until one of these waits is omitted at the end.
   std::mt19937 random(GetParam());
   const auto upto = [&random](uint32_t n) { return random() % n; };
   RaceDetector detector;

@@ -19,7 +19,7 @@ using ::testing::UnorderedElementsAre;
 
 constexpr int kHost = RaceDetector::kHost;
 
-// Addresses are only compared, so they need no memory behind them.
+// The detector only compares addresses, so no memory is needed behind them.
 const void* At(uintptr_t address) { return reinterpret_cast<const void*>(address); }
 constexpr uintptr_t kBase = 0x10000;
 
@@ -156,7 +156,7 @@ TEST_F(RaceDetectorTest, RecordedStreamIsOrderedBeforeTheFreeAndNothingElse) {
   Read(out_);
   detector_.RemoveMemory(At(kBase), compute_, {out_}, "the free");
   EXPECT_THAT(Reports(), IsEmpty());
-  // The stream itself has not waited: other memory that `out` used is still unordered.
+  // Recording a stream orders only the freed memory, not the stream's other accesses.
   Write(out_, 2 * kBase);
   Write(compute_, 2 * kBase);
   EXPECT_EQ(Reports().size(), 1u);
@@ -230,7 +230,7 @@ TEST_F(RaceDetectorTest, MemoryIsKnownOnce) {
   EXPECT_DEATH(detector_.RemoveMemory(At(kBase + 1), kHost, {}, "the free"), "no memory at");
 }
 
-// At 64 spans what the host has seen is forgotten, and equal neighbours are joined.
+// At 64 spans the detector discards accesses that the host has seen, and merges equal neighbours.
 TEST_F(RaceDetectorTest, SpansAreFewWhenTheHostHasSeenThem) {
   for (const bool write : {true, false}) {
     SCOPED_TRACE(write ? "writes" : "reads");
@@ -281,7 +281,7 @@ TEST_F(RaceDetectorTest, SpansOfTwoStreamsAreNotOneThoughBothAreOfTheirFirstOper
     }
     detector.Begin(compute, "writer");
     for (uintptr_t offset = 100; offset < 1000; offset += 10) {
-      detector.Write(At(kBase + offset), 5);  // enough for the spans to be looked at
+      detector.Write(At(kBase + offset), 5);  // enough accesses to start a cleanup
     }
     detector.Begin(streams[0], "writer");
     detector.Write(At(kBase), 20);
@@ -296,11 +296,11 @@ TEST_F(RaceDetectorTest, JoinedSpansForgetNoAccess) {
       write ? Write(out_, 2 * kBase + offset, 10) : Read(out_, 2 * kBase + offset, 10);
     };
     access(0);
-    Order(out_, in_);  // in has seen the first alone
+    Order(out_, in_);  // in_ has seen only the first access
     access(10);
     access(20);
     for (uintptr_t offset = 100; offset < 1000; offset += 10) {
-      Write(compute_, 2 * kBase + offset, 5);  // enough for the spans to be looked at
+      Write(compute_, 2 * kBase + offset, 5);  // enough accesses to start a cleanup
     }
     EXPECT_THAT(Reports(), IsEmpty());
     Write(in_, 2 * kBase, 10);

@@ -25,7 +25,7 @@ class SimulationTest : public ::testing::Test {
     simulation_.AddMemory(bytes_.data(), bytes_.size(), Simulation::kHost, "the pinning");
   }
 
-  // bytes_[to] = bytes_[from], in 2 ms or the time given.
+  // Copies bytes_[from] to bytes_[to] in `ms`.
   void Copy(int slot, int to, int from, double ms = 2) {
     CopyCost cost;
     cost.latency_ms = ms;

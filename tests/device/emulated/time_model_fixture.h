@@ -1,4 +1,4 @@
-// A time model with round numbers, and short names for what its tests do all the time.
+// A time model with round numbers, and helpers for its tests.
 
 #ifndef PINION_TESTS_DEVICE_EMULATED_TIME_MODEL_FIXTURE_H_
 #define PINION_TESTS_DEVICE_EMULATED_TIME_MODEL_FIXTURE_H_
@@ -21,7 +21,7 @@ inline constexpr CopyDirection kIn = CopyDirection::kHostToDevice;
 inline constexpr CopyDirection kOut = CopyDirection::kDeviceToHost;
 inline constexpr double kExact = 1e-9;
 
-// Round numbers: 10 MB take 1 ms in and 2 ms out alone, twice that with both directions busy.
+// 10 MB take 1 ms in and 2 ms out, and twice as long while both directions are busy.
 inline LinkModel RoundLink() {
   LinkModel link;
   link.h2d_gb_per_s = 10;

@@ -1,4 +1,4 @@
-// What counts as stalled on copies (time_stats.h).
+// Time that counts as stalled on copies (time_stats.h).
 
 #include "gtest/gtest.h"
 #include "pinion/device/device.h"
@@ -81,7 +81,7 @@ TEST_F(TimeModelTest, StallOfAStreamDoesNotCountAgainForTheHost) {
   time_.AddWait(compute_, copy);
   const StreamPoint kernel = Kernel(compute_, 1);
   EXPECT_EQ(time_.RunUntil(copy, 1), Outcome::kTimeout);  // the host waits for the copy itself
-  RunToEnd(kernel);                                       // and for the stream that it holds up
+  RunToEnd(kernel);                                       // and for the stream behind it
   EXPECT_NEAR(time_.now_ms(), 4, kExact);
   EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 3, kExact);
 }
@@ -104,7 +104,7 @@ TEST_F(TwoDevicesTest, AStallOfOneDeviceDoesNotHideTheHostsOnAnother) {
   const int compute1 = time_.AddStream(1, "emu:1/compute");
   time_.AddWait(compute1, Copy(in1_, Cost(kIn, 4'000'000, 1)));
   Kernel(compute1, 1);
-  RunToEnd(Copy(in_, Cost(kIn, 8'000'000, 0)));  // beside it at 6 GB/s, then alone at 10
+  RunToEnd(Copy(in_, Cost(kIn, 8'000'000, 0)));  // concurrent at 6 GB/s, then alone at 10
   EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, time_.now_ms(), kExact);
   EXPECT_NEAR(time_.stats(1).stalled_on_copies_ms, 4.0 / 6, kExact);
 }
@@ -125,7 +125,7 @@ TEST_F(TwoDevicesTest, KernelBehindACopyOfAnotherDeviceStallsItsOwnDeviceAlone) 
 }
 
 TEST_F(TimeModelTest, PrefetchedLayersHideBehindComputeExceptTheFirst) {
-  // Ten layers: each needs a copy of 1 ms, then computes 2 ms; copies run ahead.
+  // Each of ten layers needs a copy of 1 ms and computes for 2 ms; copies run ahead.
   StreamPoint last;
   for (int layer = 0; layer < 10; ++layer) {
     time_.AddWait(compute_, Copy(in_, Cost(kIn, kTenMb)));

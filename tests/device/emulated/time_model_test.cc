@@ -65,7 +65,7 @@ TEST_F(OneCopyAtATimeTest, CopiesOfOneDirectionAreServedInTheOrderInWhichTheyCam
 
 TEST_F(OneCopyAtATimeTest, ACopyBehindAStuckOneIsStuckAndTheStuckOneIsNamed) {
   const int second = time_.AddStream(0, "emu:0/in2");
-  // Stuck, too, but it holds up nobody but its own stream.
+  // The copy out is stuck too, but delays only its own stream.
   Copy(out_, Cost(kOut, kTenMb, 0, kForever));
   Copy(out_, Cost(kIn, kTenMb));
   Copy(in_, Cost(kIn, kTenMb, 0, kForever));
@@ -105,14 +105,14 @@ TEST_F(OneCopyAtATimeTest, TheOtherDirectionHasAnEngineOfItsOwn) {
 TEST_F(TimeModelTest, ACopyThatComesLaterSharesWhatIsLeftOfTheFirst) {
   const int second = time_.AddStream(0, "emu:0/in2");
   const StreamPoint first = Copy(in_, Cost(kIn, kTenMb, 0, /*latency_ms=*/0.25));
-  Copy(second, Cost(kIn, kTenMb, 0, /*latency_ms=*/0.75));  // half of the first is over then
+  Copy(second, Cost(kIn, kTenMb, 0, /*latency_ms=*/0.75));  // starts at half of the first
   RunToEnd(first);
   EXPECT_NEAR(time_.now_ms(), 1.75, kExact);
 }
 
 TEST_F(TimeModelTest, ACopyWhoseRateFallsAndRisesAgainMovesWhatEachRateAllows) {
   const StreamPoint in = Copy(in_, Cost(kIn, 3 * kTenMb));
-  Copy(out_, Cost(kOut, 2'500'000, 0, /*latency_ms=*/1));  // for a millisecond of half the rate
+  Copy(out_, Cost(kOut, 2'500'000, 0, /*latency_ms=*/1));  // halves the other rate for 1 ms
   RunToEnd(in);
   EXPECT_NEAR(time_.now_ms(), 3.5, kExact);
 }
@@ -122,14 +122,14 @@ TEST_F(TimeModelTest, CopiesOfOneDirectionShareItsBandwidth) {
   const StreamPoint small = Copy(in_, Cost(kIn, kTenMb));
   const StreamPoint large = Copy(second, Cost(kIn, 3 * kTenMb));
   RunToEnd(small);
-  EXPECT_NEAR(time_.now_ms(), 2, kExact);  // half of the link each
+  EXPECT_NEAR(time_.now_ms(), 2, kExact);  // each has half of the link
   RunToEnd(large);
-  EXPECT_NEAR(time_.now_ms(), 4, kExact);  // the link carried 40 MB without a break
+  EXPECT_NEAR(time_.now_ms(), 4, kExact);  // the link carried 40 MB without a gap
 }
 
 TEST_F(TimeModelTest, BothDirectionsAtOnceGetTheDuplexRates) {
   const StreamPoint in = Copy(in_, Cost(kIn, kTenMb));     // 2 ms at the duplex rate
-  const StreamPoint out = Copy(out_, Cost(kOut, kTenMb));  // then half of it alone
+  const StreamPoint out = Copy(out_, Cost(kOut, kTenMb));  // then the second half alone
   RunToEnd(in);
   EXPECT_NEAR(time_.now_ms(), 2, kExact);
   RunToEnd(out);
@@ -182,13 +182,13 @@ TEST_F(TwoDevicesTest, DevicesShareTheHost) {
   const StreamPoint first = Copy(in_, Cost(kIn, 6'000'000, 0));
   const StreamPoint second = Copy(in1_, Cost(kIn, 16'000'000, 1));
   RunToEnd(first);
-  EXPECT_NEAR(time_.now_ms(), 1, kExact);  // 6 of the host's 12 GB/s each
+  EXPECT_NEAR(time_.now_ms(), 1, kExact);  // each has 6 of the host's 12 GB/s
   RunToEnd(second);
-  EXPECT_NEAR(time_.now_ms(), 2, kExact);  // then its own 10
+  EXPECT_NEAR(time_.now_ms(), 2, kExact);  // then 10 GB/s alone
 }
 
 TEST_F(TwoDevicesTest, WhatASlowDeviceLeavesOfTheHostGoesToTheOther) {
-  // Device 0 is held to its duplex rate of 5, so device 1 gets 7 of the host's 12.
+  // Device 0 is limited to its duplex rate of 5 GB/s, so device 1 gets 7 of the host's 12 GB/s.
   Copy(out_, Cost(kOut, 10 * kTenMb, 0));
   Copy(in_, Cost(kIn, 10 * kTenMb, 0));
   RunToEnd(Copy(in1_, Cost(kIn, 7'000'000, 1)));
@@ -207,7 +207,7 @@ TEST_F(TimeModelTest, KernelsOfTwoStreamsTakeTurnsInTheOrderTheyBecameReady) {
   const int second = time_.AddStream(0, "emu:0/second");
   const StreamPoint copy = Copy(in_, Cost(kIn, kTenMb));
   time_.AddWait(compute_, copy);
-  const StreamPoint late = Kernel(compute_, 1);  // submitted first, ready at 1
+  const StreamPoint late = Kernel(compute_, 1);  // submitted first, ready at 1 ms
   const StreamPoint early = Kernel(second, 3);
   RunToEnd(early);
   EXPECT_NEAR(time_.now_ms(), 3, kExact);

@@ -41,7 +41,7 @@ TEST(ChromeTraceTest, AFileHasEveryFieldThatIsSaidAndNoOther) {
                                .operator_name = "aten::add",
                                .arrow_from = 5});
   trace.Add(ChromeTrace::Slice{
-      .process = 1, .row = 3, .name = "back", .end_ms = 8, .arrows_to = {5, 6}});  // nobody is 6
+      .process = 1, .row = 3, .name = "back", .end_ms = 8, .arrows_to = {5, 6}});  // no 6 exists
   trace.Add(ChromeTrace::Sample{.process = 1, .name = "memory", .time_ms = 2, .value_bytes = 9});
   EXPECT_EQ(trace.slice_count(), 2u);
   const json names = {
