@@ -1,4 +1,4 @@
-// The bandwidth program against what is known of the emulated accelerator.
+// Checks the bandwidth program's results against the emulated accelerator's known model.
 
 #include "pinion/bench/bandwidth_cases.h"
 
@@ -64,7 +64,7 @@ BandwidthResult RunOn(const BenchDevices& opened, const BandwidthOptions& option
   return RunBandwidth(opened.devices, options, [](const std::string&) {});
 }
 
-// Puts the wrapper in the place of the first device.
+// Replaces the first device by a wrapper around it.
 template <typename Wrapper>
 std::shared_ptr<Wrapper> Wrap(BenchDevices& opened) {
   auto wrapper = std::make_shared<Wrapper>(opened.devices[0].device);
@@ -88,7 +88,7 @@ void ExpectCurve(const Series& series, double fixed_us, double gb_per_s) {
   EXPECT_NEAR(series.curve->gb_per_s, gb_per_s, kOnePercent * gb_per_s);
 }
 
-// --- The method, against the model ---
+// --- Results against the model ---
 
 class BandwidthPresetTest : public ::testing::TestWithParam<std::string> {
  protected:
@@ -146,7 +146,7 @@ TEST_P(BandwidthPresetTest, OneSmallCopyTakesTheFixedCost) {
 INSTANTIATE_TEST_SUITE_P(Presets, BandwidthPresetTest, ::testing::ValuesIn(PresetNames()),
                          [](const auto& info) { return info.param; });
 
-// In a process of its own, which the signal is for.
+// A death test has its own process, which receives the signal.
 TEST(BandwidthDeathTest, WhatWasMeasuredBeforeASignalIsReportedAndTheRestIsWaived) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
@@ -184,11 +184,12 @@ TEST(BandwidthCasesTest, PageableMemoryReachesWhatItsModelSays) {
 TEST(BandwidthCasesTest, TheRunMeetsItsOwnGoals) {
   const BenchReport report = MakeReport(RunOn(Emulated("gh200_c2c", 2), SmallOptions()));
   EXPECT_THAT(report.Finish(""), testing::IsOk());
-  // Failures; the curve and the calibration for two directions, alone and duplex, on two devices.
+  // One goal counts failures. Curve and calibration each have goals for two directions, alone and
+  // duplex, on two devices.
   EXPECT_EQ(report.goals().size(), 1u + 2 * 2 * 2 * 2);
 }
 
-// --- What cannot be, or goes wrong ---
+// --- Impossible and failing cases ---
 
 TEST(BandwidthCasesTest, WithoutAProbeTheReadLatencyIsWaivedWithAReason) {
   const BandwidthResult result =
@@ -209,7 +210,7 @@ TEST(BandwidthCasesTest, AProbeOfTheReadLatencyIsUsed) {
 class CopyChangingDevice : public ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
-  // Called with each copy, counted from 1, in `direction`; may change the pieces or drop them.
+  // Called with the number of each copy in `direction`, from 1; may change or drop its pieces.
   std::function<void(int number, std::vector<CopyPiece>& pieces)> change;
   CopyDirection direction = kH2d;
 
@@ -245,7 +246,7 @@ TEST(BandwidthCasesTest, ACopyThatIsDroppedMakesTheCaseAnError) {
   for (const CopyDirection direction : {kH2d, kD2h}) {
     bool dropped = false;
     ExpectWrongBytes(direction, [&dropped](int, std::vector<CopyPiece>& pieces) {
-      // One of the small ones that are measured: not gates, traffic or verification.
+      // Only measured copies have this size, not gates, traffic or verification.
       if (!dropped && pieces[0].size_bytes == 16 * kKiB) {
         pieces.clear();
         dropped = true;
@@ -278,7 +279,7 @@ TEST(BandwidthCasesTest, ACopyToTheWrongPlaceMakesTheCaseAnError) {
   });
 }
 
-// Each submission takes the host as long as dozens of small copies.
+// Each submission takes as much host time as dozens of small copies.
 class SlowlySubmittingDevice : public ForwardingDevice {
  public:
   explicit SlowlySubmittingDevice(std::shared_ptr<Device> device)
@@ -298,7 +299,7 @@ TEST(BandwidthCasesTest, SlowSubmissionChangesNoResult) {
   const std::vector<std::string> cases = {"host_to_device_memcpy_ce", "host_device_latency_ce",
                                           "host_to_device_bidirectional_memcpy_ce"};
   BenchDevices slow = Emulated("h100_pcie5", 1);
-  slow.devices[0].memory.resize(1);  // pageable copies do contain the host's time
+  slow.devices[0].memory.resize(1);  // pageable copies include host time
   BenchDevices fast = Emulated("h100_pcie5", 1);
   fast.devices[0].memory.resize(1);
   Wrap<SlowlySubmittingDevice>(slow);

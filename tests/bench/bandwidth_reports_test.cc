@@ -1,4 +1,4 @@
-// The text, CSV, plot and both JSON forms of a bandwidth run, parsed back.
+// Parses the text, CSV, plot and both JSON forms of a bandwidth run.
 
 #include <algorithm>
 #include <cstdint>
@@ -49,7 +49,7 @@ Series SweepOf(const LinkCurve& curve, int column, const std::string& memory) {
   return series;
 }
 
-// Two devices, of which the second was measured with pageable memory only in one case.
+// The second device has results for pageable memory in one case only.
 BandwidthResult TwoDevices() {
   BandwidthResult result;
   for (const char* const name : {"cuda:0", "cuda:1"}) {
@@ -105,7 +105,7 @@ TEST(NvbandwidthJsonTest, MatrixEntriesAreStringsAndWhatIsMissingIsNa) {
   ASSERT_EQ(testcase.at("bandwidth_matrix").size(), 1u);
   const nlohmann::json& row = testcase.at("bandwidth_matrix")[0];
   ASSERT_EQ(row.size(), 2u);
-  // The largest size, in the first memory of the device.
+  // The matrix shows the largest size in the device's first kind of memory.
   EXPECT_NEAR(std::stod(row[0].get<std::string>()), 55.47, 0.01);
   EXPECT_EQ(row[1], "N/A");
   for (const char* const key : {"sum", "min", "max", "average"}) {
@@ -208,7 +208,7 @@ TEST(BandwidthPlotTest, GnuplotUnderstandsTheScript) {
   std::ifstream file(path);
   const std::string svg((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   EXPECT_THAT(svg, HasSubstr("H2D pageable"));
-  EXPECT_THAT(svg, HasSubstr("256 MiB"));  // the last size has a mark on the axis
+  EXPECT_THAT(svg, HasSubstr("256 MiB"));  // the axis labels the last size
 }
 
 TEST(BandwidthPlotTest, AnotherFormatIsRefusedBeforeAnythingIsMeasured) {

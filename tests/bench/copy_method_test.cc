@@ -28,7 +28,7 @@ absl::StatusOr<std::unique_ptr<CopyMethod>> NewCopies(CopyWorld& world, const Be
                                         : NewEngineCopies(world, std::move(lanes));
 }
 
-// Every way of copying, over a flow.
+// The parameter is the copy method.
 class CopyMethodTest : public ::testing::TestWithParam<BenchMethod> {
  protected:
   BenchCase Case(BenchFlow flow, uint64_t pieces) const {

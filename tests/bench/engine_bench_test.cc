@@ -1,4 +1,4 @@
-// The program as a user runs it.
+// Runs the benchmark as a user does.
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -21,7 +21,7 @@ ProgramOutcome RunBench(const std::string& flags) {
   return RunProgram("bench/engine_bench --device=emu:0 " + flags);
 }
 
-// Submit's goal is wall time: on a busy machine it is missed, and the program exits with 1.
+// Submit's goal is about wall time. A busy machine misses it, and the program then exits with 1.
 TEST(EngineBenchTest, AQuickRunMeetsEveryGoalOfTheModelledLink) {
   const std::string path = ::testing::TempDir() + "/engine_bench.json";
   const ProgramOutcome outcome = RunBench(absl::StrCat("--quick --json=", path));
@@ -45,7 +45,7 @@ TEST(EngineBenchTest, AQuickRunMeetsEveryGoalOfTheModelledLink) {
   }
 }
 
-// On this preset's slow link packing gains 4.7 at most where the goal is 5.
+// On this preset's slow link packing gains at most 4.7, which misses the goal of 5.
 TEST(EngineBenchTest, AMissedGoalIsTheExitStatus) {
   const ProgramOutcome outcome = RunBench("--preset=a100_pcie4 --quick --benchmark_filter=pieces/");
   const bool missed = outcome.out.find("MISSED") != std::string::npos;

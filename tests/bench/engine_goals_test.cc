@@ -79,7 +79,7 @@ TEST(EngineGoalsTest, FewPiecesAndLargeOnesAreNotManySmallOnes) {
 
 TEST(EngineGoalsTest, TheGainOfPackingIsMeasuredAgainstTheLinks) {
   LinkCurves link;
-  link.d2h = {.fixed_us = 3, .gb_per_s = 65.536};  // 64 KiB in 1 us: four times as fast in one
+  link.d2h = {.fixed_us = 3, .gb_per_s = 65.536};  // 64 KiB in 1 us: packing gains 4 times
   const std::vector<BenchRow> rows = {Row(Pieces(BenchMethod::kRaw, 256, 64 * kKiB), 1),
                                       Row(Pieces(BenchMethod::kPacked, 256, 64 * kKiB), 1),
                                       Row(Pieces(BenchMethod::kRaw, 1024, 64 * kKiB), 3),

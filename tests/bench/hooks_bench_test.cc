@@ -1,4 +1,4 @@
-// The program as a user runs it.
+// Runs the benchmark as a user does.
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 using testing::ProgramOutcome;
 using testing::RunProgram;
 
-// Its times are wall time, of which a test can say nothing; what it counts is the same everywhere.
+// The benchmark's times are wall time and not testable. Its counts are the same on every machine.
 TEST(HooksBenchTest, AQuickRunCountsWhatEachTensorAsksOfTheDevice) {
   const std::string path = ::testing::TempDir() + "/hooks_bench.json";
   const ProgramOutcome outcome =
@@ -26,7 +26,7 @@ TEST(HooksBenchTest, AQuickRunCountsWhatEachTensorAsksOfTheDevice) {
   EXPECT_EQ(report["rows"].size(), 13);
   for (const nlohmann::json& row : report["rows"]) {
     if (row.contains("recorded_us")) {
-      // Two for each save and each read.
+      // Recording adds two events for each save and each read.
       EXPECT_GE(row["recorded_events"].get<double>(), 4 + row["planned_events"].get<double>());
       EXPECT_GT(row["planned_us"].get<double>(), 0);
       continue;

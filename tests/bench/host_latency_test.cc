@@ -38,8 +38,8 @@ TEST(HostLatencyTest, ADeviceThatRunsNoKernelsSaysSoAndKeepsNothing) {
   EXPECT_EQ(FakeCuda::Api().GetLastError(), cudaSuccess);
 }
 
-// The kernel of kHostLatencyPtx, on the host of a machine on which a read takes 500 ns and a call
-// of the host nothing.
+// Runs a host version of kHostLatencyPtx on an emulated machine where a read takes 500 ns and a
+// host call no time.
 class HostLatencyKernelTest : public ::testing::Test {
  protected:
   HostLatencyKernelTest() : fake_(Options()) {
@@ -81,8 +81,8 @@ class HostLatencyKernelTest : public ::testing::Test {
 
   FakeCuda fake_;
   uint64_t skipped_ = 0;
-  std::set<void*> nodes_;  // that the last launch has read
-  uint64_t in_order_ = 0;  // reads of the node behind the last one, which a prefetcher has guessed
+  std::set<void*> nodes_;  // nodes that the last launch has read
+  uint64_t in_order_ = 0;  // reads of the next adjacent node, which a prefetcher would guess
   std::vector<uint64_t> launches_;
 };
 
@@ -115,8 +115,8 @@ TEST_F(HostLatencyKernelTest, WhicheverCallFailsItIsReportedAndNothingIsKept) {
     SCOPED_TRACE(std::to_string(k) + ", " + failed);
     if (ns.ok()) {
       EXPECT_GT(k, 1u) << "it went to another device";
-      // Nothing can be done about them, or they say where memory lies best; GetDevice is the first
-      // call of each.
+      // A failed release cannot be handled, and the calls for memory placement are optional.
+      // GetDevice is the first call of each of them.
       EXPECT_THAT(failed, AnyOf("GetDevice", "EventDestroy", "StreamDestroy", "FreeHost",
                                 "LibraryUnload", "HasContext", "SetDevice", "PushContext",
                                 "PopContext", "DeviceGetPCIBusId", "DeviceGetAttribute"));

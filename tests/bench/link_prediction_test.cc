@@ -1,4 +1,4 @@
-// What a calibration says of a link must hold for loads that it did not measure.
+// A calibration must predict the time of loads that it did not measure.
 
 #include <cstdint>
 #include <memory>
@@ -58,7 +58,7 @@ class LinkPredictionTest : public ::testing::TestWithParam<std::string> {
     ASSERT_THAT(source_->Free(host_), testing::IsOk());
   }
 
-  // Copies of these sizes, one behind the other in memory and in time.
+  // Returns copies of these sizes, adjacent in memory and submitted in sequence.
   LinkLoad Load(CopyDirection direction, const std::vector<uint64_t>& sizes,
                 int pieces_per_copy = 1) const {
     LinkLoad load;

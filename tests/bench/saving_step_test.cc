@@ -29,7 +29,7 @@ struct Seen {
   int released = 0;
 };
 
-// Tells what becomes of each saved tensor.
+// Records the packing, unpacking and release of each saved tensor.
 class Watcher : public SavedTensorPacker {
  public:
   explicit Watcher(Seen& seen) : seen_(seen) {}

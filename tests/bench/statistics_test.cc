@@ -28,7 +28,7 @@ TEST(StatisticsTest, OneValueIsItsOwnSummary) {
 }
 
 TEST(StatisticsTest, TheCoefficientOfVariationIsThatOfTheSample) {
-  // Mean 4, squared deviations 4 + 0 + 4 over two degrees of freedom.
+  // The mean is 4; the squared deviations 4 + 0 + 4 have two degrees of freedom.
   EXPECT_DOUBLE_EQ(Summarize({2, 4, 6}).cv, 2.0 / 4);
 }
 

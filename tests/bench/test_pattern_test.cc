@@ -39,7 +39,7 @@ TEST(TestPatternTest, AnotherSeedMatchesNowhere) {
   EXPECT_EQ(TestPattern(1).FirstDifference(Filled(TestPattern(2)).data(), 0, kBytes), 0u);
 }
 
-// A copy that went to the wrong place by a multiple of some power of two brings other bytes.
+// A copy displaced by a multiple of a power of two must bring different bytes.
 TEST(TestPatternTest, AnotherPlaceOfTheSamePatternDiffers) {
   const TestPattern pattern(1);
   for (uint64_t shift = 64 * kKiB; shift <= kGiB; shift *= 2) {

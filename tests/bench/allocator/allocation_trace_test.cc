@@ -54,7 +54,6 @@ TEST(AllocationTraceTest, AMissingFileIsNamed) {
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("no/such.txt")));
 }
 
-// The committed traces are what the allocator's benchmark replays.
 TEST(AllocationTraceTest, TheRecordedTracesAreWholeStepsOfMixedSizes) {
   for (const std::string name : {"convnet", "gpt2_small", "lstm_512"}) {
     SCOPED_TRACE(name);

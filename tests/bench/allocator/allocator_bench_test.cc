@@ -1,4 +1,4 @@
-// The program as a user runs it.
+// Runs the benchmark as a user does.
 
 #include <string>
 

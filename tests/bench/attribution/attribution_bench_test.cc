@@ -1,4 +1,4 @@
-// The program as a user runs it.
+// Runs the benchmark as a user does.
 
 #include <map>
 #include <nlohmann/json.hpp>
@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 using testing::ProgramOutcome;
 using testing::RunProgram;
 
-// Of a model whose copies the link cannot hide.
+// On this preset the link cannot hide the model's copies.
 TEST(AttributionBenchTest, AQuickRunComparesAllWaysAndJudgesItself) {
   const std::string path = ::testing::TempDir() + "/attribution_bench.json";
   const ProgramOutcome outcome =
@@ -37,7 +37,7 @@ TEST(AttributionBenchTest, AQuickRunComparesAllWaysAndJudgesItself) {
   ASSERT_EQ(products.size(), 7u);
   ASSERT_EQ(values.size(), 4u);
 
-  // What Captum is known to hold: S is what the layers' values are together.
+  // The memory that Captum is known to hold. `s` is the size of all layers' values.
   const auto of = [](const nlohmann::json& row, const char* what) {
     return row[what].get<double>();
   };
@@ -53,7 +53,7 @@ TEST(AttributionBenchTest, AQuickRunComparesAllWaysAndJudgesItself) {
   EXPECT_GT(of(products["captum"], "held_mib"), 2 * s);
   EXPECT_NEAR(of(values["captum"], "held_mib"), s, 0.1);
 
-  // What crosses the link.
+  // Bytes that cross the link.
   EXPECT_EQ(of(products["captum"], "copied_mib"), 0);
   EXPECT_EQ(of(products["captum, then .cpu()"], "copied_mib"), s);
   EXPECT_EQ(of(products["captum, memory_efficient"], "copied_mib"), 2 * s);
@@ -65,11 +65,11 @@ TEST(AttributionBenchTest, AQuickRunComparesAllWaysAndJudgesItself) {
               2 * s, 0.3 * s);
   EXPECT_LT(of(products["pinion, in a scope"], "peak_mib"), 0.6 * of(plain, "peak_mib"));
 
-  // Values twice and products three times over, at 164 GB/s.
+  // The host reads the values twice and the products three times, at 164 GB/s.
   EXPECT_NEAR(of(products["captum, memory_efficient"], "host_arithmetic_us"),
               5 * s * 1024 * 1024 / 164e3, 0.1);
   EXPECT_GE(of(values["pinion"], "time_us"), of(values["pinion"], "bound_us"));
-  // No time of pinning: the slowest of all copies and arithmetic end to end.
+  // Excludes pinning. The limit allows for copies and arithmetic without any overlap.
   EXPECT_LT(of(products["pinion"], "time_us"), 1.5 * of(plain, "time_us"));
 
   bool any_missed = false;
@@ -78,7 +78,7 @@ TEST(AttributionBenchTest, AQuickRunComparesAllWaysAndJudgesItself) {
     EXPECT_THAT(outcome.out, HasSubstr(name));
     const bool missed = goal["met"].is_boolean() && !goal["met"].get<bool>();
     any_missed |= missed;
-    // A program that runs on a busy machine may take its time.
+    // Goals about wall time may be missed on a busy machine.
     const bool may_miss = name.find("minutes") != std::string::npos;
     EXPECT_TRUE(may_miss || !missed) << name;
   }

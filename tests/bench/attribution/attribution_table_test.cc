@@ -26,7 +26,7 @@ AttributionRow Row(const AttributionWay& way, double time_us, uint64_t peak_mib)
           .bound_us = 100};
 }
 
-// Of all goals whose name has `name` in it, in order.
+// Returns all goals whose name contains `name`, in order.
 std::vector<Goal> GoalsOf(const std::vector<AttributionRow>& rows, const std::string& name) {
   std::vector<Goal> goals;
   const BenchReport report = AttributionReport({.rows = rows});
@@ -103,7 +103,7 @@ TEST(AttributionTableTest, WhatIsWrongWithPinionsResultsIsCounted) {
   EXPECT_EQ(GoalOf({row, row}, "other values").value, 2);
   EXPECT_TRUE(GoalOf({row}, "are held").missed());
   EXPECT_EQ(GoalOf({row, row}, "no time on the host").value, 2);
-  row.way.method = Method::kActivation;  // which has no products
+  row.way.method = Method::kActivation;  // this method has no products
   EXPECT_TRUE(GoalOf({row}, "no time on the host").met());
 }
 

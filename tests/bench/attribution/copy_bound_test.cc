@@ -7,7 +7,7 @@
 namespace pinion {
 namespace {
 
-// 1 MB takes 100 us over the link, and 10 us of the host's arithmetic.
+// 1 MB takes 100 us over the link and 10 us of host arithmetic.
 constexpr CopyRates kRates = {.link_gb_per_s = 10, .host_memory_gb_per_s = 100};
 constexpr uint64_t kMb = 1'000'000;
 
@@ -42,7 +42,7 @@ TEST(CopyBoundTest, WithMemoryForTheTwoLargestTheStepStopsBeforeItMakesTheNext) 
 TEST(CopyBoundTest, OfSmallTensorsAsManyWaitAsTheTwoLargestWouldTake) {
   const std::vector<ReadyTensor> tensors = {
       {0, kMb}, {10, kMb}, {20, kMb / 2}, {30, kMb / 2}, {40, kMb}};
-  // The third waits for the first, the fourth as well, and the fifth for the second.
+  // The third and the fourth tensor wait for the first one, the fifth waits for the second.
   EXPECT_DOUBLE_EQ(CopyBoundUs(tensors, 400, kRates, CopyMemory::kForTwoLargest), 400 + 160);
 }
 

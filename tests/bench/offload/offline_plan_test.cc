@@ -14,7 +14,7 @@
 namespace pinion::testing {
 namespace {
 
-// For every memory from the least to all.
+// Compares SearchPlan with the best possible plan for every memory target.
 void ExpectBestOfEveryPlan(const StepRecord& step) {
   const uint64_t all_bytes = CountedPeak(step, {});
   for (uint64_t memory = LeastMemoryBytes(step).value(); memory <= all_bytes; memory += 1000) {

@@ -1,4 +1,4 @@
-// The program as a user runs it.
+// Runs the benchmark as a user does.
 
 #include <nlohmann/json.hpp>
 #include <string>
@@ -16,8 +16,7 @@ using ::testing::HasSubstr;
 using testing::ProgramOutcome;
 using testing::RunProgram;
 
-// What planning takes is the processor's time, of which a test can say nothing. What recording does
-// to a step is modelled.
+// Planning times are wall time and not testable. The cost of recording a step is modelled.
 TEST(PlanBenchTest, AQuickRunPlansAndRecordsWhatItSays) {
   const std::string path = ::testing::TempDir() + "/plan_bench.json";
   const ProgramOutcome outcome =

@@ -1,4 +1,4 @@
-// A session copies out in the order that its plan asks for: the step takes as long as planned.
+// A session submits copies out in its plan's order, and so the step takes the planned time.
 
 #include <cstddef>
 #include <cstdint>
@@ -17,9 +17,9 @@ namespace planned_copies_test {
 
 constexpr uint64_t kUnitBytes = 64 * 1024;
 
-// Objects 0 and 2 have to go before object 4 is made. While object 0 is copied object 1 could be
-// copied next, but somebody holds it until the turn. A stretch takes as long as a third of the copy
-// of object 0 or 1.
+// Objects 0 and 2 must be offloaded before object 4 is created. Object 1 could be copied in
+// between, but stays externally referenced until the backward. Each interval computes for a third
+// of the time in which object 0 or 1 is copied.
 StepRecord Step(double copy_us) {
   StepRecord step;
   for (const uint64_t units : {30, 30, 4, 4, 4}) {
@@ -27,7 +27,7 @@ StepRecord Step(double copy_us) {
   }
   step.objects[1].held_until = 5;
   step.uses = {0, 1, 2, 3, 4, 4, 3, 2, 1, 0};
-  // Of a backward that lets go of what it has read.
+  // The backward releases each object after its read.
   for (uint32_t object = 0; object < 5; ++object) step.objects[object].needed_until = 10 - object;
   step.stretches.assign(step.uses.size() + 1, {.compute_us = copy_us / 3});
   step.stretches[4].transient_bytes = 36 * kUnitBytes;
@@ -48,7 +48,7 @@ TEST(PlannedCopies, WhatHasToGoFirstIsCopiedFirst) {
   const double as_made_us = SimulateStep(step, as_made, world.link).value().step_us;
   ASSERT_GT(as_made_us, 1.05 * plan.step_us) << "the order matters";
 
-  world.memory_bytes = target_bytes;  // the device refuses every byte more
+  world.memory_bytes = target_bytes;  // the device refuses any byte more
   const absl::StatusOr<MethodCost> cost =
       RunMethod({OffloadMethod::Kind::kPlanned, target_bytes}, world, ReplayOf(step, /*layers=*/0));
   ASSERT_TRUE(cost.ok()) << cost.status();

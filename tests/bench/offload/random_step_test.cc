@@ -23,7 +23,7 @@ TEST(RandomStepTest, AStepOfAsManyUsesAsIsAskedForIsValid) {
   }
 }
 
-// The proportions of bytes to compute are the same.
+// The ratio of bytes to compute time stays the same.
 TEST(RandomStepTest, AShrunkStepIsTheSameStepWithSmallerTensors) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE(seed);

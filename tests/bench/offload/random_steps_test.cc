@@ -1,6 +1,5 @@
-// Steps that nobody has thought of, replayed: a planned one keeps within the memory that windows
-// have taken at their peak, of which the device refuses every byte more, and is no slower than they
-// are.
+// Replays random steps. A planned step must fit the peak memory that windows need, which the device
+// enforces, and must not be slower.
 
 #include <algorithm>
 #include <cstddef>
@@ -22,15 +21,14 @@ namespace random_steps_test {
 using Kind = OffloadMethod::Kind;
 
 constexpr uint64_t kSteps = 200;
-// Of all bytes and times, so that most of the test's own time is not spent on moving bytes.
+// Divides bytes and times, so that copying bytes does not dominate the test's own time.
 constexpr uint64_t kShrink = 16;
-// Shorter steps are bound by the host's calls, of which windows make fewer: their copies are small
-// enough to travel together.
+// Host calls dominate shorter steps, and windows make fewer of them by packing small copies.
 constexpr double kShortestUs = 30;
 
 absl::StatusOr<MethodCost> Replay(const StepRecord& step, const MethodWorld& world,
                                   const OffloadMethod& method) {
-  // The device refuses every byte above a target.
+  // The device refuses every byte above the target.
   MethodWorld limited = world;
   if (method.kind == Kind::kPlanned) limited.memory_bytes = method.bytes;
   return RunMethod(method, limited, ReplayOf(step, /*layers=*/0));

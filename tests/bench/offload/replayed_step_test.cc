@@ -1,4 +1,4 @@
-// A step that is recorded, replayed, and recorded again.
+// Replaying a recorded step and recording the replay must give the same record.
 
 #include "pinion/bench/offload/replayed_step.h"
 
@@ -41,8 +41,8 @@ using ::testing::SizeIs;
 
 constexpr uint64_t kSize = 64 * kKiB;
 
-// Three operators, of which the second saves one object twice, and their backward. The first object
-// is held by the program until the backward has begun, the last one for good.
+// Three operators and their backward. The second operator saves one object twice. The program
+// references the first object until the backward begins, and the last one forever.
 StepRecord Step() {
   StepRecord step;
   step.objects = {{.size_bytes = kSize, .needed_until = 9, .held_until = 6},
@@ -92,10 +92,10 @@ TEST_F(ReplayedStepTest, RecordedAgainItIsTheSameStep) {
     EXPECT_EQ(again.objects[i].size_bytes, step.objects[i].size_bytes);
     EXPECT_EQ(again.objects[i].frees, step.objects[i].frees);
     EXPECT_EQ(again.objects[i].saved_until, step.objects[i].saved_until);
-    // What frees nothing is held for good.
+    // An object that frees nothing stays externally referenced to the end.
     EXPECT_EQ(again.objects[i].held_until, step.objects[i].frees ? step.objects[i].held_until : 9);
   }
-  // Before the last one ends the replay has let go of what the program keeps.
+  // Skips the last interval, in which the replay releases the program's objects.
   for (size_t i = 0; i + 1 < step.stretches.size(); ++i) {
     SCOPED_TRACE(i);
     EXPECT_NEAR(again.stretches[i].compute_us, step.stretches[i].compute_us, 0.01);
@@ -117,7 +117,7 @@ TEST_F(ReplayedStepTest, ItsPeakAndItsTimeAreThoseOfTheRecord) {
   EXPECT_NEAR((machine_->now_ms() - begin_ms) * 1e3, step.compute_us(), 0.1 * step.compute_us());
 }
 
-// Notes what is saved and read.
+// Records the sizes of saved and read tensors.
 class NotingPacker final : public SavedTensorPacker {
  public:
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
@@ -149,14 +149,14 @@ TEST_F(ReplayedStepTest, HooksMeetItsTensorsAndPartsOfWhatOneOperatorSavesTwice)
   EXPECT_THAT(packer->read, ElementsAre(kSize / 2, kSize, kSize, kSize));
 }
 
-// Gives out copies, and looks whether they are in use when the node that reads them has run.
+// Unpacks copies, and records whether each copy is still in use after the node that reads it.
 class LookingPacker final : public SavedTensorPacker {
  public:
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
     return std::make_unique<Copied>(*this, tensor.detach());
   }
 
-  std::vector<bool> in_use_behind;  // by node that has read
+  std::vector<bool> in_use_behind;  // one value per reading node
 
  private:
   using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;

@@ -1,4 +1,4 @@
-// step_bench on the emulated device.
+// Runs step_bench on the emulated device.
 
 #include <cstdint>
 #include <nlohmann/json.hpp>

@@ -48,7 +48,7 @@ std::shared_ptr<GraphOffload> NewGraph(const TestNet& net, c10::Device device,
   return std::make_shared<GraphOffload>(OptionsFor(net, limits), device);
 }
 
-// A race that the machine finds ends the test.
+// A detected race aborts the test.
 class GraphOffloadInAnyOrderTest : public ::testing::TestWithParam<EffectSchedule> {
  protected:
   EmuWorld world_{MachineOptions(GetParam())};
@@ -109,7 +109,7 @@ TEST_P(GraphOffloadInAnyOrderTest, GradientsOfConvolutionsAreThoseWithoutIt) {
   EXPECT_GT(graph->GetStats().fetched_bytes, 0u);
 }
 
-// A step that takes nothing to the CPU itself.
+// Runs a step that copies nothing to the CPU itself.
 void RunStep(
     const TestNet& net, const std::shared_ptr<GraphOffload>& graph,
     const std::function<at::Tensor(const at::Tensor&)>& after = [](const at::Tensor& loss) {
@@ -123,7 +123,7 @@ void RunStep(
   loss.backward();
 }
 
-// What a later step moves, and the modelled time for which it waits for copies.
+// Returns the copies and modelled stalls of a step after the first ones.
 TimeStats LaterStep(EmuWorld& world, const TestNet& net, const GraphLimits& limits) {
   const auto graph = NewGraph(net, world.device(), limits);
   for (int step = 0; step < 2; ++step) RunStep(net, graph);
@@ -217,7 +217,7 @@ TEST_F(GraphOffloadTest, OnlyWithMoreThanOneLayerAheadAreTensorsFetchedWhenBackw
   }
 }
 
-// The buffers are in use when they are taken again: what takes them comes later on the device.
+// Buffers are reused while a copy still uses them: the next use is ordered after it on the device.
 TEST(GraphOffloadPoolTest, TheThirdStepPinsNothing) {
   EmuWorld world(SlowCopies());
   const TestNet net(world.device(), at::kFloat, kNet);

@@ -15,8 +15,8 @@ using ::testing::Pair;
 
 constexpr int kStays = GraphPlan::kStays;
 
-// A step of layers 0, 1, ... with one region each, after one of no layer and before another one.
-// Each object is saved by the layer that makes it; backward reads in reverse order.
+// A step of layers 0, 1, ... with one region each, between a region before and one after the
+// layers. The layer that makes an object saves it. The backward reads in reverse order.
 class Step {
  public:
   void Make(int layer, uint64_t size_bytes) {
@@ -33,7 +33,7 @@ class Step {
   GraphTrace trace;
 };
 
-// Layer i makes an object of sizes[i] bytes, and one more layer, the last one, another object.
+// Layer i makes an object of sizes[i] bytes; one additional last layer makes another object.
 Step LayersOf(const std::vector<uint64_t>& sizes) {
   Step step;
   for (size_t i = 0; i < sizes.size(); ++i) step.Make(static_cast<int>(i), sizes[i]);

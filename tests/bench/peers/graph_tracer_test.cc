@@ -52,7 +52,7 @@ class Tracing : public SavedTensorPacker {
 
 class GraphTracerTest : public ::testing::Test {
  protected:
-  // Saves its input, what comes out, and its parameter if its input requires a gradient.
+  // Saves its input, output and parameter if its input requires a gradient.
   at::Tensor Layer(const at::Tensor& x, int layer) const {
     return at::tanh(at::mm(x, parameters_[layer]));
   }
@@ -80,7 +80,7 @@ std::vector<int> LayersOfObjects(const GraphTrace& trace) {
   return layers;
 }
 
-// Here it is the layer after that which saves it.
+// The next layer saves the object.
 TEST_F(GraphTracerTest, AnObjectBelongsToTheLayerThatHasMadeIt) {
   const GraphTrace trace = Trace([this](const at::Tensor& x) {
     return at::mm(at::mm(at::mm(x, parameters_[0]), parameters_[1]), head_);
@@ -118,7 +118,7 @@ TEST_F(GraphTracerTest, AViewIsSavedAsTheTensorThatItIsAViewOf) {
 
 TEST_F(GraphTracerTest, WhatIsNotContiguousItselfIsToldFromAView) {
   const GraphTrace trace = Trace([this](const at::Tensor& x) {
-    return at::tanh(at::mm(x, parameters_[0]).t()) + 1;  // tanh's result has its input's strides
+    return at::tanh(at::mm(x, parameters_[0]).t()) + 1;  // tanh keeps its input's strides
   });
   ASSERT_EQ(trace.objects.size(), 1u);
   EXPECT_FALSE(trace.objects[0].is_contiguous);
@@ -144,7 +144,7 @@ TEST_F(GraphTracerTest, TensorsOfOtherDevicesAreNoObjects) {
   EXPECT_EQ(tracer.trace().saves[0].object, kNoObject);
 }
 
-// Their storage has no tensor whose views they all are, so that it cannot be copied as one.
+// No single tensor has them all as views, so their storage cannot be copied as one tensor.
 TEST_F(GraphTracerTest, TensorsOverOneStorageThatAreNotViewsOfOneTensorAreToldApart) {
   const at::Tensor whole = at::ones({8, 8});
   const at::Tensor first_half = at::empty({0}).set_(whole.storage(), 0, {4, 8}, {8, 1});

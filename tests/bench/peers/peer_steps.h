@@ -1,5 +1,4 @@
-// Steps of training for packers of saved tensors, and the orders of effects that they must be right
-// in.
+// Training steps for packers of saved tensors, and the effect schedules that they must pass.
 
 #ifndef PINION_TESTS_BENCH_PEERS_PEER_STEPS_H_
 #define PINION_TESTS_BENCH_PEERS_PEER_STEPS_H_
@@ -21,7 +20,6 @@
 
 namespace pinion::testing {
 
-// Two convolutions and a linear layer.
 class ConvNet {
  public:
   explicit ConvNet(c10::Device device) {
@@ -43,7 +41,7 @@ class ConvNet {
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const at::Tensor& input() const { return input_; }
 
-  // On the CPU, and taken away.
+  // Returns the gradients on the CPU and clears them.
   std::vector<at::Tensor> TakeGradients() const {
     std::vector<at::Tensor> gradients;
     for (const at::Tensor& parameter : parameters_) {
@@ -58,7 +56,7 @@ class ConvNet {
   at::Tensor input_;
 };
 
-// A step of the net whose forward is in a scope of `packer`; null packs nothing.
+// Runs a step of `net` with its forward in a scope of `packer`; null packs nothing.
 inline Gradients TrainStepWith(const TestNet& net, std::shared_ptr<SavedTensorPacker> packer) {
   SeedGenerators();
   at::Tensor loss;

@@ -49,7 +49,7 @@ TEST_F(PinnedCacheTest, ATensorMayOutliveTheCache) {
   EXPECT_TRUE(world_.machine().IsPinned(tensor.const_data_ptr()));
 }
 
-// A race that the machine finds would end the test.
+// A detected race would abort the test.
 TEST_F(PinnedCacheTest, NothingIsUnpinnedBeforeTheCopiesThatUseItAreDone) {
   const at::Tensor source = at::ones({256}, at::TensorOptions(world_.device()));
   PinnedCache(world_.device()).Empty({256}, at::kFloat).copy_(source, /*non_blocking=*/true);

@@ -14,7 +14,7 @@ import torch
 
 import trl_log
 
-# Submodules; what follows an equals sign is a parameter or a buffer of that name.
+# Submodules. "=parameter" and "=buffer" mark a parameter or buffer of that name.
 TOP = ["layers.0.mlp", "layers.0.LigerMLP.up", "liger_loss", "output", "output=parameter",
        "output=buffer", "output.linear", "lm_head", "decoder.output", "decoder.lm_head",
        "decoder.layers", "decoder=parameter", "final_layer_norm", "ln_f", "head", "head=parameter",
@@ -32,7 +32,7 @@ def random_model(draw):
     known, kept = {}, []
     for name in names:
         path, _, kind = name.partition("=")
-        # A name is one thing, and parameters have no parts.
+        # A name can be used once, and a parameter has no children.
         parts = path.split(".")
         prefixes = [".".join(parts[:n]) for n in range(1, len(parts))]
         if path in known or any(known.get(prefix) for prefix in prefixes):

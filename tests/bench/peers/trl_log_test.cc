@@ -1,5 +1,5 @@
-// TrlOffload beside TRL's own file: trl_log.py has run the same models with it, and has written
-// down what it did, in which order.
+// Compares TrlOffload with TRL itself: trl_log.py ran the same models with TRL and logged its
+// actions in order.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mm.h>
@@ -29,7 +29,7 @@ Events LoggedByTrl(const std::string& model) {
   return nlohmann::json::parse(file).at(model).get<Events>();
 }
 
-// As one list, the first difference of which has a line of its own and those before it.
+// Compares event by event; the first difference is reported with all events before it.
 void ExpectSameEvents(const Events& expected, const Events& actual) {
   std::string before;
   for (size_t i = 0; i < std::min(expected.size(), actual.size()); ++i) {

@@ -38,7 +38,7 @@ Gradients TrainStepInside(const TestNet& net, const std::shared_ptr<TrlOffload>&
   return TakeGradients(net, loss);
 }
 
-// A race that the machine finds ends the test.
+// A detected race aborts the test.
 class TrlOffloadInAnyOrderTest : public ::testing::TestWithParam<EffectSchedule> {
  protected:
   EmuWorld world_{MachineOptions(GetParam())};
@@ -73,7 +73,7 @@ TEST_P(TrlOffloadInAnyOrderTest, GradientsOfConvolutionsAreThoseWithoutIt) {
 
 class TrlOffloadTest : public ::testing::Test {
  protected:
-  // Saves so many tensors of 4 KiB that nobody else holds.
+  // Saves `count` tensors of 4 KiB without external references.
   at::Tensor SaveTensors(int count) {
     at::Tensor y = carrier_;
     for (int i = 0; i < count; ++i) {
@@ -163,7 +163,7 @@ TEST_F(TrlOffloadTest, ALaterStepPinsNothing) {
   EXPECT_EQ(world_.machine().calls(DeviceCall::kPin), pins);
 }
 
-// Unpacking deletes what was saved, so retain_graph does not work (TRL's tracker).
+// TRL's unpack deletes the saved tensor, so retain_graph does not work (TRL's tracker).
 TEST_F(TrlOffloadTest, AKeptGraphCannotBeReadAgain) {
   const TrlScope scope(NewTrl());
   const at::Tensor y = SaveTensors(1).sum();
@@ -176,8 +176,8 @@ TEST_F(TrlOffloadTest, AKeptGraphCannotBeReadAgain) {
   }
 }
 
-// Entering the context begins with number 1 again, so that a graph from before reads what the next
-// forward has saved, and nobody is told (TRL's tracker).
+// Entering TRL's context restarts its numbering, so an earlier graph silently reads tensors of the
+// next forward (TRL's tracker).
 TEST_F(TrlOffloadTest, AGraphFromAnEarlierScopeReadsTheTensorsOfTheNextOne) {
   const auto trl = NewTrl();
   std::vector<at::Tensor> seen;
@@ -194,9 +194,9 @@ TEST_F(TrlOffloadTest, AGraphFromAnEarlierScopeReadsTheTensorsOfTheNextOne) {
   EXPECT_EQ(seen[0][0].item<float>(), 2);
 }
 
-// What a node keeps of what it has read is not recorded on the compute stream unless it is a view
-// (TRL compares how often the storage is used): its memory goes back to the stream for copies while
-// the compute stream still reads it.
+// TRL records a read tensor on the compute stream only if it is a view, which it tells from the
+// storage's use count. Memory that a node keeps returns to the copy stream while the compute stream
+// still reads it.
 TEST(TrlOffloadRaceTest, ReadingAKeptTensorAfterItsNodeHasRunIsARace) {
   EmulatedOptions machine = MachineOptions();
   machine.abort_on_race = false;

@@ -1,4 +1,4 @@
-// The program as a user runs it.
+// Runs the benchmark as a user does.
 
 #include <map>
 #include <nlohmann/json.hpp>
@@ -20,7 +20,7 @@ using testing::RunProgram;
 
 constexpr double kLayerMib = 0.25 + 1.0 / 1024;  // weights and biases of one of 24 layers
 
-// On one preset whose link hides the weights and on one whose link does not.
+// Runs on a preset whose link hides the weights' copies and on one whose link does not.
 TEST(WeightsBenchTest, AQuickRunMovesWhatItSaysAndJudgesItself) {
   const std::string path = ::testing::TempDir() + "/weights_bench.json";
   const ProgramOutcome outcome =
@@ -54,7 +54,7 @@ TEST(WeightsBenchTest, AQuickRunMovesWhatItSaysAndJudgesItself) {
     }
     for (const auto& [way, row] : ways) {
       const bool leaves = training && way != "no offload";
-      // All that is copied out.
+      // Gradients are the only bytes copied out.
       EXPECT_NEAR(of(row, "gradient_mib"), leaves ? 24 * kLayerMib : 0, 0.1) << way;
       EXPECT_EQ(of(row, "host_step_us") > 0, training) << way;
       if (row.contains("target_mib")) {
@@ -62,15 +62,15 @@ TEST(WeightsBenchTest, AQuickRunMovesWhatItSaysAndJudgesItself) {
       }
       if (way == "no offload") continue;
       EXPECT_LT(of(row, "peak_mib"), of(none, "peak_mib")) << way;
-      // Nothing beats its bound.
+      // A measured time must not beat its bound.
       EXPECT_LE(row.value("of_bound", 1.0), 1.005) << way;
     }
   }
   EXPECT_TRUE(cases["gh200_c2c training"]["visiting, 2 layers"]["is_hidden"]);
   EXPECT_FALSE(cases["a100_pcie4 training"]["visiting, 2 layers"]["is_hidden"]);
 
-  // Times are modelled, and the same on each machine. One goal is missed where a copy takes just as
-  // long as there is for it: by no more than visit_schedule_test allows.
+  // Times are modelled and equal on every machine. One goal is missed slightly, where a copy takes
+  // exactly the available time; visit_schedule_test has the same tolerance.
   bool any_missed = false;
   for (const nlohmann::json& goal : report["goals"]) {
     const std::string name = goal["name"];
