@@ -1,5 +1,5 @@
-// The program as a user runs it, and what it writes against the same network, written down once
-// more here and computed in double on the CPU.
+// Runs the program as a user does, and checks its results against a second implementation of the
+// network, which computes in double on the CPU.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -50,23 +50,23 @@ using testing::RunProgram;
 using ::testing::StartsWith;
 
 constexpr int64_t kPictures = 10;
-constexpr size_t kHeldOutOf = 5;  // of so many digits in a row the first is held out
+constexpr size_t kHeldOutOf = 5;  // the first digit of each such group is held out
 constexpr int64_t kSteps = 50;
 constexpr int kPanel = 256, kPitch = 264;  // pixels of the sheet
 
-// The number behind the first `text` in `out`; -1 where there is none.
+// Returns the number after the first `text` in `out`, or -1.
 double NumberAfter(const std::string& out, const std::string& text) {
   const size_t at = out.find(text);
   return at == std::string::npos ? -1 : std::strtod(out.c_str() + at + text.size(), nullptr);
 }
 
-// Of the whole of `b`. Not the largest one: a relu whose input is zero but for rounding counts in
-// one way of computing and not in another, and changes a few pixels.
+// Relative to the norm of `b`. The largest difference would not be stable: a relu input close to
+// zero may round to either side, which changes a few pixels.
 double Difference(const Tensor& a, const Tensor& b) {
   return ((a - b).norm() / b.norm()).item<double>();
 }
 
-// Of each class the first held-out digit, as --picture wants them.
+// Returns the first held-out digit of each class, as an argument of --picture.
 std::string OneOfEachClass() {
   std::string indices;
   for (int label = 0; label < kPictures; ++label) {
@@ -77,7 +77,7 @@ std::string OneOfEachClass() {
   return indices;
 }
 
-// The network, from its checkpoint.
+// The network, loaded from its checkpoint.
 class Oracle {
  public:
   explicit Oracle(const std::map<std::string, Tensor>& tensors) {
@@ -105,7 +105,7 @@ class Oracle {
     return at::linear(last_block.mean({2, 3}), (*this)["model.head.weight"],
                       (*this)["model.head.bias"]);
   }
-  // Of each picture, that of its class.
+  // Returns each picture's score for its own class.
   Tensor Selected(const Tensor& scores) const {
     return scores.gather(1, (*this)["classes"].unsqueeze(1)).squeeze(1);
   }
@@ -118,7 +118,7 @@ class Oracle {
     return at::upsample_bilinear2d(map.detach(), {64, 64}, /*align_corners=*/false);
   }
 
-  // Golub and Welsch: the steps are the eigenvalues of the polynomials' recurrence.
+  // Golub and Welsch: the steps are the eigenvalues of the polynomials' recurrence matrix.
   Tensor IntegratedGradients() const {
     const Tensor i = at::arange(1, kSteps, at::kDouble);
     const Tensor beside = i / (4 * i * i - 1).sqrt();
@@ -137,7 +137,7 @@ class Oracle {
   std::map<std::string, Tensor> tensors_;
 };
 
-// Runs the program once for all tests: what takes its time is the training.
+// Trains once for all tests, because training dominates the time.
 class AttributeTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
@@ -155,7 +155,7 @@ class AttributeTest : public ::testing::Test {
   static ProgramOutcome Run(const std::string& flags) {
     return RunProgram("examples/attribute --device=emu:0 " + flags);
   }
-  // With what the first run has learned.
+  // Resumes from the first run's checkpoint.
   static ProgramOutcome Again(const std::string& flags) {
     return Run(absl::StrCat("--resume=", Path("trained"), " --out=", Path("again.png"),
                             " --checkpoint=", Path("again"), " ", flags));
@@ -223,16 +223,15 @@ TEST_F(AttributeTest, IntegratedGradientsAddUpToTheScore) {
       oracle.ScoresOf(oracle["pictures"]) - oracle.ScoresOf(at::zeros_like(oracle["pictures"]));
   const Tensor sums = oracle["integrated_gradients"].sum({1, 2, 3});
   EXPECT_LE(Difference(sums, score), 0.05);
-  // And the program says so.
   const double said = NumberAfter(outcome_.out, "integrated gradients add up to ");
   EXPECT_NEAR(said, sums[0].item<double>(), 1e-3);
 }
 
-// What speaks for a class is what the network misses most when it is gone.
+// Removing the pixels with the highest attribution must hurt the score most.
 TEST_F(AttributeTest, WithoutTheBestFifthOfTheInkTheScoreIsLowerThanWithoutAnother) {
   const Oracle oracle = Read("trained");
   const Tensor pictures = oracle["pictures"];
-  const auto without = [&](const Tensor& order) {  // of the pixels, the first go first
+  const auto without = [&](const Tensor& order) {  // removes the first pixels of `order`
     const Tensor flat = order.masked_fill(pictures == 0, -1e9).flatten(1);
     const Tensor rank = flat.argsort(1, /*descending=*/true).argsort(1, /*descending=*/false);
     const Tensor fifth = (pictures > 0).flatten(1).sum(1, true) / 5;
@@ -268,7 +267,7 @@ TEST_F(AttributeTest, TheSheetHasThePicturesAndItsHeatIsOnTheInk) {
     const Tensor picture = oracle["pictures"][i][0].repeat_interleave(4, 0).repeat_interleave(4, 1);
     EXPECT_LE((panel(0) - 255 * picture.unsqueeze(2)).abs().max().item<double>(), 0.51);
     for (int map = 0; map < 2; ++map) {
-      // The colours' green rises from 1 to 231 with the heat.
+      // The colour map's green rises from 1 to 231 with the heat.
       const Tensor heat = panel(1 + map).select(2, 1);
       EXPECT_EQ(heat.max().item<double>(), 231) << "picture " << i << ", map " << map;
       on_ink[map] += heat.masked_select(picture > 0.25).mean() / kPictures;
@@ -280,7 +279,7 @@ TEST_F(AttributeTest, TheSheetHasThePicturesAndItsHeatIsOnTheInk) {
 }
 
 TEST_F(AttributeTest, APngOfADigitIsReadAsThatDigit) {
-  // The first digit, a held-out 0, in 80 x 80 pixels of ink on white paper.
+  // Draws the first digit, a held-out 0, as ink on 80 x 80 pixels of white paper.
   RgbImage image = {80, 80, {}};
   for (int i = 0; i < 80 * 80; ++i) {
     const int ink = AllDigits()[0].ink[i / 800 * 8 + i % 80 / 10];

@@ -1,4 +1,4 @@
-// What the comparison says of a reference that does not repeat itself.
+// The comparison's verdict if the reference run does not repeat its own bits.
 
 #include "pinion/examples/compare.h"
 

@@ -1,4 +1,4 @@
-// README's program, as a user runs it.
+// Runs README's program as a user does.
 
 #include <string>
 

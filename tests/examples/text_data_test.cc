@@ -25,7 +25,7 @@ TEST(TextData, VocabularyIsTheBytesThatOccurInAscendingOrder) {
 }
 
 TEST(TextData, TargetsAreTheBytesAfterTheInputs) {
-  // Every byte occurs once, so a target is its input plus one.
+  // The text's bytes are consecutive, so each target is its input plus one.
   const TextData text = *TextData::Create("abcdefghij");
   const TokenBatch batch = text.Sample(/*batch=*/3, /*sequence=*/4, /*seed=*/1, /*step=*/1);
   ASSERT_EQ(batch.inputs.size(), 12);

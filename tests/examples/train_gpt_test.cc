@@ -1,4 +1,4 @@
-// The program as a user runs it.
+// Runs the program as a user does.
 
 #include <algorithm>
 #include <cstdlib>
@@ -35,7 +35,7 @@ class TrainGptTest : public ::testing::Test {
     for (int i = 0; i < 400; ++i) text << "the quick brown fox jumps over the lazy dog " << i * i;
   }
 
-  // Runs the program with `flags` after `environment`, in the shell's syntax.
+  // Runs the program with `flags`; `environment` precedes it in shell syntax.
   ProgramOutcome Run(const std::string& flags, const std::string& environment = "") const {
     return RunProgram(absl::StrCat(environment, " examples/train_gpt ", flags));
   }
@@ -44,7 +44,7 @@ class TrainGptTest : public ::testing::Test {
     return Run(absl::StrCat("--device=emu:0 --size=tiny --text=", text_, " ", flags));
   }
 
-  // Sends the signal once the program has printed `text`. The file "log" has its output.
+  // Sends `signal` once the program has printed `text`. The program writes to the file "log".
   ProgramOutcome SignalAfter(const std::string& text, const std::string& signal,
                              const std::string& flags) const {
     const std::string log = directory_ + "/log";
@@ -165,7 +165,7 @@ TEST_F(TrainGptTest, AskingForHelpIsNoError) {
   EXPECT_THAT(outcome.out, HasSubstr("--memory_target"));
 }
 
-// Its steps are those that pin host memory, measure the link and are recorded.
+// Warm-up steps pin host memory, measure the link and are recorded, so their times are not typical.
 TEST_F(TrainGptTest, ARunThatIsAllWarmUpReportsNoTimeOfAStep) {
   const ProgramOutcome warm_up = Tiny("--steps=5 --json=" + directory_ + "/json");
   ASSERT_EQ(warm_up.exit_code, 0) << warm_up.err;
@@ -240,8 +240,7 @@ TEST_F(TrainGptTest, AComparisonWithoutACompleteRunWritesThatThereIsNone) {
   EXPECT_TRUE(Runs(directory_ + "/json").empty());
 }
 
-// The claims that the comparison is there to make, on its default model; of half the batch, for
-// half the time.
+// Checks the claims of the comparison on its default model. Half a batch takes half the time.
 TEST_F(TrainGptTest, TheComparisonMeetsItsGoals) {
   const std::string path = directory_ + "/json";
   const ProgramOutcome outcome = Run(absl::StrCat(
@@ -290,7 +289,7 @@ TEST_F(TrainGptTest, TheComparisonMeetsItsGoals) {
   EXPECT_GT(blocking["stall_ms"], pinion["stall_ms"]);
   EXPECT_GT(pinion["bytes_moved"], 0);
   EXPECT_EQ(none["bytes_moved"], 0);
-  // Of weights, gradients and the optimizer's state a window is left on the device.
+  // Only a window of weights, gradients and optimizer state stays on the device.
   const nlohmann::json weights = runs[6], weights_and_pinion = runs[7];
   EXPECT_LE(weights["peak_device_bytes"], 0.65 * none["peak_device_bytes"].get<double>());
   EXPECT_LE(weights_and_pinion["peak_device_bytes"],
@@ -302,7 +301,7 @@ TEST_F(TrainGptTest, TheComparisonMeetsItsGoals) {
                 pinion["peak_activation_bytes"].get<uint64_t>());
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("\n  weights: device peak "),
                                  HasSubstr("\n  weights+pinion: device peak ")));
-  // Checkpoints pay for memory with time; offloading their inputs costs next to none.
+  // Checkpoints trade time for memory. Offloading their inputs costs almost no time.
   const nlohmann::json checkpoint = runs[4], both = runs[5];
   EXPECT_LE(checkpoint["peak_activation_bytes"], 0.5 * none["peak_activation_bytes"].get<double>());
   EXPECT_GT(checkpoint["step_ms"], 1.1 * none["step_ms"].get<double>());
@@ -311,23 +310,23 @@ TEST_F(TrainGptTest, TheComparisonMeetsItsGoals) {
   EXPECT_GT(both["bytes_moved"], 0);
   EXPECT_LT(both["bytes_moved"], pinion["bytes_moved"]);
 
-  // gh200_c2c: the link hides the transfer. a100_pcie4: it cannot.
+  // The link of gh200_c2c hides the transfer, that of a100_pcie4 does not.
   EXPECT_LE(runs[kGh200 + 2]["step_ms"], 1.05 * runs[kGh200]["step_ms"].get<double>());
   EXPECT_GT(runs[kA100 + 2]["step_ms"], 1.05 * runs[kA100]["step_ms"].get<double>());
-  // Planned within the same memory, it is never slower, and faster where the link is what counts.
+  // Within the same memory a planned step must not be slower than windows.
   for (const int i : {2, kGh200 + 2, kA100 + 2}) {
     SCOPED_TRACE(i);
     EXPECT_LE(runs[i + 1]["peak_device_bytes"], runs[i]["peak_device_bytes"]);
     EXPECT_LE(runs[i + 1]["step_ms"], 1.02 * runs[i]["step_ms"].get<double>());
   }
-  // With blocks that may be computed again it is not slower.
+  // A plan that may recompute blocks must not be slower than one that may not.
   const nlohmann::json mixed = runs[kA100 + 4];
   EXPECT_LE(mixed["peak_device_bytes"], runs[kA100 + 2]["peak_device_bytes"]);
   EXPECT_LE(mixed["step_ms"], 1.001 * runs[kA100 + 3]["step_ms"].get<double>());
   EXPECT_LT(runs[kA100 + 3]["step_ms"], 0.98 * runs[kA100 + 2]["step_ms"].get<double>());
 }
 
-// Two of the run's own bounds: what the parts take, and the target.
+// The printed bound is either the sum of the parts or the memory target.
 TEST_F(TrainGptTest, WeightsThatVisitArePrintedBesideWhatThePeakMayBeAtMost) {
   const std::string path = directory_ + "/json";
   const ProgramOutcome visiting = Tiny(absl::StrCat("--offload_weights --steps=7 --json=", path));
@@ -404,7 +403,7 @@ TEST_F(TrainGptTest, ASwitchThatIsOnIsNamedWhereItMatters) {
   EXPECT_THAT(verified.out, HasSubstr("measured with PINION_VERIFY=1"));
 }
 
-// What a reader looks for first: the second step, which is like all later ones, from time 0 on.
+// Readers look first at the second step, which is typical; it starts at time 0.
 TEST_F(TrainGptTest, TheTraceShowsStepsWithTheirPartsMemoryAndArrows) {
   const std::string path = directory_ + "/trace";
   ASSERT_EQ(Tiny("--steps=3 --trace=" + path).exit_code, 0);

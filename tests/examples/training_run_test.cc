@@ -1,4 +1,4 @@
-// Whole training runs on the emulated accelerator, in this process.
+// Whole training runs in this process, on the emulated accelerator.
 
 #include "pinion/examples/training_run.h"
 
@@ -74,7 +74,7 @@ TEST(Train, BFloat16TrainsAndOffloadsToTheSameBits) {
   EXPECT_EQ(Losses(pinion), Losses(none));
 }
 
-// The story of the default command: a limit below what the model needs.
+// The scenario of the default command: the memory limit is below the model's need.
 TEST(Train, UnderALimitOnlyTheOffloadedRunCompletesAndItsLossIsTheUnlimitedOne) {
   const std::vector<float> expected = Losses(Tiny(OffloadMode::kNone));
 
@@ -93,7 +93,7 @@ TEST(Train, UnderALimitOnlyTheOffloadedRunCompletesAndItsLossIsTheUnlimitedOne) 
   EXPECT_EQ(Losses(limited), expected);
 }
 
-// What no activation offload can do: the parameters alone are more than the device has.
+// The parameters alone exceed the device's memory, so activation offload is not enough.
 TEST(Train, WeightsThatVisitTrainAModelThatTheDeviceCannotHold) {
   RunOptions options = Tiny(OffloadMode::kNone);
   options.model.layers = 12;
@@ -124,7 +124,7 @@ TEST(Train, WeightsThatVisitTrainAModelThatTheDeviceCannotHold) {
   EXPECT_LT(visiting->two_layers_bytes, 4 * parameter_bytes / 12 * 11 / 10);
 }
 
-// The device has no limit of its own here, which would help whoever exceeds the target.
+// The device has no limit of its own, which would hide a run that exceeds the target.
 TEST(Train, WeightsThatVisitAndActivationsTogetherHaveNoMoreThanTheTarget) {
   RunOptions options = Tiny(OffloadMode::kNone);
   const int64_t vocabulary = options.model.vocabulary;
@@ -157,7 +157,7 @@ TEST(Train, ALimitBelowTheParametersIsRefusedWithWhatTheyNeed) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("optimizer state alone take"));
 }
 
-// The formulas behind the limit, the scaled preset and that message, against what a run counts.
+// The memory limit, the scaled preset and the error message rely on these formulas.
 TEST(Train, WhatARunHoldsAndSavesIsWhatTheFormulasSay) {
   const RunOptions options = Tiny(OffloadMode::kPinion);
   const absl::StatusOr<RunResult> result = Train(options, Text(), nullptr);
