@@ -16,7 +16,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// A table whose only difference to the real one is how many devices it counts.
+// Returns the real CudaApi with another device count.
 CudaApi ApiThatCounts(cudaError_t (*count)(int*)) {
   CudaApi api = RealCudaApi();
   api.GetDeviceCount = count;

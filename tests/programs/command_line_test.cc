@@ -1,4 +1,4 @@
-// What ends a program early.
+// Flags and signals that end a program early.
 
 #include "pinion/programs/command_line.h"
 
@@ -42,7 +42,7 @@ TEST(CommandLineDeathTest, TheFirstSignalIsToldAndTheSecondKills) {
   }
 }
 
-// Parses `arguments` as a program's, which ends as if it had failed afterwards.
+// Parses `arguments` and exits with kFailedAfterwards if parsing returns.
 [[noreturn]] void ParseAndFail(std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), "program");
   std::vector<char*> argv;

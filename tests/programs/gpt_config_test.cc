@@ -51,15 +51,15 @@ TEST(GptConfig, BFloat16HalvesEveryByteCount) {
   EXPECT_EQ(SavedBytes(half) * 2, SavedBytes(Small()));
 }
 
-// What the scaled preset promises: the share of a step that compute leaves to the link is the
-// large model's, whatever the small model's shape.
+// The scaled preset must keep the large model's ratio of compute to transfer, whatever the small
+// model's shape is.
 TEST(ScaledDevice, KeepsTheLargeModelsRatioOfComputeToTransfer) {
   const auto compute_per_transfer = [](const GptConfig& config) {
     const DevicePreset preset = ScaledDeviceFor(config)->preset;
     const double compute_ms = StepFlops(config) / (preset.float32_tflop_per_s * 1e9);
     return compute_ms / (SavedBytes(config) / (preset.link.d2h_gb_per_s * 1e6));
   };
-  // 3 (24 h + 2 s) FLOPs per token and unit of width over 34 bytes, h = s = 4096.
+  // 3 (24 h + 2 s) FLOPs per token and unit of width over 34 bytes, with h = s = 4096.
   const DevicePreset base = *FindPreset("gh200_c2c");
   const double large = 3 * (24 * 4096 + 2 * 4096) / 34.0 * base.link.d2h_gb_per_s /
                        (base.bfloat16_tflop_per_s * 1e3);

@@ -8,7 +8,7 @@
 namespace pinion {
 namespace {
 
-// A warning alone would leave attention's backward on CUDA as it is.
+// With a warning only, attention's backward on CUDA would still not repeat its bits.
 TEST(AskForRepeatableBits, RefusesOperatorsThatDoNotRepeatThemselves) {
   unsetenv("CUBLAS_WORKSPACE_CONFIG");
   AskForRepeatableBits();
