@@ -1,5 +1,5 @@
-// The emulated device for a shared library of the tests, so that installing can succeed without a
-// GPU. Asking for it makes it LibTorch's accelerator.
+// The emulated device for a shared library of the tests: without a GPU no other device could be
+// installed. Opening it makes it LibTorch's accelerator.
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

@@ -1,4 +1,4 @@
-// libpinion_torch.so as a program loads it that knows nothing of Pinion.
+// Loads libpinion_torch.so as a program without knowledge of Pinion does.
 
 #include <dlfcn.h>
 
@@ -55,7 +55,7 @@ TEST(LibpinionTorch, ExportsItsCFunctionsAlone) {
   }
   EXPECT_THAT(strong, UnorderedElementsAre("pinion_install_torch_host_allocator",
                                            "pinion_torch_host_memory_stats", "pinion_last_error"));
-  // Members of std::string: libstdc++ has them too, so the linker keeps them visible.
+  // libstdc++ exports these std::string members too, so the linker keeps them visible.
   EXPECT_THAT(weak, Each(MatchesRegex("_ZNK?St7__cxx1112basic_string.*")));
 }
 

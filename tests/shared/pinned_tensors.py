@@ -28,13 +28,13 @@ assert install(device_type.encode(), 1024 * MIB, 100, 0) == -1
 assert b"ledger_directory is /no/such/directory" in pinion.pinion_last_error()
 del os.environ["PINION_LEDGER_DIRECTORY"]
 
-# At most 1 GiB, however much of this host's RAM others use.
+# The limit is 1 GiB. The 100 percent ignore the RAM that other processes use.
 assert install(device_type.encode(), 1024 * MIB, 100, 0) == 0, pinion.pinion_last_error()
 assert pinion.pinion_last_error() == b""
 assert stat("active_bytes.current") == 0
 
 if device_type == "emu":
-    # What Python wants of a device beyond its C++ side.
+    # PyTorch's Python side needs this module of a device.
     emu = types.ModuleType("torch.emu")
     emu.is_available = lambda: True
     emu.current_device = lambda: 0
@@ -66,7 +66,7 @@ try:
 except torch.OutOfMemoryError as error:
     assert "max_locked_bytes" in str(error), error
 
-# Its workers are forks of this process; a thread of this process pins.
+# The workers are forked processes; a thread of this process pins their batches.
 loader = torch.utils.data.DataLoader(range(64), batch_size=8, num_workers=2, pin_memory=True)
 batches = list(loader)
 assert all(batch.is_pinned() for batch in batches)
@@ -78,7 +78,7 @@ if device_type == "cuda":
     assert stats["active_bytes.current"] >= 4 * MIB, stats
     assert stats["active_bytes.peak"] == stats["active_bytes.current"], stats
 
-    # A graph that reads pinned memory each time it runs, though nobody else has it any more.
+    # The graph reads pinned memory at each replay, although no tensor references it anymore.
     captured = torch.zeros(MIB, device="cuda")
     ones = torch.ones(MIB).pin_memory()
     graph = torch.cuda.CUDAGraph()
