@@ -1,10 +1,10 @@
-// Keeps the log off a test's output, and in hand.
+// Captures the log, and keeps it out of the test's output.
 //
 //   const CapturedLog log;
 //   ...
 //   EXPECT_THAT(log.text(), HasSubstr("leaked"));
 //
-// Thread safety: the sink's; read the text once those who log are done.
+// Thread safety: any thread may log. Read the text when all logging threads are done.
 
 #ifndef PINION_TESTS_SUPPORT_CAPTURED_LOG_H_
 #define PINION_TESTS_SUPPORT_CAPTURED_LOG_H_

@@ -1,4 +1,4 @@
-// A child that fork() made, and gates that processes wait at.
+// Child processes made by fork(), and gates at which processes wait for each other.
 //
 //   Gate ready;
 //   ChildProcess child([&] {
@@ -10,8 +10,8 @@
 //   child.Kill();
 //   EXPECT_EQ(child.Wait(), -SIGKILL);
 //
-// But for ForkInTheMiddleOf, the test has one thread when it forks. What the body expects in vain
-// is the exit status 1.
+// The exit status is 1 if an expectation in the body fails. The test must have one thread when it
+// forks. Exception: ForkInTheMiddleOf.
 
 #ifndef PINION_TESTS_SUPPORT_CHILD_PROCESS_H_
 #define PINION_TESTS_SUPPORT_CHILD_PROCESS_H_
@@ -72,12 +72,12 @@ class ChildProcess {
 
   pid_t pid() const { return pid_; }
   void Kill() { PINION_CHECK(kill(pid_, SIGKILL) == 0); }
-  // Until it is a zombie.
+  // Blocks until the child has ended, without reaping it.
   void AwaitEnd() {
     siginfo_t info;
     PINION_CHECK(waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOWAIT) == 0);
   }
-  // The exit status, or minus the signal that ended it.
+  // Returns the exit status, or minus the signal that ended the child.
   int Wait() {
     int status = 0;
     PINION_CHECK(waitpid(pid_, &status, 0) == pid_);
@@ -89,7 +89,7 @@ class ChildProcess {
   pid_t pid_;
 };
 
-// Forks again and again while two threads repeat `others`; each child must get through `own`.
+// Forks repeatedly while two threads repeat `others`; each child must complete `own`.
 inline void ForkInTheMiddleOf(const std::function<void()>& others,
                               const std::function<void()>& own) {
   std::atomic<bool> stop = false;
@@ -99,7 +99,7 @@ inline void ForkInTheMiddleOf(const std::function<void()>& others,
   std::thread threads[2] = {std::thread(repeat), std::thread(repeat)};
   for (int round = 0; round < 100; ++round) {
     ChildProcess child([&] {
-      alarm(10);  // instead of a hang
+      alarm(10);  // turns a hang into a failure
       own();
     });
     const int outcome = child.Wait();

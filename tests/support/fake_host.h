@@ -1,4 +1,4 @@
-// A directory that looks like /proc, /sys/fs/cgroup and /sys/devices/system/node to a RamProbe.
+// A directory that imitates /proc, /sys/fs/cgroup and /sys/devices/system/node for a RamProbe.
 //
 //   FakeHost host;
 //   host.SetMeminfo(/*total_bytes=*/16 * kGiB, /*available_bytes=*/8 * kGiB);
@@ -6,7 +6,7 @@
 //   host.Write("cgroup/a/memory.max", "max\n");
 //   RamProbe probe = host.Probe();
 //
-// Thread safety: one writer at a time; readers at any time.
+// Thread safety: one writer at a time; any number of concurrent readers.
 
 #ifndef PINION_TESTS_SUPPORT_FAKE_HOST_H_
 #define PINION_TESTS_SUPPORT_FAKE_HOST_H_
@@ -34,7 +34,7 @@ class FakeHost {
     PINION_CHECK(mkdtemp(pattern.data()) != nullptr) << pattern;
     root_ = pattern;
   }
-  // One that another process has made; stays when this goes.
+  // Uses a directory of another process, which the destructor keeps.
   explicit FakeHost(std::filesystem::path root) : root_(std::move(root)), owned_(false) {}
   ~FakeHost() {
     if (owned_) std::filesystem::remove_all(root_);
@@ -42,8 +42,7 @@ class FakeHost {
   FakeHost(const FakeHost&) = delete;
   FakeHost& operator=(const FakeHost&) = delete;
 
-  // `path` is relative; its directories are made. Whoever reads meanwhile sees the old text or the
-  // new one.
+  // Replaces the file atomically and creates its directories. `path` is relative.
   void Write(const std::string& path, const std::string& text) {
     const std::filesystem::path full = root_ / path;
     const std::filesystem::path draft = full.string() + "." + std::to_string(getpid());
@@ -58,7 +57,8 @@ class FakeHost {
                               std::to_string(available_bytes / 1024) + " kB\n");
   }
 
-  // The nodes with memory and with processors, as the kernel lists them: "0-1". Before Probe().
+  // Sets the nodes with memory and with processors, in the kernel's format, e.g. "0-1". Call it
+  // before Probe().
   void SetNodes(const std::string& with_memory, const std::string& with_processors) {
     Write("node/has_memory", with_memory + "\n");
     Write("node/has_cpu", with_processors + "\n");

@@ -1,13 +1,12 @@
-// Memory policies of a host that this one is not: replaces get_mempolicy(2) and mbind(2) while it
-// lives. All other system calls, and these two before and after, are the kernel's.
+// Imitates a NUMA host: replaces get_mempolicy(2) and mbind(2) while the object exists.
 //
 //   FakeNumaCalls calls;
 //   calls.policy = MPOL_BIND;
 //   calls.policy_nodes = {1};
 //   EXPECT_EQ(host.Probe().Sample().limited_by, ...);
 //
-// It replaces a function of the C library: the test is `alone`, and one of its files includes this.
-// One object at a time.
+// Replaces a function of the C library: include it in one file of a test that is `alone`. At most
+// one object may exist.
 
 #ifndef PINION_TESTS_SUPPORT_FAKE_NUMA_CALLS_H_
 #define PINION_TESTS_SUPPORT_FAKE_NUMA_CALLS_H_
@@ -37,7 +36,7 @@ class FakeNumaCalls {
     ++count;
     errno = error;
     if (error != 0) return -1;
-    // The kernel reads and writes one bit less than it is told.
+    // The kernel uses one bit less than the given size.
     if (number == SYS_mbind) {
       mbind_nodes.clear();
       const auto* words = reinterpret_cast<const unsigned long*>(arguments[3]);
@@ -47,18 +46,18 @@ class FakeNumaCalls {
       return 0;
     }
     errno = EINVAL;
-    if (arguments[2] - 1 < 1024) return -1;  // fewer than a kernel may have
+    if (arguments[2] - 1 < 1024) return -1;  // less than a kernel may have
     *reinterpret_cast<int*>(arguments[0]) = policy;
     auto* words = reinterpret_cast<unsigned long*>(arguments[1]);
     for (const int node : policy_nodes) words[node / 64] |= 1ul << (node % 64);
     return 0;
   }
 
-  std::atomic<int> count = 0;  // calls of either
-  int error = 0;               // errno of both; 0: they succeed
-  int policy = MPOL_DEFAULT;   // of every thread, with its flags
+  std::atomic<int> count = 0;  // calls of both
+  int error = 0;               // errno of both; 0: success
+  int policy = MPOL_DEFAULT;   // policy of every thread, with its flags
   std::vector<int> policy_nodes;
-  std::vector<int> mbind_nodes;  // of the last call
+  std::vector<int> mbind_nodes;  // nodes of the last call
 
  private:
   static inline FakeNumaCalls* current_ = nullptr;

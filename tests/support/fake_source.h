@@ -1,12 +1,10 @@
-// Sources of host memory for tests.
-//
-// FakeSource hands out real, aligned memory, keeps books, and can be told to fail. It dies when it
-// is asked to free what it did not hand out, and reports what was never freed.
+// A source of real, aligned host memory that tests can make fail. It aborts on a wrong Free, and
+// reports memory that was never freed.
 //
 //   auto source = std::make_shared<FakeSource>();
 //   source->FailCall(2);                       // the third Allocate fails
 //   source->on_allocate = [&] { ... };         // called by each Allocate
-//   source->on_free = [&] { ... };             // called by each Free, before anything is free
+//   source->on_free = [&] { ... };             // called by each Free, before it frees the memory
 //   EXPECT_EQ(source->outstanding_bytes(), 0);
 //
 // Thread safety: thread-safe once on_allocate and on_free are set.
@@ -40,12 +38,12 @@ class FakeSource final : public HostMemorySource {
   std::function<void()> on_allocate;
   std::function<void()> on_free;
 
-  // The call with this number, counted from 0, fails with `code`.
+  // Makes the call with this number, counted from 0, fail with `code`.
   void FailCall(uint64_t call, absl::StatusCode code = absl::StatusCode::kResourceExhausted) {
     MutexLock lock(mu_);
     failing_[call] = code;
   }
-  // Every call fails that would have more than `bytes` outstanding.
+  // Makes every call fail that would exceed `bytes` outstanding.
   void LimitBytes(uint64_t bytes) {
     MutexLock lock(mu_);
     limit_bytes_ = bytes;

@@ -1,9 +1,9 @@
-// A timeline that a test moves by hand.
+// A timeline that the test advances.
 //
 //   auto timeline = std::make_shared<FakeTimeline>();
 //   std::move(block).ReleaseAfter({timeline->Ticket(5)});
 //   timeline->CompleteOnDevice(5);   // the next Poll or Wait sees it
-//   timeline->CompleteVisibly(5);    // Completed() says so at once
+//   timeline->CompleteVisibly(5);    // Completed() returns it at once
 //
 // Thread safety: thread-safe.
 

@@ -1,9 +1,9 @@
-// Has the kernel refuse membarrier(2) to this process, as a seccomp filter of a container may. A
-// BiasedMutex that runs a barrier afterwards ends the program, which a death test can see.
+// Makes the kernel refuse membarrier(2), as a container's seccomp filter may. A BiasedMutex that
+// then runs a barrier ends the program, which a death test can observe.
 //
 //   EXPECT_DEATH({ ForbidBarriers(); mu.Lock(By::kOther); }, "seccomp filter");
 //
-// Thread safety: it holds for the calling thread, and those that it starts later.
+// Thread safety: affects the calling thread and threads that it starts later.
 
 #ifndef PINION_TESTS_SUPPORT_FORBID_BARRIERS_H_
 #define PINION_TESTS_SUPPORT_FORBID_BARRIERS_H_
@@ -22,7 +22,7 @@
 
 namespace pinion::testing {
 
-// False if the kernel does not let us say so.
+// Returns false if the kernel does not allow such a filter.
 inline bool ForbidBarriers() {
   sock_filter filter[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -35,7 +35,7 @@ inline bool ForbidBarriers() {
          prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-// Whether that can be said here, tried by a child.
+// Returns whether ForbidBarriers works here; a child process tries it.
 inline bool MayForbidBarriers() {
   ChildProcess child([] { EXPECT_TRUE(ForbidBarriers()); });
   return child.Wait() == 0;

@@ -1,11 +1,11 @@
-// A Device that forwards to another one, counts its calls, and can fail them first.
+// A Device that forwards to another one, counts the calls, and can make them fail.
 //
 //   auto device = std::make_shared<ForwardingDevice>(machine->device(0));
 //   device->FailCalls([](const std::string& call, uint64_t) {
 //     return call == "RecordEvent" ? absl::UnavailableError("injected") : absl::OkStatus();
 //   });
 //
-// Thread safety: thread-safe, except FailCalls, which is set while nobody calls.
+// Thread safety: thread-safe. Exception: no call may be under way during FailCalls.
 
 #ifndef PINION_TESTS_SUPPORT_FORWARDING_DEVICE_H_
 #define PINION_TESTS_SUPPORT_FORWARDING_DEVICE_H_
@@ -31,13 +31,13 @@ class ForwardingDevice : public Device {
  public:
   explicit ForwardingDevice(std::shared_ptr<Device> device) : device_(std::move(device)) {}
 
-  // `fail` is given the name of the function ("CopyAsync") and how many calls of all functions
-  // there were, this one included. A call that it returns an error for does not reach the device.
+  // `fail` gets the function's name (e.g. "CopyAsync") and the number of calls so far, including
+  // this one. If it returns an error, the call does not reach the device.
   void FailCalls(std::function<absl::Status(const std::string& call, uint64_t number)> fail) {
     fail_ = std::move(fail);
   }
   uint64_t calls() const { return calls_.load(); }
-  // Made and not destroyed.
+  // Created and not destroyed.
   int live_streams() const { return live_streams_.load(); }
   int live_events() const { return live_events_.load(); }
 

@@ -9,7 +9,7 @@
 namespace pinion::testing {
 namespace {
 
-// AddressSanitizer's heap ends the process when it is asked for more than there are addresses.
+// AddressSanitizer's heap aborts if a request exceeds the address space.
 constexpr uint64_t kMostBytes = uint64_t{1} << 40;
 
 }  // namespace

@@ -1,12 +1,10 @@
-// Host memory from the C++ heap: what a source can be at the least.
+// The simplest source: host memory from the C++ heap.
 //
 //   PINION_ASSIGN_OR_RETURN(auto allocator,
 //                           PinnedAllocator::Create({}, std::make_shared<HeapSource>()));
 //
-// Pages come with their first use, as the heap's do; a host that has none left then kills the
-// process. MmapSource touches them at once.
-//
-// A child of fork() has copies of the segments and may free them.
+// Pages become resident at their first use, so a host without free memory kills the process then. A
+// child of fork() has copies of the segments and may free them.
 //
 // Thread safety: thread-safe (it has no state).
 

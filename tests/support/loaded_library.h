@@ -1,4 +1,4 @@
-// A shared library that is loaded while the object lives.
+// Loads a shared library for the object's lifetime.
 //
 //   LoadedLibrary library("tests/allocator/libdlclose_plugin.so");
 //   EXPECT_EQ(library.Call("UseTheAllocator"), 0);    // extern "C" int UseTheAllocator()

@@ -1,4 +1,4 @@
-// A Python that can import torch, for tests that run programs in it.
+// Finds a Python that can import torch, for tests that run programs in it.
 
 #ifndef PINION_TESTS_SUPPORT_PYTHON_WITH_TORCH_H_
 #define PINION_TESTS_SUPPORT_PYTHON_WITH_TORCH_H_
@@ -13,9 +13,9 @@ namespace pinion::testing {
 inline constexpr char kNoPythonWithTorch[] =
     "no Python that can import torch: tools/python_with_torch.sh prints one for PINION_TEST_PYTHON";
 
-// PINION_TEST_PYTHON if that is set, else the .venv's that LibTorch came with. Empty if it cannot
-// import `modules`, as the .venv's cannot where the wheel was installed without the CUDA libraries
-// that it asks for.
+// Returns PINION_TEST_PYTHON if it is set, else the Python that LibTorch was installed with.
+// Returns "" if that Python cannot import `modules`. The latter happens for a wheel installed
+// without its CUDA libraries.
 inline std::string PythonWithTorch(const std::string& modules = "torch") {
   const char* const given = std::getenv("PINION_TEST_PYTHON");
   const std::string python =

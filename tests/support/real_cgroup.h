@@ -1,10 +1,10 @@
-// A memory cgroup of this machine, below the one that the test runs in.
+// A memory cgroup (version 1 or 2) of this machine, below the test's own cgroup.
 //
 //   const absl::StatusOr<std::unique_ptr<RealCgroup>> cgroup = RealCgroup::Create(256 * kMiB);
 //   if (!cgroup.ok()) GTEST_SKIP() << cgroup.status();    // not root, or no memory controller here
 //   ... a child process calls RealCgroup::Join((*cgroup)->directory()) first of all ...
 //
-// Version 1 and 2. Removed with the object: the processes inside must have ended by then.
+// The destructor removes the cgroup; its processes must have ended before.
 //
 // Thread safety: thread-compatible.
 
@@ -34,7 +34,7 @@ namespace pinion::testing {
 
 class RealCgroup {
  public:
-  // FailedPrecondition that says why the machine does not let the test make one.
+  // Returns FailedPrecondition with the reason if the machine does not allow it.
   static absl::StatusOr<std::unique_ptr<RealCgroup>> Create(uint64_t limit_bytes) {
     const std::filesystem::path own = OwnDirectory();
     if (own.empty()) return absl::FailedPreconditionError("no memory cgroup is mounted");
@@ -55,19 +55,19 @@ class RealCgroup {
   ~RealCgroup() {
     for (int attempt = 0; attempt < 100; ++attempt) {
       if (rmdir(directory_.c_str()) == 0 || errno != EBUSY) return;
-      usleep(10'000);  // those who have just ended
+      usleep(10'000);  // for processes that have just ended
     }
     PINION_LOG(kError) << "cannot remove " << directory_ << ": " << std::strerror(errno);
   }
 
-  // Moves the calling process there.
+  // Moves the calling process into the cgroup.
   static void Join(const std::filesystem::path& directory) {
     const absl::Status joined = Write(directory / "cgroup.procs", "0");
     PINION_CHECK(joined.ok()) << joined;
   }
 
-  // Reads the limits of the calling process's cgroups, on a host with 1 TiB of free RAM, so that
-  // other users of this machine do not decide a test. Keeps its files in `directory`.
+  // Returns a probe of the calling process's cgroups on a host with 1 TiB of free RAM, so that
+  // other users of the machine do not affect the test. Keeps its files in `directory`.
   static RamProbe Probe(const std::filesystem::path& directory) {
     FakeHost(directory).SetMeminfo(1024 * kGiB, 1024 * kGiB);
     std::error_code exists_already;
@@ -79,7 +79,7 @@ class RealCgroup {
 
   const std::filesystem::path& directory() const { return directory_; }
 
-  // How often a process wanted more than the limit, and how many were killed for it.
+  // Return how often a process hit the limit, and how many processes were killed for it.
   uint64_t limit_hits() const {
     return IsV1() ? Number("memory.failcnt") : Field("memory.events", "max");
   }
@@ -90,7 +90,7 @@ class RealCgroup {
  private:
   explicit RealCgroup(std::filesystem::path directory) : directory_(std::move(directory)) {}
 
-  // What of /proc/self/cgroup exists here; empty if nothing does.
+  // Returns the process's cgroup directory, or an empty path if no memory cgroup is mounted.
   static std::filesystem::path OwnDirectory() {
     std::ifstream file("/proc/self/cgroup");
     for (std::string line; std::getline(file, line);) {
@@ -119,7 +119,7 @@ class RealCgroup {
     std::ifstream(directory_ / file) >> number;
     return number;
   }
-  // UINT64_MAX where it is missing.
+  // Returns UINT64_MAX if the field is missing.
   uint64_t Field(const std::string& file, const std::string& field) const {
     std::ifstream lines(directory_ / file);
     std::string name;

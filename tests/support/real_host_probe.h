@@ -1,4 +1,4 @@
-// The RAM of this machine, for tests that are about it.
+// This machine's RAM, for tests about the real host.
 
 #ifndef PINION_TESTS_SUPPORT_REAL_HOST_PROBE_H_
 #define PINION_TESTS_SUPPORT_REAL_HOST_PROBE_H_
@@ -7,7 +7,7 @@
 
 namespace pinion::testing {
 
-// The files of RamProbe() by paths that roomy_host.cc lets through.
+// Reads RamProbe()'s files by paths that roomy_host.cc does not replace.
 inline RamProbe RealHostProbe() {
   return RamProbe("/proc/.", "/sys/fs/cgroup", "/sys/devices/system/./node/");
 }

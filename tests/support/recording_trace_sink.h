@@ -1,6 +1,6 @@
-// A TraceSink that remembers what it was told.
+// A TraceSink that records its calls.
 //
-// Thread safety: thread-safe. Read what it remembers once those who tell it are done.
+// Thread safety: thread-safe. Read the records when all tracing threads are done.
 
 #ifndef PINION_TESTS_SUPPORT_RECORDING_TRACE_SINK_H_
 #define PINION_TESTS_SUPPORT_RECORDING_TRACE_SINK_H_
@@ -54,7 +54,7 @@ class RecordingTraceSink : public TraceSink {
     MutexLock lock(mu_);
     return stalls_;
   }
-  // In the order in which they were entered.
+  // In the order of their beginnings.
   std::vector<Range> ranges() const {
     MutexLock lock(mu_);
     return ranges_;

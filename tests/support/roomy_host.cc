@@ -1,11 +1,11 @@
-// A host with RAM to spare: what others use of the real one decides no test.
+// Gives tests a host with ample RAM, so that other users of the machine do not affect them.
 //
-// Answers open(2), by which the library reads such files (allocator/base/read_file.h). RamProbe()
-// finds 1 TiB of RAM, of which PINION_TEST_USED_PERCENT is in use, and no other limit: no cgroup's
-// and no NUMA node's. It is part of each pinion_test, and loaded into the programs that RunProgram
-// runs. Who is about the real host takes RealHostProbe (real_host_probe.h).
+// Replaces open(2), by which the library reads such files (allocator/base/read_file.h). RamProbe()
+// then finds 1 TiB of RAM, of which PINION_TEST_USED_PERCENT is in use, and no limit of a cgroup or
+// a NUMA node. Every pinion_test links it, and RunProgram loads it into programs. Tests about the
+// real host use RealHostProbe (real_host_probe.h).
 
-// With the fortified header, open is an inline function that nobody can replace.
+// The fortified header makes open an inline function, which cannot be replaced.
 #undef _FORTIFY_SOURCE
 
 #include <fcntl.h>
@@ -43,7 +43,7 @@ bool IsLimitOfTheRealHost(std::string_view path) {
 
 }  // namespace
 
-// Weak, for tests that replace it themselves.
+// Weak, because some tests replace open themselves.
 extern "C" [[gnu::weak, gnu::visibility("default")]] int open(const char* path, int flags, ...) {
   if (std::string_view(path) == "/proc/meminfo") return OpenMeminfo();
   if (IsLimitOfTheRealHost(path)) {

@@ -1,4 +1,4 @@
-// Runs a program as a user does, and says what came of it.
+// Runs a program as a user does, and returns its exit code and output.
 
 #ifndef PINION_TESTS_SUPPORT_RUN_PROGRAM_H_
 #define PINION_TESTS_SUPPORT_RUN_PROGRAM_H_
@@ -28,8 +28,8 @@ inline std::string FileContents(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// `command` in the shell's syntax, among the test's runfiles. Its programs find a host with RAM to
-// spare (roomy_host.cc), but for sanitizers, which want to be loaded first.
+// Runs `command`, in shell syntax, among the test's runfiles. Its programs find a host with ample
+// RAM (roomy_host.cc). Exception: not under sanitizers, which must be loaded first.
 inline ProgramOutcome RunProgram(const std::string& command) {
   const std::string out = ::testing::TempDir() + "/out", err = ::testing::TempDir() + "/err";
 #if !defined(ABSL_HAVE_ADDRESS_SANITIZER) && !defined(ABSL_HAVE_THREAD_SANITIZER)

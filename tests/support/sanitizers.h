@@ -7,8 +7,8 @@
 
 namespace pinion::testing {
 
-// Of so many rounds of code without threads: under ThreadSanitizer, which makes each take thirty
-// times as long and has no second thread to find there, a fifth; under AddressSanitizer half.
+// Returns the rounds for code without threads: a fifth under ThreadSanitizer, which is thirty times
+// slower and cannot find a race there; half under AddressSanitizer.
 constexpr int RoundsWithoutThreads(int rounds) {
 #if defined(ABSL_HAVE_THREAD_SANITIZER)
   return rounds / 5;

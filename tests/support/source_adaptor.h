@@ -1,8 +1,6 @@
-// A HostMemorySource that passes everything on to another one: the base of sources that watch or
-// change something on the way.
+// A HostMemorySource that forwards to another one: the base of sources that watch or change calls.
 //
-// Thread safety: thread-safe if the upstream source is.
-// Ownership: shares the upstream source.
+// Thread safety: thread-safe if the upstream source is. Ownership: shares the upstream source.
 
 #ifndef PINION_TESTS_SUPPORT_SOURCE_ADAPTOR_H_
 #define PINION_TESTS_SUPPORT_SOURCE_ADAPTOR_H_

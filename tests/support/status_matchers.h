@@ -7,7 +7,7 @@
 //   EXPECT_THAT(allocator->Trim(0), IsOkAndHolds(64 * kMiB));
 //   EXPECT_THAT(allocator->Trim(0), IsOkAndHolds(Gt(0u)));
 //
-// Debian's Abseil is older than Abseil's own matchers.
+// Abseil's own matchers are missing in Debian's older Abseil.
 
 #ifndef PINION_TESTS_SUPPORT_STATUS_MATCHERS_H_
 #define PINION_TESTS_SUPPORT_STATUS_MATCHERS_H_
@@ -66,7 +66,7 @@ MATCHER_P(IsOkAndHolds, value_matcher, "is OK and holds a value that matches") {
 }  // namespace testing
 }  // namespace pinion
 
-// As ASSERT_THAT(expression, IsOk()), then `lhs` is its value.
+// Asserts that `expression` is OK and assigns its value to `lhs`.
 #define PINION_ASSERT_OK_AND_ASSIGN(lhs, expression) \
   PINION_ASSERT_OK_AND_ASSIGN_IMPL(PINION_TEST_CONCAT(pinion_status_or_, __LINE__), lhs, expression)
 

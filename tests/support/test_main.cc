@@ -1,5 +1,5 @@
-// Runs the tests of the file that the program is named after: in builds with `//config:one_file` a
-// folder's tests are one library, which each of its programs links (tools/pinion.bzl).
+// Runs only the tests of the file that the program is named after. With `//config:one_file`, all
+// tests of a folder are one library, which each of the folder's programs links (tools/pinion.bzl).
 
 #include <cstdio>
 #include <map>
@@ -11,11 +11,10 @@
 
 namespace {
 
-// What follows the last slash.
 std::string_view FileName(std::string_view path) { return path.substr(path.rfind('/') + 1); }
 
-// Adds to what --gtest_filter leaves out the tests of other files. Returns what is wrong, if
-// anything is: a test that no program would run must not be overlooked.
+// Excludes the tests of other files in --gtest_filter. Returns an error message if a test belongs
+// to no program or to two.
 std::string KeepTestsOf(const std::string& source) {
   const testing::UnitTest& all = *testing::UnitTest::GetInstance();
   std::string others;

@@ -1,4 +1,4 @@
-// The program itself, started again: with the name that it has, and with another one.
+// Runs this program again under its own name and under another one.
 
 #include <filesystem>
 #include <string>
@@ -14,7 +14,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// The program lists its tests. Where its own results go to is not the listing's business.
+// Lists the program's tests. Without the variables, the listing keeps this test's result files.
 ProgramOutcome ListTestsAs(const std::string& name) {
   const std::filesystem::path link = std::filesystem::path(::testing::TempDir()) / name;
   std::filesystem::remove(link);

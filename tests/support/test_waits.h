@@ -1,4 +1,4 @@
-// The waits of tests that use the engine by themselves. They order what a user's waits do.
+// Wait sites of tests that use the engine directly. They stand for a user's waits.
 
 #ifndef PINION_TESTS_SUPPORT_TEST_WAITS_H_
 #define PINION_TESTS_SUPPORT_TEST_WAITS_H_

@@ -1,5 +1,5 @@
-// A thread that does one piece of work at a time, for whoever waits until it is done. What several
-// of them do in turn happens in one order, but on several threads.
+// A thread that runs one function at a time while the caller waits. Several workers make a sequence
+// of steps run on several threads in a fixed order.
 //
 //   Worker backward;
 //   backward.Run([&] { block.reset(); });   // on its thread; returns when it is done
@@ -32,7 +32,7 @@ class Worker {
   void Run(const std::function<void()>& work) {
     work_ = &work;
     begun_.release();
-    // What never ends is a failure, and no test that hangs.
+    // Turns a hang into a failure.
     PINION_CHECK(done_.try_acquire_for(std::chrono::minutes(2))) << "the work does not end";
   }
 
