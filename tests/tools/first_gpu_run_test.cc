@@ -1,4 +1,4 @@
-// tools/first_gpu_run.sh with programs that hang, die and fail as those on a GPU may.
+// Runs tools/first_gpu_run.sh with programs that hang, crash and fail, as programs on a GPU may.
 
 #include <sys/stat.h>
 
@@ -56,7 +56,7 @@ class FirstGpuRunTest : public ::testing::Test {
     return nlohmann::json::parse(FileContents(Folder() + "/out/summary.json"));
   }
 
-  // train_gpt writes what --compare does of such runs, and exits as it does.
+  // Makes the fake train_gpt write the report of such a comparison and exit accordingly.
   static void TrainGptCompares(bool repeats_itself, std::optional<bool> bit_identical) {
     ComparedGroup group;
     group.name = "cuda:0";
@@ -80,7 +80,7 @@ class FirstGpuRunTest : public ::testing::Test {
     return nullptr;
   }
 
-  // The verdict on the only case of that name.
+  // Returns the verdict of the case named `name`.
   static std::string VerdictOn(const std::string& name) {
     const nlohmann::json row = CaseNamed(name);
     return row.is_null() ? "no such case" : row["verdict"];

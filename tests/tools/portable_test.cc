@@ -1,5 +1,4 @@
-// //tools/portable as a user has it on another machine: a copy, no environment, another folder to
-// start from.
+// Runs a copy of //tools/portable without environment from another folder, as on another machine.
 
 #include <filesystem>
 #include <fstream>
@@ -42,7 +41,7 @@ class PortableTest : public ::testing::Test {
 
   static std::string Torch() { return absl::StrCat("TORCH_PATH=", kTorch); }
 
-  // The paths of the libraries that it loads beside LibTorch, by name; "" for what is not found.
+  // Returns the libraries that `file` loads besides LibTorch, as paths by name; "" if not found.
   static std::map<std::string, std::string> Loads(const std::string& file) {
     const ProgramOutcome libraries =
         RunProgram(absl::StrCat("cd / && exec env -i LD_LIBRARY_PATH=", kTorch, "/lib:", kTorch,
@@ -113,12 +112,12 @@ TEST_F(PortableTest, EveryProgramStarts) {
 }
 
 TEST_F(PortableTest, NothingButTheCAndCppRuntimesComesFromTheSystem) {
-  // As in collect.sh.
+  // The same pattern as in collect.sh.
   const std::regex runtimes(R"(lib(c|m|dl|pthread|rt|util|gcc_s|stdc\+\+)\.so[.0-9]*)");
   const std::string own = std::filesystem::canonical(Folder()).string() + "/";
   const std::string packages =
       std::filesystem::canonical(absl::StrCat(kTorch, "/..")).string() + "/";
-  // What a user starts or loads: only that leads the loader to lib/.
+  // Files that users start or load. Only these lead the loader to lib/.
   std::vector<std::string> files = {"lib/libpinion_torch.so", "lib/libpinion_torch_impl.so"};
   for (const auto& file : std::filesystem::directory_iterator(own + "libexec")) {
     files.push_back(absl::StrCat("libexec/", file.path().filename().string()));
