@@ -64,7 +64,7 @@ class Tree:
         self._say = say
         self._hardened = hardened
         self.path.mkdir(parents=True, exist_ok=True)
-        # Of each file: what it was, and the mutants of that text that do not compile.
+        # Per file: its text when mutants were rejected, and those mutants, which do not compile.
         self._rejected = json.loads(self._rejected_file.read_text()) if self._rejected_file.exists() else {}
 
     def is_rejected(self, mutant):
@@ -102,7 +102,7 @@ class Tree:
         user = self.root / "user.bazelrc"
         flags = user.read_text() if user.exists() else ""
         if "one_file" in (self.path / "config/BUILD.bazel").read_text():
-            # A file at a time: a mutant that does not compile then costs its own file only.
+            # Compiles each file alone: a mutant that does not compile affects only its file.
             flags += "\nbuild:opt --//config:one_file=false\n"
         (self.path / "user.bazelrc").write_text(flags)
 
@@ -113,9 +113,9 @@ class Tree:
         )
 
     def _flags(self):
-        # Warnings that are errors say nothing about a mutant.
+        # Compiler warnings about mutants are irrelevant, so they must not be errors.
         flags = ["--config=opt", "--copt=-O1", "--copt=-w", "--symlink_prefix=/", "--color=no", "--curses=no"]
-        # As in the sanitizers' builds: what a mutant reads beyond the end of a container then does not go unnoticed.
+        # Makes mutants that read beyond the end of a container fail, as in the sanitizers' builds.
         flags.append("--copt=-D_GLIBCXX_ASSERTIONS")
         if self._hardened:
             flags += ["--//config:hardening", "--//config:chunk_mib=64"]
@@ -158,7 +158,7 @@ class Tree:
             error = _ERROR.match(line)
             if not error:
                 continue
-            # The error's own place, else the macros and templates that led to it, as the lines after and before say.
+            # The error's own place, else the macros and templates in the lines around it.
             around = [line] + lines[i + 1 : i + 12] + lines[max(0, i - 12) : i][::-1]
             for place in around:
                 if place is not line and _ERROR.match(place):

@@ -7,8 +7,8 @@ import tree_sitter_cpp
 
 _LANGUAGE = tree_sitter.Language(tree_sitter_cpp.language())
 
-# What the parser must not see, or should see as something else. Every replacement has the length of
-# what it replaces, so that the parser's offsets are the file's.
+# Text that the parser must not see, or must see in another form. A replacement has the same length,
+# so that the parser's offsets are valid in the file.
 _ANNOTATION = re.compile(
     rb"\bABSL_(GUARDED_BY|PT_GUARDED_BY|EXCLUSIVE_LOCKS_REQUIRED|SHARED_LOCKS_REQUIRED|LOCKS_EXCLUDED|"
     rb"EXCLUSIVE_LOCK_FUNCTION|UNLOCK_FUNCTION|EXCLUSIVE_TRYLOCK_FUNCTION|ASSERT_EXCLUSIVE_LOCK|"

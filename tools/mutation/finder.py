@@ -169,7 +169,7 @@ class Finder:
             name = self.text(first)
             if re.match(r"PINION_(LOG|CHECK|DCHECK)|out$|os$|std::c|.*stream", name):
                 return False
-        # Streams, strings.
+        # Operators of streams and strings.
         no_numbers = op in ("<<", ">>") and node.parent.type in ("expression_statement", "condition_clause", "binary_expression")
         no_numbers |= self._is_text(node)
         if op in rules.COMPARISONS:

@@ -107,7 +107,7 @@ def main(arguments):
         print(f"{time.monotonic() - start:6.0f} s  {text}", flush=True)
 
     sys.setrecursionlimit(20000)
-    # All layers are instrumented, whatever is asked for: runs of other paths and seeds then share the build.
+    # All layers are instrumented, so that runs of other paths and seeds share the build.
     sources = build.Sources(root, build.library_files(root, _LAYERS))
     wanted = set()
     for path in options.paths:

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-# How the build chooses between a mutant and the original (see schemata.py).
+# How the build selects a mutant or the original (see schemata.py).
 EXPRESSION = "expression"  # on ? (mutant) : (original)
 STATEMENT = "statement"  # if (on) { mutant } else { original }
 ENTRY = "entry"  # if (on) mutant, before the first statement of a function

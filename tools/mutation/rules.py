@@ -59,7 +59,7 @@ CALLEES = {
     "AlignUp": "AlignDown",
     "AlignDown": "AlignUp",
 }
-# Only people read what these make, or only a clock can tell that they were called.
+# Functions whose results only people read, and functions with no effect but on time.
 MESSAGES = re.compile(
     r"^(absl::)?(StrCat|StrAppend|StrFormat|StrJoin|Substitute)$|^(c10::)?str$|LogIfBad$|HumanBytes$|"
     r"^__builtin_prefetch$|[.>]reserve$"
@@ -67,7 +67,7 @@ MESSAGES = re.compile(
 STATUS_MAKER = re.compile(r"^absl::\w+Error$")
 CHECKS = re.compile(r"^(PINION_CHECK|PINION_DCHECK|TORCH_CHECK\w*|TORCH_INTERNAL_ASSERT\w*)$")
 RETURNS_ERROR = {"PINION_RETURN_IF_ERROR", "ThrowIfError"}
-# A mutated argument of these could reach beyond the test.
+# A mutated argument of these functions could affect other processes or files.
 DANGEROUS = {"kill", "execv", "execve", "execl", "unlink", "rmdir", "remove"}
 WAITS = re.compile(r"(Wait|Order|Record|Synchronize|Join|Fence|Notify)\w*\(")
 VALUE_TYPES = re.compile(

@@ -15,9 +15,9 @@ import time
 
 import schemata
 
-# A mutant that allocates for ever must not take the machine with it.
+# Limits mutants that allocate without end.
 _MOST_RESIDENT_BYTES = 6 << 30
-# Of one binary: a group of test cases is what a test run starts.
+# Limit per binary. Each run of the binary executes one group of test cases.
 _MOST_GROUPS = 40
 _TIMEOUT_S = 15
 _TIMEOUT_FACTOR = 10
@@ -49,7 +49,7 @@ class Runner:
         self._scratch = pathlib.Path(scratch)
         self._scratch.mkdir(parents=True, exist_ok=True)
         self._local = threading.local()
-        # A file system of its own for /dev/shm: what a broken program leaves there is no other program's.
+        # Gives each run its own /dev/shm, so that a broken program leaves nothing there for others.
         self._isolate = []
         if os.geteuid() == 0 and shutil.which("unshare"):
             command = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh"]

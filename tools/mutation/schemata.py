@@ -6,13 +6,13 @@ import zlib
 import cpp_source
 from mutant import ENTRY, EXPRESSION, STATEMENT
 
-# Every file has a slot of the numbers, so that a change of one file leaves the others' numbers alone.
+# Each file has its own range of numbers, so that a change in one file keeps the others' numbers.
 NUMBERS_PER_FILE = 4096
 SLOTS = 2048
 
-# Weak and hidden: one copy per program or shared library, without the link-time uniqueness of an inline variable,
-# which would keep a library from being unloaded. PINION_MUTANT is the number that is on, PINION_MUTANT_REACHED a file of
-# one byte per number that is set once the mutant's place is executed; children of the process write to it as well.
+# Weak and hidden: one copy per program or shared library. An inline variable would be unique across libraries, which
+# would keep a library from being unloaded. PINION_MUTANT is the number of the active mutant. PINION_MUTANT_REACHED is a
+# file with one byte per number. The program and its children set a byte when they execute the mutant's place.
 HEADER = """#ifndef PINION_MUTANT_
 #define PINION_MUTANT_
 #include <fcntl.h>
@@ -128,7 +128,7 @@ def instrument(source, found, slot):
     """(text, regions); `found` may lack some of the file's mutants."""
     if not found:
         return source, []
-    # The parse tree is made anew, and node ids with it.
+    # Parses anew, because node ids belong to a tree.
     tree = cpp_source.parse(source)
     nodes = {}
 
