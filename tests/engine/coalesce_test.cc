@@ -23,7 +23,7 @@ CopyPiece Piece(uint64_t dst, uint64_t src, uint64_t size_bytes) {
   return {memory + dst, host + src, size_bytes};
 }
 
-// Which source byte each destination byte gets.
+// Returns the source byte of each destination byte.
 std::map<const char*, const char*> BytesOf(absl::Span<const CopyPiece> pieces) {
   std::map<const char*, const char*> bytes;
   for (const CopyPiece& piece : pieces) {
@@ -58,7 +58,7 @@ TEST(CoalesceTest, SourcesInTheOtherOrderStayApart) {
   EXPECT_THAT(CoalescePieces({Piece(0, 110, 10), Piece(10, 100, 10)}, {}), SizeIs(2));
 }
 
-// Each may be the end of a pinned segment, whoever is copied to whom.
+// Two adjacent host blocks may belong to different pinned segments, in either direction.
 TEST(CoalesceTest, NeighboursOfTwoHostBlocksStayApart) {
   const std::vector<CopyPiece> in = {Piece(0, 100, 10), Piece(10, 110, 5), Piece(15, 115, 5)};
   std::vector<CopyPiece> out;
@@ -116,7 +116,7 @@ char large_memory[64 * 1024];
 TEST(SlicePiecesTest, APieceIsCutWhereItsPartsStayAligned) {
   const std::vector<CopyPiece> pieces = {{large_memory, large_host, 3},
                                          {large_memory + 4096, large_host + 4096, 40'000}};
-  // 9997 bytes of the second piece would fit.
+  // 9997 bytes of the second piece would fit; alignment cuts it to 8192.
   const CopyPieces slice = SlicePieces(pieces, 0, 10'000);
   ASSERT_THAT(slice, SizeIs(2));
   EXPECT_EQ(slice[1].size_bytes, 8192u);
@@ -172,7 +172,7 @@ TEST(SlicePiecesTest, RandomSlicesOneAfterAnotherCopyTheSameBytes) {
       const uint64_t size_bytes = TotalBytes(slice);
       ASSERT_GT(size_bytes, 0u);
       ASSERT_LE(size_bytes, limit);
-      // Cutting for alignment does not make chunks much smaller than they may be.
+      // Alignment must not make chunks much smaller than allowed.
       EXPECT_TRUE(sent + size_bytes == total || size_bytes + 4096 > limit);
       sent += size_bytes;
       sliced.insert(sliced.end(), slice.begin(), slice.end());

@@ -49,7 +49,7 @@ TEST(CopyBatchDeathTest, RefusesBytesOutsideOfTheBuffer) {
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(512);
   CopyBatch batch(CopyDirection::kDeviceToHost);
   EXPECT_DEATH(batch.Add(host, 500, device_memory, 13), "of a host buffer of 512 bytes");
-  // An offset whose sum with the size wraps around.
+  // The sum of offset and size overflows.
   EXPECT_DEATH(batch.Add(host, UINT64_MAX, device_memory, 2), "of a host buffer of 512 bytes");
   EXPECT_DEATH(batch.Add(host, 0, device_memory, 0), "empty piece");
   EXPECT_DEATH(batch.Add(nullptr, 0, device_memory, 1), "host != nullptr");

@@ -1,4 +1,4 @@
-// A library that copies with an engine of its own, and leaves nothing behind: see dlclose_test.
+// A library that copies with its own engine and leaves nothing behind; dlclose_test loads it.
 
 #include <cstdint>
 #include <memory>
@@ -21,15 +21,14 @@ int Use() {
   world.WriteDevice(data, testing::Pattern(1, kMiB), world.compute());
   if (!world.CopyOut(host, data, world.compute()).Wait(absl::Seconds(30)).ok()) return 1;
   if (world.ReadHost(*host) != testing::Pattern(1, kMiB)) return 2;
-  world.CopyIn(host, data, world.compute());  // in flight while everything goes
+  world.CopyIn(host, data, world.compute());  // in flight during destruction
   return 0;
 }
 
 }  // namespace
 }  // namespace pinion
 
-// On a thread of its own: what each thread keeps (the label of its allocations) goes with it, and
-// would keep the library until then.
+// Runs on its own thread: per-thread state would otherwise keep the library loaded.
 extern "C" int UseTheEngine() {
   int result = -1;
   std::thread([&] { result = pinion::Use(); }).join();

@@ -1,5 +1,5 @@
-// A library that has Pinion's engine inside is loaded, used and unloaded. (Leaks are
-// AddressSanitizer's to find, as the test ends.)
+// Loads, uses and unloads a library that contains Pinion's engine. AddressSanitizer reports leaks
+// at the end of the test.
 
 #include "gtest/gtest.h"
 #include "pinion/tests/support/loaded_library.h"

@@ -1,4 +1,4 @@
-// What the engine does when the device fails.
+// Behavior of the engine when device calls fail.
 
 #include <cstdint>
 #include <functional>
@@ -81,7 +81,7 @@ TEST(EngineFaultsTest, ATransientFailureIsReturnedAndNothingIsWritten) {
   }
 }
 
-// A refused batch that was not merged is not tried in another way.
+// The batch has no merged pieces, so the engine does not retry it piece by piece.
 TEST(EngineFaultsTest, ARefusalIsReturnedAndTheEngineGoesOn) {
   for (const absl::Status& refusal : {absl::ResourceExhaustedError("no memory"),
                                       absl::InvalidArgumentError("no memory of this device")}) {
@@ -143,7 +143,7 @@ TEST(EngineFaultsTest, AWaitForRoomThatFailsIsReturnedAndNothingIsEnqueued) {
   EXPECT_EQ(world.engine().GetStats().h2d.submitted_transfers, 1u);
 }
 
-// No device copies across the border of two allocations, even where they touch and so were merged.
+// No device copies across the border of two allocations, even if they are adjacent and were merged.
 TEST(EngineFaultsTest, NeighboursThatTheDeviceRefusesAsOnePieceGoOneByOne) {
   FaultyWorld faulty;
   EngineWorld& world = faulty.world;
@@ -163,7 +163,7 @@ TEST(EngineFaultsTest, NeighboursThatTheDeviceRefusesAsOnePieceGoOneByOne) {
   EXPECT_EQ(world.engine().GetStats().d2h.submitted_pieces, 2u);
 }
 
-// The copy is on the stream when its event cannot be recorded: it must not be forgotten.
+// The copy is already enqueued when its event cannot be recorded, so the host must wait for it.
 TEST(EngineFaultsTest, ACopyWhoseEventCannotBeRecordedIsWaitedFor) {
   FaultyWorld faulty(WithoutRetries());
   EngineWorld& world = faulty.world;
@@ -237,11 +237,11 @@ TEST(EngineFaultsTest, AStickyErrorNamesTheFirstCallThatFailedForEver) {
   EXPECT_EQ(faulty.device->calls(), calls);
   EXPECT_THAT(faulty.log.text(), Not(HasSubstr("destroyed with copies in flight")));
 
-  // What was done stays done, and its bytes stay; what was in flight is never done.
+  // Completed copies stay completed and keep their bytes. Copies in flight never complete.
   EXPECT_THAT(done.Wait(kLong), IsOk());
   EXPECT_EQ(world.ReadHost(*before), Pattern(1, 100));
   EXPECT_FALSE(pending.IsDone());
-  // The copy that failed may still be writing.
+  // The failed copy may still be writing.
   ASSERT_EQ(host->tickets().size(), 1u);
   EXPECT_FALSE(host->tickets()[0].IsDone());
   EXPECT_THAT(faulty.log.text(), HasSubstr("CopyAsync"));
@@ -269,7 +269,7 @@ TEST(EngineFaultsTest, BlocksOfAPoisonedEngineAreNeverReused) {
   }
 }
 
-// A stream that waited for an event of a dead device would be stuck for ever.
+// A stream that waits for an event of a dead device would wait forever.
 TEST(EngineFaultsTest, ADeviceDoesNotWaitForCopiesOfAPoisonedOne) {
   EmulatedOptions machine_options = TestMachineOptions();
   machine_options.device_count = 2;
@@ -315,7 +315,7 @@ TEST(EngineFaultsTest, ACallThatFailsTwiceIsMadeAgainAndCounted) {
   EXPECT_EQ(world.ReadHost(*host), Pattern(1, 100));
 }
 
-// The caller's time is up: waiting again would take twice as long as it allowed.
+// Retrying a wait that timed out would double the caller's timeout.
 TEST(EngineFaultsTest, ATimeoutIsNotRepeated) {
   FaultyWorld faulty;
   EngineWorld& world = faulty.world;
@@ -332,8 +332,8 @@ TEST(EngineFaultsTest, ATimeoutIsNotRepeated) {
   EXPECT_EQ(world.engine().GetStats().transient_retries, 0u);
 }
 
-// One stuck event kept everything behind it from being recycled: 90 GB pinned on a GH200
-// (pytorch#183501). Here each timeline is on its own.
+// In PyTorch one stuck event kept everything behind it from being recycled: 90 GB of pinned memory
+// (pytorch#183501). Pinion's timelines are independent.
 TEST(EngineFaultsTest, AStuckDirectionDoesNotHoldBackTheOther) {
   FaultyWorld faulty;
   EngineWorld& world = faulty.world;
@@ -376,8 +376,7 @@ TEST(EngineFaultsTest, WaitingForAStuckCopyEndsWithAReason) {
 
   EXPECT_THAT(stuck.Wait(kLong), says_why);
   EXPECT_THAT(world.engine().Drain(kLong), says_why);
-  // Flow control on a device that knows that it is stuck for ever ends as well, and leaves nothing
-  // behind.
+  // On a device that knows it is stuck forever, flow control must fail too, without side effects.
   EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()), says_why);
   EXPECT_EQ(world.engine().GetStats().h2d.submitted_transfers, 1u);
   EXPECT_THAT(world.engine().health(), IsOk());
@@ -392,7 +391,7 @@ TEST(EngineFaultsTest, WaitingForAStuckCopyEndsWithAReason) {
 constexpr int kTensors = 4;
 constexpr uint64_t kTensorBytes = 3000;
 
-// A link so slow that Submit waits for room.
+// A link so slow that Submit waits for the window.
 EmulatedOptions SlowLink() {
   EmulatedOptions options = TestMachineOptions();
   options.preset.link.h2d_gb_per_s = options.preset.link.d2h_gb_per_s = 1e-3;
@@ -400,7 +399,7 @@ EmulatedOptions SlowLink() {
   return options;
 }
 
-// Batches go in chunks of half a tensor.
+// Splits batches into chunks of half a tensor.
 EngineOptions SmallWindow(int transient_retries) {
   EngineOptions options;
   options.max_in_flight_bytes = kTensorBytes;
@@ -408,8 +407,8 @@ EngineOptions SmallWindow(int transient_retries) {
   return options;
 }
 
-// Tensors go out and come back, and the engine ends. `retry` runs a step again that failed for the
-// moment.
+// Copies tensors out and in and destroys the engine. With `retry`, a step that fails with
+// kUnavailable runs once more.
 absl::Status EngineLife(FaultyWorld& faulty, bool retry,
                         std::vector<std::vector<uint8_t>>& arrived) {
   EngineWorld& world = faulty.world;
@@ -465,7 +464,7 @@ uint64_t CallsOfALife() {
   return faulty.device->calls() - before;
 }
 
-// Makes the k-th call from now on fail once. Returns the name of that call, when it has come.
+// Makes the k-th call from now on fail once. The result becomes the name of that call.
 std::shared_ptr<std::string> FailOnce(FaultyWorld& faulty, uint64_t k) {
   auto failed = std::make_shared<std::string>();
   const uint64_t fail_at = faulty.device->calls() + k;
@@ -477,7 +476,7 @@ std::shared_ptr<std::string> FailOnce(FaultyWorld& faulty, uint64_t k) {
   return failed;
 }
 
-// The last tickets, and with them the streams, go when the allocator looks at its blocks.
+// The last tickets keep streams alive until the allocator inspects its blocks.
 void ExpectNothingLeaked(FaultyWorld& faulty) {
   EXPECT_THAT(faulty.machine->races(), IsEmpty());
   EXPECT_EQ(faulty.machine->memory_stats(0).in_use_bytes, 0u);
@@ -513,7 +512,7 @@ TEST(EngineFaultsTest, WhicheverCallFailsWithoutRetriesTheCallersRetryGivesTheRi
     ASSERT_THAT(EngineLife(faulty, true, arrived), IsOk());
     for (int i = 0; i < kTensors; ++i) EXPECT_EQ(arrived[i], Pattern(i, kTensorBytes));
     ExpectNothingLeaked(faulty);
-    // What cannot be destroyed is leaked and reported.
+    // An object that cannot be destroyed is leaked and reported.
     const int leaked = faulty.device->live_streams() + faulty.device->live_events();
     EXPECT_LE(leaked, 1) << *failed;
     EXPECT_EQ(faulty.log.text().empty(), leaked == 0) << *failed;
@@ -534,7 +533,7 @@ TEST(EngineFaultsTest, WhicheverCallFailsForGoodTheErrorIsClearAndNoCallFollows)
     });
     std::vector<std::vector<uint8_t>> arrived;
     const absl::Status status = EngineLife(faulty, true, arrived);
-    // The last calls are those of destructors, which report to the log.
+    // Destructors make the last calls and can report errors only to the log.
     if (!status.ok()) {
       EXPECT_THAT(status, StatusIs(absl::StatusCode::kInternal,
                                    AllOf(HasSubstr(failed_call), HasSubstr("injected"))));

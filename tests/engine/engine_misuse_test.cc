@@ -39,7 +39,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-// Copies take a while, so that nothing is known to be done.
+// Slow copies, so that the engine knows of no completed copy.
 EmulatedOptions WithSlowCopies() {
   EmulatedOptions options = TestMachineOptions();
   options.faults.stall_copies_from = 1;

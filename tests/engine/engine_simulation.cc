@@ -36,12 +36,12 @@ namespace {
 constexpr int kOperations = 220;
 constexpr int kDevices = 2;
 constexpr int kStreams = 3;
-constexpr uint64_t kMaxSize = 8'000;                     // copies of a byte and of whole pages
-constexpr absl::Duration kPatience = absl::Seconds(10);  // far more than anything slow takes
+constexpr uint64_t kMaxSize = 8'000;                     // from a byte to whole pages
+constexpr absl::Duration kPatience = absl::Seconds(10);  // much longer than any slow operation
 constexpr double kSlowFlops = 1e12;                      // some 15 ms
 constexpr double kStuckFlops = 1e22;                     // years
 
-// A seed that loses both devices before goes on in another world.
+// A seed whose world ends earlier, because both devices are lost, continues in a new one.
 constexpr uint64_t kLeastOperations = 200;
 
 using Random = std::mt19937_64;
@@ -50,9 +50,9 @@ using Bytes = std::vector<uint8_t>;
 struct Scenario {
   EmulatedOptions machine;
   EngineOptions engine;
-  bool may_lose_device = false;  // a sticky fault, or faults that the engine cannot ride out
+  bool may_lose_device = false;  // a sticky fault, or faults beyond the engine's retries
   bool may_be_stuck = false;
-  int stuck_kernel_at = -1;  // the operation before which a stream gets a kernel that takes years
+  int stuck_kernel_at = -1;  // the operation before which a stream gets a kernel of years
 };
 
 Scenario DrawScenario(uint64_t seed, Random& random) {
@@ -111,26 +111,26 @@ struct Use {
 struct Tensor {
   int device = 0;
   uint8_t* data = nullptr;
-  int stream = 0;               // the one that uses it
-  Bytes bytes;                  // the model
-  std::vector<Transfer> reads;  // copies out of it that `stream` has not waited for
+  int stream = 0;               // current user of the tensor
+  Bytes bytes;                  // expected value
+  std::vector<Transfer> reads;  // copies out that `stream` has not waited for
   std::vector<Transfer> writes;
 };
 
 struct HostCopy {
   std::shared_ptr<HostBuffer> buffer;
-  Bytes bytes;  // the model
+  Bytes bytes;  // expected value
   std::vector<Use> uses;
-  int device = 0;           // the only one that uses it, where devices share none
-  bool lost_copy = false;   // under copy for ever, of a batch that failed for good
-  bool lost_write = false;  // and written by it
+  int device = 0;           // only user, if devices share no host copies
+  bool lost_copy = false;   // a failed batch may copy it forever
+  bool lost_write = false;  // and write to it
 };
 
 bool IsInjectedForTheMoment(const absl::Status& status) {
   return absl::StrContains(status.message(), "injected, transient") && !absl::IsInternal(status);
 }
 
-// Runs `call` again while an injected fault hits it.
+// Repeats `call` while injected transient faults make it fail.
 template <typename Call>
 auto Persist(const Call& call) {
   auto result = call();
@@ -216,14 +216,14 @@ class Simulation {
     return lost_[device] ? 1 - device : device;
   }
 
-  // --- Calls that may find the device lost: false then, and whatever lived on it is gone ---
+  // --- Calls that return false if the device is lost ---
 
   bool Holds(int device, const absl::Status& status) {
     if (!status.ok()) Lose(device, status);
     return status.ok();
   }
 
-  // Polling finds out, and has nobody to tell.
+  // Polling may detect a failure, but cannot return it.
   void NoticeFailedDevices() {
     for (int device = 0; device < kDevices; ++device) {
       if (!lost_[device]) Holds(device, world_.engine(device).health());
@@ -247,7 +247,7 @@ class Simulation {
     std::erase_if(hosts_, [&](const HostCopy& host) { return IsLost(host, device); });
   }
 
-  // Every later call is refused, and none takes longer than it may.
+  // Shutdown must not exceed its deadline, and later calls must be refused.
   void EndEngine(int device) {
     TransferEngine& engine = world_.engine(device);
     const double before_ms = world_.machine().now_ms();
@@ -256,14 +256,14 @@ class Simulation {
         ended.ok() || absl::IsInternal(ended) ||
             (absl::IsDeadlineExceeded(ended) && absl::StrContains(ended.message(), "submission")),
         "Shutdown: " + ended.ToString());
-    // One deadline, but the host's clock that it is on hardly moves in virtual time.
+    // The deadline is in host time, which hardly advances compared with virtual time.
     Expect(world_.machine().now_ms() - before_ms < 2'500, "Shutdown outlasted its deadline");
     const absl::Status refused = engine.Mark(world_.compute(device)).status();
     Expect(absl::IsFailedPrecondition(refused) || absl::IsInternal(refused),
            "after Shutdown: " + refused.ToString());
   }
 
-  // Whether the host copy goes with the device. What had arrived in it must be there.
+  // Returns whether the host copy is lost with the device. Bytes that had arrived must be intact.
   bool IsLost(const HostCopy& host, int device) {
     bool under_copy = host.lost_copy;
     bool arrived = !host.lost_write;
@@ -329,7 +329,7 @@ class Simulation {
   bool WaitForReads(Tensor& tensor) { return WaitFor(tensor, tensor.reads, kReuseAfterCopyOut); }
   bool WaitForWrites(Tensor& tensor) { return WaitFor(tensor, tensor.writes, kReadAfterCopyIn); }
 
-  // Gives the tensor to another stream of its device.
+  // Hands the tensor to another stream of its device.
   bool UseOnStream(Tensor& tensor, int stream) {
     if (!WaitForReads(tensor) || !WaitForWrites(tensor)) return false;
     const absl::Status ordered = Persist([&] {
@@ -357,7 +357,7 @@ class Simulation {
     if (Holds(device, waited)) Expect(mark->IsDone(), "a mark that was waited for is not done");
   }
 
-  // Reads the tensor into `bytes`, as its stream does.
+  // Reads the tensor into `bytes` on its stream.
   bool ReadTensor(Tensor& tensor, Bytes& bytes) {
     bytes.resize(tensor.bytes.size());
     return WaitForWrites(tensor) &&
@@ -390,7 +390,7 @@ class Simulation {
     absl::StatusOr<PinnedBlock> block =
         Persist([&] { return world_.allocator().Allocate(size_bytes); });
     if (!block.ok()) {
-      // Pinned memory is device 0's.
+      // Pinned memory belongs to device 0.
       Expect(scenario_.may_lose_device || scenario_.may_be_stuck, block.status().ToString());
       return;
     }
@@ -403,7 +403,7 @@ class Simulation {
       Expect(begin + size_bytes <= lost || lost + lost_bytes <= begin,
              "a block that may be under copy was reused");
     }
-    // A block comes back only after all of its copies, so the host may write to it at once.
+    // A block is reused only after all of its copies, so the host may write to it at once.
     world_.WriteHost(*host.buffer, host.bytes);
     hosts_.push_back(std::move(host));
   }
@@ -433,7 +433,7 @@ class Simulation {
 
   // --- Transfers ---
 
-  // Some tensors of one stream, in one batch, each in pieces to or from its own host buffer.
+  // Copies some tensors of one stream in one batch, each in pieces to or from its own host buffer.
   void Transfers(CopyDirection direction) {
     const bool out = direction == CopyDirection::kDeviceToHost;
     const size_t first = Pick(tensors_.size());
@@ -448,7 +448,7 @@ class Simulation {
 
     CopyBatch batch(direction);
     std::vector<std::pair<size_t, size_t>> moved;  // tensor, host copy
-    std::vector<Bytes> results;                    // of what is written, if all goes well
+    std::vector<Bytes> results;                    // values of the destinations on success
     for (size_t i = 0; i < tensors_.size() && moved.size() < most && !hosts.empty(); ++i) {
       const size_t index = (first + i) % tensors_.size();
       Tensor& tensor = tensors_[index];
@@ -477,7 +477,7 @@ class Simulation {
     }
   }
 
-  // What a batch that failed for good had enqueued left a ticket that no transfer stands for.
+  // Chunks of a batch that failed permanently have tickets that no transfer represents.
   void NoteLostCopy(HostCopy& host, bool writes) {
     for (const FenceTicket& ticket : host.buffer->tickets()) {
       const bool known = std::any_of(host.uses.begin(), host.uses.end(), [&](const Use& use) {
@@ -490,8 +490,8 @@ class Simulation {
     }
   }
 
-  // The same range of both, at different offsets, in a few pieces of any order. Returns what the
-  // destination is then.
+  // Adds a random range in a few shuffled pieces, at different offsets of both sides. Returns the
+  // expected destination.
   Bytes AddPieces(const Tensor& tensor, const HostCopy& host, CopyBatch& batch) {
     const uint64_t size_bytes = 1 + Pick(std::min(tensor.bytes.size(), host.bytes.size()));
     const uint64_t tensor_begin = Pick(tensor.bytes.size() - size_bytes + 1);
@@ -514,8 +514,8 @@ class Simulation {
     return result;
   }
 
-  // An error means that nothing of the batch is written from now on. What was written before is
-  // anybody's guess, but each byte is an old or a new one, and stays what it is.
+  // After an error nothing of the batch may be written. Each byte is the old one or the new one,
+  // and must not change again.
   void TakeInFailedBatch(bool out, const std::vector<std::pair<size_t, size_t>>& moved,
                          const std::vector<Bytes>& results) {
     for (size_t i = 0; i < moved.size(); ++i) {
@@ -586,7 +586,7 @@ class Simulation {
   }
 
   const Scenario scenario_;
-  // A copy that is stuck would hold up the other device, too.
+  // A stuck copy of a shared host buffer would block the other device too.
   const bool share_hosts_ = !scenario_.may_be_stuck;
   Random& random_;
   EngineWorld world_;
@@ -599,7 +599,7 @@ class Simulation {
   SimulationResult result_;
 };
 
-// Lost devices are loud.
+// Lost devices log many errors.
 class SilentLog {
  public:
   SilentLog() : previous_(SetLogSink([](LogSeverity, const std::string&) {})) {}

@@ -1,4 +1,4 @@
-// Some hundreds of random programs; //tests/engine:simulate runs as many as one likes.
+// Hundreds of random programs; //tests/engine:simulate runs any number.
 
 #include "pinion/tests/engine/engine_simulation.h"
 
@@ -34,7 +34,7 @@ TEST(EngineSimulationTest, EveryClaimHoldsOnEverySeed) {
     flow_control_waits += result.flow_control_waits;
     chunked += result.chunks > result.transfers ? 1 : 0;
   }
-  // Nothing that the simulation is about has quietly stopped to happen.
+  // Guards against scenarios that silently stop occurring.
   EXPECT_GT(lost, kSeeds / 30);
   EXPECT_GT(stuck, kSeeds / 30);
   EXPECT_GT(chunked, kSeeds / 5);

@@ -1,4 +1,4 @@
-// Several threads at once. Most of what this finds, it finds under ThreadSanitizer.
+// Concurrent use of one engine. ThreadSanitizer finds most of the errors.
 
 #include <atomic>
 #include <chrono>
@@ -143,10 +143,10 @@ TEST(EngineThreadsTest, APollerThatHangsInTheDeviceDoesNotHoldUpAnother) {
   EXPECT_EQ(world.engine().GetStats().d2h.completed_transfers, 2u);
 }
 
-// A number covers what was enqueued before it. A submission that is slow between its copy and its
-// number must not be overtaken, or the wrong copy counts as done.
+// A ticket covers all copies enqueued before it. A submission that is slow between its copy and its
+// ticket must not be overtaken, or the wrong copy would count as done.
 TEST(EngineThreadsTest, ASlowSubmissionIsNotOvertaken) {
-  static thread_local bool copied = false;  // and not numbered yet
+  static thread_local bool copied = false;  // enqueued, without a ticket yet
   const std::shared_ptr<EmulatedMachine> machine =
       EmulatedMachine::Create(TestMachineOptions()).value();
   auto device = std::make_shared<ForwardingDevice>(machine->device(0));
@@ -160,7 +160,7 @@ TEST(EngineThreadsTest, ASlowSubmissionIsNotOvertaken) {
     if (call == "CopyAsync") {
       copied = true;
       if (between.fetch_add(1) != 0) overtakers.fetch_add(1);
-      // Slow, as long as the others have not come as far as they come without overtaking.
+      // Gives other threads the chance to overtake.
       for (int i = 0; i < 100 || submitting.load() < kThreads; ++i) std::this_thread::yield();
     } else if (call == "RecordEvent" && std::exchange(copied, false)) {
       between.fetch_sub(1);
@@ -181,7 +181,7 @@ TEST(EngineThreadsTest, ASlowSubmissionIsNotOvertaken) {
   EXPECT_EQ(overtakers.load(), 0);
 }
 
-// Does something between a record and what its thread does next, once.
+// Runs an action once, after an event was recorded and before its thread continues.
 class ActingDevice final : public ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
@@ -194,7 +194,7 @@ class ActingDevice final : public ForwardingDevice {
   }
 };
 
-// A mark that overtakes another one between its record and its number would count as done with it.
+// A mark that overtook another one between record and number would complete with it.
 TEST(EngineThreadsTest, MarksOfOneStreamAreNumberedInItsOrder) {
   const std::shared_ptr<EmulatedMachine> machine =
       EmulatedMachine::Create(TestMachineOptions()).value();
@@ -211,7 +211,7 @@ TEST(EngineThreadsTest, MarksOfOneStreamAreNumberedInItsOrder) {
       ASSERT_THAT(machine->Launch(0, world.compute(), year_long), IsOk());
       marked.set_value(world.engine().Mark(world.compute()).value());
     });
-    // As far as it comes, which is not the end.
+    // Gives the other thread time; it must not finish.
     late.wait_for(std::chrono::milliseconds(100));
   };
   const absl::StatusOr<FenceTicket> early = world.engine().Mark(world.compute());
@@ -222,7 +222,6 @@ TEST(EngineThreadsTest, MarksOfOneStreamAreNumberedInItsOrder) {
   EXPECT_FALSE(after.IsDone());
 }
 
-// One thread drops the engine while others still hold transfers and buffers.
 TEST(EngineThreadsTest, TheLastOwnerMayBeAnyThread) {
   EngineWorld world;
   uint8_t* const data = world.AllocateDevice(kSize);

@@ -29,7 +29,7 @@ std::shared_ptr<PinnedAllocator> SmallAllocator(EmulatedMachine& machine) {
   const std::shared_ptr<HostMemorySource> source = machine.device(0)->pinned_source();
   AllocatorOptions options;
   options.segment_bytes = std::max(source->granularity_bytes(), uint64_t{4} * kMiB);
-  // What else runs on this host is not what these tests are about.
+  // Does not depend on other users of this host's RAM.
   return Value(PinnedAllocator::Create(options, source, FakeHost().Probe()));
 }
 

@@ -1,4 +1,4 @@
-// An emulated machine with one engine per device, and bytes that know what they should be.
+// An emulated machine with one engine per device, and helpers that check bytes.
 
 #ifndef PINION_TESTS_ENGINE_ENGINE_WORLD_H_
 #define PINION_TESTS_ENGINE_ENGINE_WORLD_H_
@@ -17,42 +17,42 @@
 
 namespace pinion::testing {
 
-// `size_bytes` bytes that differ from those of every other seed and are never all equal.
+// Returns bytes that differ between seeds and are not all equal.
 std::vector<uint8_t> Pattern(uint64_t seed, uint64_t size_bytes);
 
-// Machine options for tests: small memory, races are collected instead of fatal.
+// Returns options with little memory that collect races instead of aborting.
 EmulatedOptions TestMachineOptions();
 
 class EngineWorld {
  public:
   explicit EngineWorld(const EmulatedOptions& machine_options = TestMachineOptions(),
                        const EngineOptions& engine_options = {});
-  // Uses `device` (a wrapper of machine->device(0)) for the engine of device 0.
+  // Uses `device`, a wrapper of machine->device(0), for the engine of device 0.
   EngineWorld(std::shared_ptr<EmulatedMachine> machine, std::shared_ptr<Device> device,
               const EngineOptions& engine_options);
 
   EmulatedMachine& machine() { return *machine_; }
   TransferEngine& engine(int device = 0) { return *engines_[device]; }
-  // Drops the engine of a device, as its last owner does.
+  // Releases the last reference to a device's engine.
   void DestroyEngine(int device = 0) { engines_[device].reset(); }
   PinnedAllocator& allocator() { return *allocator_; }
   StreamHandle compute(int device = 0) { return machine_->default_stream(device); }
   StreamHandle NewStream(int device = 0);
 
-  // Each fails the test when a call fails.
+  // Each fails the test if a call fails.
   std::shared_ptr<HostBuffer> NewHostBuffer(uint64_t size_bytes);
   uint8_t* AllocateDevice(uint64_t size_bytes, int device = 0);  // on compute(device)
   void FreeDevice(void* data, int device = 0);
-  // A kernel on `stream` that writes `bytes`, and one that reads them back.
+  // Launch a kernel on `stream` that writes `bytes`, or one that reads and returns them.
   void WriteDevice(void* data, const std::vector<uint8_t>& bytes, StreamHandle stream,
                    int device = 0);
   std::vector<uint8_t> ReadDevice(const void* data, uint64_t size_bytes, StreamHandle stream,
                                   int device = 0);
-  // A host access to pinned memory, as the race detector sees it.
+  // Access pinned memory from the host, visibly to the race detector.
   void WriteHost(HostBuffer& buffer, const std::vector<uint8_t>& bytes);
   std::vector<uint8_t> ReadHost(const HostBuffer& buffer);
 
-  // The whole buffer in one piece, after the present work of `after`.
+  // Copy the whole buffer in one piece after the present work of `after`.
   absl::StatusOr<Transfer> TryCopyOut(const std::shared_ptr<HostBuffer>& host, void* data,
                                       StreamHandle after, int device = 0);
   absl::StatusOr<Transfer> TryCopyIn(const std::shared_ptr<HostBuffer>& host, void* data,

@@ -1,4 +1,4 @@
-// An engine on a device that can be told to fail, with its log in hand.
+// An engine on a device whose calls can be made to fail, with its log captured.
 
 #ifndef PINION_TESTS_ENGINE_FAULTY_WORLD_H_
 #define PINION_TESTS_ENGINE_FAULTY_WORLD_H_
@@ -29,7 +29,7 @@ struct FaultyWorld {
         device(std::make_shared<ForwardingDevice>(machine->device(0))),
         world(machine, device, options) {}
 
-  // The next call of `call` fails with `status`, once.
+  // Makes the next call of `call` fail once with `status`.
   void FailNext(const std::string& call, absl::Status status) {
     device->FailCalls([call, status, failed = false](const std::string& name, uint64_t) mutable {
       if (failed || name != call) return absl::OkStatus();

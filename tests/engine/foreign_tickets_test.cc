@@ -1,5 +1,5 @@
-// Host buffers that somebody else works on as well, who numbers that work on a timeline of their
-// own: a reader of files, a thread that computes, a program's own stream.
+// Host buffers with tickets of other timelines: a file reader, a computing thread, a program's own
+// stream. The engine must order its copies after them.
 
 #include <atomic>
 #include <cstdint>
@@ -44,7 +44,7 @@ constexpr uint64_t kBytes = 64 * kKiB;
 
 class ForeignTicketsTest : public ::testing::Test {
  protected:
-  // Copies the host buffer in, and reads what has come.
+  // Copies the host buffer in and returns the device's bytes.
   std::vector<uint8_t> CopyInAndRead() {
     const Transfer copy = world_.CopyIn(host_, data_, world_.compute());
     EXPECT_THAT(copy.WaitOn(world_.compute(), kReadAfterCopyIn), IsOk());
@@ -80,7 +80,7 @@ TEST_F(ForeignTicketsTest, WithoutTheWaitTheCopyMovesWhatWasThereBefore) {
   reads->CompleteOnDevice(1);
 }
 
-// Neither would a wait end there, nor may it come while a graph is captured.
+// The ticket never completes, so these calls must fail before they wait.
 TEST_F(ForeignTicketsTest, WhereNothingIsSubmittedNothingIsWaitedFor) {
   const auto reads = std::make_shared<FakeTimeline>();
   host_->AddTicket(reads->Ticket(1));
@@ -118,7 +118,7 @@ TEST_F(ForeignTicketsTest, NobodyElseWaitsWithACopyWhoseHostBufferIsBeingFilled)
   EXPECT_EQ(copies_in().submitted_chunks, 2u);
 }
 
-// Whatever is read never comes.
+// The read fails permanently.
 class FailingTimeline final : public FenceTimeline {
  public:
   uint64_t Completed() const noexcept override { return 0; }
@@ -142,7 +142,7 @@ TEST_F(ForeignTicketsTest, AnErrorOfTheOtherTimelineIsThatOfTheCopyWhichIsNotMad
   world_.CopyIn(world_.NewHostBuffer(kBytes), data_, world_.compute());
 }
 
-// A program's own stream: all numbers are that of one event on it.
+// Tracks a program's own stream with a single event for all values.
 class EventTimeline final : public FenceTimeline {
  public:
   EventTimeline(Device& device, StreamHandle stream)
@@ -178,7 +178,7 @@ TEST_F(ForeignTicketsTest, AStreamWaitsForAnEventWithoutTheHost) {
   uint8_t* const source = world_.AllocateDevice(kBytes);
   world_.WriteDevice(source, Pattern(3, kBytes), world_.compute());
   ASSERT_THAT(device->SynchronizeStream(world_.compute()), IsOk());
-  // The program's own copy into the buffer.
+  // The program itself copies into the buffer.
   const CopyPiece piece = {host_->data(), source, kBytes};
   ASSERT_THAT(device->CopyAsync(CopyDirection::kDeviceToHost, {&piece, 1}, own), IsOk());
   const auto timeline = std::make_shared<EventTimeline>(*device, own);

@@ -1,4 +1,4 @@
-// Globals that hold copies in flight at process exit, and children of fork.
+// Globals with copies in flight at process exit, and children of fork().
 
 #include "pinion/device/process_exit.h"
 
@@ -30,11 +30,11 @@ using ::pinion::testing::EngineWorld;
 using ::pinion::testing::ForwardingDevice;
 using ::pinion::testing::TestMachineOptions;
 
-// As a program would hold them: destroyed when the process exits, after main.
+// Globals, as in a program: destroyed after main.
 std::unique_ptr<EngineWorld> global_world;
 std::shared_ptr<HostBuffer> global_buffer;
 
-// Dies before them. The process ends with 4 unless the engine says why it makes no call.
+// Destroyed before the globals above. Exits with 4 unless the engine explains why it makes no call.
 struct LooksAtTheEngine {
   ~LooksAtTheEngine() {
     if (global_world == nullptr) return;
@@ -47,7 +47,7 @@ struct LooksAtTheEngine {
 
 Transfer global_transfer;
 
-// Exits with copies in flight. A device call during exit ends the process with 3 instead.
+// Exits with copies in flight. Exits with 3 if the device is called during exit.
 [[noreturn]] void ExitWithCopiesInFlight() {
   std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
   auto device = std::make_shared<ForwardingDevice>(machine->device(0));
@@ -84,7 +84,7 @@ TEST(ProcessExitDeathTest, AForkedChildIsRefusedWithARemedy) {
       ::testing::ExitedWithCode(0), "");
 }
 
-// The thread that held the turn, or a lock, is not there in the child to give it back.
+// The thread that held a lock does not exist in the child.
 TEST(ProcessExitDeathTest, AChildForkedInTheMiddleOfASubmissionIsRefusedToo) {
   GTEST_FLAG_SET(death_test_style, "fast");
   const std::shared_ptr<EmulatedMachine> machine =
@@ -106,7 +106,7 @@ TEST(ProcessExitDeathTest, AChildForkedInTheMiddleOfASubmissionIsRefusedToo) {
   submits.get_future().wait();
   EXPECT_EXIT(
       {
-        alarm(30);  // instead of a hang
+        alarm(30);  // turns a hang into a failure
         CopyBatch batch(CopyDirection::kHostToDevice);
         batch.Add(host, 0, data, kMiB);
         const absl::Status refused =

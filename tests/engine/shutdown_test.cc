@@ -1,4 +1,4 @@
-// Ends with a deadline, and what a timeout says.
+// Shutdown with a deadline, and the messages of timeouts.
 
 #include <chrono>
 #include <cstdint>
@@ -50,7 +50,7 @@ using ::testing::Not;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
 
-// The at-th copy is stuck for `ms`, or for ever.
+// Makes the at-th copy take `ms` longer, or forever.
 EmulatedOptions WithStall(uint64_t at, double ms = std::numeric_limits<double>::infinity()) {
   EmulatedOptions options = TestMachineOptions();
   options.faults.stalls = {{.at = at, .ms = ms}};
@@ -63,7 +63,7 @@ EngineOptions ShortPatience() {
   return options;
 }
 
-// `stream` gets a kernel that takes years.
+// Gives `stream` a kernel that takes years.
 void Jam(EngineWorld& world, StreamHandle stream) {
   ASSERT_THAT(world.machine().PrepareKernel(0, stream), IsOk());
   Kernel kernel;
@@ -76,7 +76,7 @@ auto TimesOut(const std::string& why) {
   return StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr(why));
 }
 
-// --- What a timeout says ---
+// --- Messages of timeouts ---
 
 TEST(TimeoutTest, NamesTheComputeStreamThatIsNotDone) {
   EngineWorld world(TestMachineOptions(), ShortPatience());
@@ -136,7 +136,7 @@ TEST(TimeoutTest, FollowsTheWaitToAnotherDevice) {
   EXPECT_THAT(in.Wait(kLong), TimesOut("it waits for D2H on emu:0, where submission 1"));
 }
 
-// The copy out was under way when the copy in was submitted, and is done.
+// The copy out was in flight when the copy in was submitted, and has completed since.
 TEST(TimeoutTest, DoesNotNameAWaitThatIsOver) {
   EngineWorld world(WithStall(2), ShortPatience());
   uint8_t* const data = world.AllocateDevice(2 * kMiB);
@@ -201,7 +201,7 @@ TEST(TimeoutTest, NamesTheStreamOfAMark) {
                        "work before it on its stream"));
 }
 
-// An engine was given up for good because a GPU had stood still for a minute.
+// A GPU that stalls for minutes may recover, so flow control must not give the engine up.
 TEST(TimeoutTest, OfFlowControlIsLoggedLessAndLessOftenAndWaitedOut) {
   struct Notice {
     const char* text;
@@ -245,7 +245,7 @@ TEST(TimeoutTest, AnErrorEndsAWaitThatNothingElseEnds) {
               StatusIs(absl::StatusCode::kInternal, HasSubstr("an ECC error")));
 }
 
-// Only a device that is emulated knows.
+// Only an emulated device knows that it is stuck forever.
 TEST(TimeoutTest, OfFlowControlThatCanNeverEndNamesTheWindowAndWhoFillsIt) {
   EngineOptions options = ShortPatience();
   options.max_in_flight_bytes = 2 * kMiB;
@@ -291,7 +291,7 @@ TEST(ShutdownTest, OfAStuckEngineEndsInTimeAndSaysWhy) {
   EXPECT_LT(world.machine().now_ms() - before_ms, 30'010);
 }
 
-// It would wait for ever, for room on a device that stands still.
+// Waiting for room on a stuck device would take forever.
 TEST(ShutdownTest, WhatIsNewIsRefusedBeforeItWaitsForRoom) {
   EngineOptions options = ShortPatience();
   options.max_in_flight_bytes = kMiB;
@@ -303,7 +303,7 @@ TEST(ShutdownTest, WhatIsNewIsRefusedBeforeItWaitsForRoom) {
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("shut down")));
 }
 
-// A driver whose queue is full blocks the host in a call, for as long as the device stands still.
+// A driver with a full queue blocks the host in a call while the device stalls.
 TEST(ShutdownTest, OfAStuckEngineWaitsForNoCallThatIsStuckToo) {
   FaultyWorld faulty(ShortPatience(), WithStall(1));
   EngineWorld& world = faulty.world;
@@ -339,7 +339,7 @@ TEST(ShutdownTest, WhatItLeftInFlightCanStillBeWaitedFor) {
   EXPECT_THAT(in.Wait(kLong), IsOk());
 }
 
-// The destructor neither hangs nor destroys a stream that has work on it.
+// The destructor must neither hang nor destroy a stream that still has work.
 TEST(ShutdownTest, TheDestructorOfAStuckEngineEndsInTimeAndLeaks) {
   FaultyWorld faulty(ShortPatience(), WithStall(1));
   EngineWorld& world = faulty.world;
@@ -351,7 +351,7 @@ TEST(ShutdownTest, TheDestructorOfAStuckEngineEndsInTimeAndLeaks) {
   EXPECT_THAT(faulty.log.text(), AllOf(HasSubstr("destroyed with copies in flight"),
                                        HasSubstr("its copy has not finished")));
   EXPECT_FALSE(in.IsDone());
-  EXPECT_EQ(faulty.device->live_streams(), 1);  // D2H's is gone
+  EXPECT_EQ(faulty.device->live_streams(), 1);  // D2H's is destroyed
 }
 
 TEST(ShutdownTest, AStreamWithWorkOnItIsLeakedOnceNobodyHasItsTimeline) {
@@ -364,10 +364,10 @@ TEST(ShutdownTest, AStreamWithWorkOnItIsLeakedOnceNobodyHasItsTimeline) {
   }
   EXPECT_THAT(log.text(),
               HasSubstr("H2D on emu:0: leaked the stream, 1 submissions on it are not done"));
-  EXPECT_EQ(device->live_streams(), 1);  // D2H's is gone
+  EXPECT_EQ(device->live_streams(), 1);  // D2H's is destroyed
 }
 
-// Notes how long each wait is let to take, and takes a while for it.
+// Records the timeout of each wait, and makes each wait take real time.
 class SlowWaits final : public ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
@@ -398,7 +398,7 @@ TEST(ShutdownTest, BothDirectionsShareTheTimeOfADrain) {
   EXPECT_LT(device->timeouts()[1], device->timeouts()[0]);
 }
 
-// One that was let in before the engine was shut down, and gets on with its copy only then.
+// The submission starts before the shutdown and continues with its copy after it.
 class ShutdownHalfWayTest : public ::testing::TestWithParam<bool> {};
 
 TEST_P(ShutdownHalfWayTest, WaitsForASubmissionThatIsHalfWay) {
@@ -418,7 +418,7 @@ TEST_P(ShutdownHalfWayTest, WaitsForASubmissionThatIsHalfWay) {
         completed_at_end = (in ? stats.h2d : stats.d2h).completed_transfers;
         ended.set_value();
       });
-      // As far as it comes, which is not the end.
+      // Gives the other thread time; it must not finish.
       ended.get_future().wait_for(std::chrono::milliseconds(100));
     }
     return absl::OkStatus();
@@ -446,7 +446,7 @@ TEST(ShutdownTest, WhatIsLeftOfABatchThatIsHalfWayIsRefused) {
     }
     return absl::OkStatus();
   });
-  // One that does not wait for room, where it would be refused as well.
+  // A batch without flow control: waiting for room would be refused too.
   CopyBatch batch(CopyDirection::kHostToDevice, FlowControl::kCaller);
   batch.Add(world.NewHostBuffer(kMiB), 0, world.AllocateDevice(kMiB), kMiB);
   EXPECT_THAT(world.engine().Submit(std::move(batch), world.compute()),
@@ -455,7 +455,7 @@ TEST(ShutdownTest, WhatIsLeftOfABatchThatIsHalfWayIsRefused) {
   EXPECT_EQ(world.engine().GetStats().h2d.submitted_chunks, 1u);
 }
 
-// A retried call inside a wait with a deadline, on a device that then fails for good.
+// A retried call inside a wait with a deadline; the device then fails permanently.
 TEST(ShutdownTest, OfAPoisonedEngineReturnsTheFirstErrorAtOnce) {
   FaultyWorld faulty(ShortPatience(), WithStall(1));
   EngineWorld& world = faulty.world;

@@ -1,8 +1,8 @@
-// Runs many seeds of the engine simulation on one thread; start several for several cores.
+// Runs many seeds of the engine simulation on one thread. Several processes can use more cores.
 //
 //   bazel run -c opt //tests/engine:simulate -- --first=1 --seeds=50000
 //
-// Prints what failed with its seed and exits with 1, or how much was done.
+// Exits with 1 and prints the failure with its seed, or prints a summary.
 
 #include <chrono>
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace {
 
-// The value of --name=value, or `otherwise`.
+// Returns the value of --name=value, or `otherwise`.
 uint64_t Flag(int argc, char** argv, const char* name, uint64_t otherwise) {
   for (int i = 1; i < argc; ++i) {
     const size_t length = std::strlen(name);

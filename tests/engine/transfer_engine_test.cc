@@ -95,7 +95,7 @@ TEST(TransferEngineTest, PiecesAtAnyOffsetLandWhereTheyBelong) {
   const std::vector<uint8_t> bytes = Pattern(1, kSize);
   world.WriteDevice(data, bytes, world.compute());
 
-  // The device's pieces in order, the host's in reverse order.
+  // The device's pieces are in order, the host's in reverse order.
   CopyBatch batch(CopyDirection::kDeviceToHost);
   std::vector<uint8_t> expected(kSize);
   uint64_t begin = 0;
@@ -134,7 +134,7 @@ TEST(TransferEngineTest, OneBatchMovesSeveralBuffersUnderOneTicket) {
   }
 }
 
-// The two sides of a copy in are ordered by the engine alone: nobody waits for the copy out here.
+// The engine alone orders the copy in after the copy out; the test does not wait.
 TEST(TransferEngineTest, CopyInOfABlockWaitsForItsCopyOutByItself) {
   EngineWorld world;
   uint8_t* const from = world.AllocateDevice(kMiB);
@@ -185,15 +185,15 @@ TEST(TransferEngineTest, CopyOutIntoABlockWaitsForReadsOfIt) {
   EXPECT_THAT(world.machine().races(), IsEmpty());
 }
 
-// pytorch's and cub's caches put a block on the free list before its event was recorded
-// (NVIDIA/cub#156): another thread then got memory that a copy was still writing.
+// The caches of PyTorch and cub put a block on the free list before its event was recorded
+// (NVIDIA/cub#156). Another thread then got memory that a copy was still writing.
 TEST(TransferEngineTest, ABlockIsNotReusedBeforeItsCopiesAreDone) {
   EngineWorld world;
   uint8_t* const data = world.AllocateDevice(kMiB);
   world.WriteDevice(data, Pattern(1, kMiB), world.compute());
   Kernel slow;
   slow.name = "slow";
-  slow.flops = 1e14;  // seconds, so that no copy is done before somebody waits for it
+  slow.flops = 1e14;  // seconds, so that no copy is done before it is waited for
   ASSERT_THAT(world.machine().Launch(0, world.compute(), slow), IsOk());
   std::set<void*> in_flight;
   Transfer last;
@@ -292,7 +292,7 @@ TEST(TransferEngineTest, SubmitWaitsForNoMoreThanTheRoomThatItNeeds) {
   EXPECT_EQ(world.engine().GetStats().h2d.completed_transfers, 1u);
 }
 
-// Two that touch may be of two pinned segments.
+// Adjacent blocks may belong to different pinned segments.
 TEST(TransferEngineTest, NeighboursInTwoHostBlocksGoToTheDeviceAsTwoPieces) {
   EngineWorld world;
   uint8_t* const data = world.AllocateDevice(2 * kMiB);
@@ -308,11 +308,11 @@ TEST(TransferEngineTest, NeighboursInTwoHostBlocksGoToTheDeviceAsTwoPieces) {
   EXPECT_EQ(world.engine().GetStats().d2h.submitted_pieces, 2u);
 }
 
-// Backward fetches first what was copied out last: its wait covers all earlier copies.
+// Backward first fetches what was copied out last; this wait covers all earlier copies.
 TEST(TransferEngineTest, ACopyInThatFollowsALaterOneWaitsForNoCopyOutAgain) {
   EmulatedOptions machine = TestMachineOptions();
   machine.faults.stall_copies_from = 1;
-  machine.faults.stall_ms = 10;  // nothing is known to be done
+  machine.faults.stall_ms = 10;  // no copy is known to be done
   EngineWorld world(machine);
   uint8_t* const data = world.AllocateDevice(4 * kMiB);
   std::vector<std::shared_ptr<HostBuffer>> hosts;
@@ -375,7 +375,7 @@ TEST(TransferEngineTest, MarkIsDoneWhenTheWorkBeforeItIs) {
   EXPECT_FALSE(ticket->IsDone());
   EXPECT_THAT(ticket->timeline->Wait(ticket->value, kLong), IsOk());
   EXPECT_TRUE(ticket->IsDone());
-  // Done also means that the host may look: no race with the kernel.
+  // A completed ticket also lets the host read without a race.
   EXPECT_THAT(world.machine().races(), IsEmpty());
 }
 
@@ -399,8 +399,8 @@ TEST(TransferEngineTest, OrderStreamsMakesTheLaterStreamWait) {
   EXPECT_THAT(world.machine().races(), IsEmpty());
 }
 
-// A copy stream that waits for a capturing stream becomes part of the graph, and querying its
-// events then fails (pytorch#193982).
+// A copy stream that waits for a capturing stream joins the graph, and querying its events then
+// fails (pytorch#193982).
 TEST(TransferEngineTest, ACapturingStreamIsRefused) {
   EngineWorld world;
   uint8_t* const data = world.AllocateDevice(100);
@@ -414,8 +414,7 @@ TEST(TransferEngineTest, ACapturingStreamIsRefused) {
   EXPECT_THAT(world.TryCopyIn(host, data, stream), IsOk());
 }
 
-// The same the other way round: a captured wait for an event from outside of the graph breaks the
-// capture.
+// In the opposite direction, a captured wait for an event outside of the graph breaks the capture.
 TEST(TransferEngineTest, ACapturingStreamDoesNotWaitForACopy) {
   EngineWorld world;
   uint8_t* const data = world.AllocateDevice(kMiB);
@@ -454,7 +453,7 @@ TEST(TransferEngineTest, ACapturingStreamIsNotOrderedWithAnother) {
   EngineWorld world;
   const StreamHandle stream = world.NewStream();
   ASSERT_THAT(world.machine().SetCapturing(stream, true), IsOk());
-  // The engine's own words: the device refuses, too, after the damage is done.
+  // The engine must refuse first: the device refuses only after the damage.
   const auto refused =
       StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("after the capture has ended"));
   EXPECT_THAT(world.engine().OrderStreams(stream, world.compute(), kAfterOtherStream), refused);
@@ -465,7 +464,7 @@ TEST(TransferEngineTest, ACapturingStreamIsNotOrderedWithAnother) {
   EXPECT_THAT(world.engine().OrderStreams(world.compute(), stream, kAfterOtherStream), IsOk());
 }
 
-// Its event was recorded outside of the graph.
+// The mark's event was recorded outside of the graph.
 TEST(TransferEngineTest, AMarkFromBeforeACaptureIsDoneDuringIt) {
   EngineWorld world;
   const StreamHandle stream = world.NewStream();
@@ -534,7 +533,7 @@ TEST(TransferEngineTest, ThreadsThatAskForTheLinkAtOnceMeasureItOnce) {
           EXPECT_THAT(world.engine().Calibrate(world.allocator()), IsOk());
           measured.set_value();
         });
-        // As far as it comes, which is not the end.
+        // Gives the other thread time; it must not finish.
         measured.get_future().wait_for(std::chrono::milliseconds(100));
       }
       return absl::OkStatus();

@@ -1,4 +1,4 @@
-// What copies and streams wait for, and that they wait for nothing else.
+// Waits of copies and streams: all that are needed, and no others.
 
 #include <cstdint>
 #include <memory>
@@ -42,7 +42,7 @@ using ::testing::IsEmpty;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
 
-// Every copy takes so long that nothing is known to be done.
+// Slow copies, so that the engine knows of no completed copy.
 EmulatedOptions SlowCopies() {
   EmulatedOptions options = TestMachineOptions();
   options.faults.stall_copies_from = 1;
@@ -50,7 +50,7 @@ EmulatedOptions SlowCopies() {
   return options;
 }
 
-// Counts the calls of `call` from now on.
+// Counts later calls of `call`.
 std::shared_ptr<int> CountCalls(FaultyWorld& faulty, const std::string& call) {
   auto count = std::make_shared<int>(0);
   faulty.device->FailCalls([call, count](const std::string& made, uint64_t) {
@@ -115,7 +115,7 @@ TEST(TransferOrderTest, WaitingForOneDevicesCopyIsNotWaitingForAnothers) {
   EXPECT_THAT(world.machine().races(), IsEmpty());
 }
 
-// What follows in the order of the stream may overlap with a capture.
+// Later chunks follow in the copy stream's order, so a capture may begin meanwhile.
 TEST(TransferOrderTest, OnlyTheFirstChunkIsOrderedAfterTheStream) {
   EngineOptions options;
   options.max_in_flight_bytes = 128 * kKiB;
@@ -159,7 +159,7 @@ TEST(TransferOrderTest, ACaptureThatBeginsWhileACopyWaitsForItsTurnIsNotSpoiled)
       other = std::thread([&] {
         refused = world.TryCopyIn(world.NewHostBuffer(kMiB), data + kMiB, stream).status();
       });
-      // As far as it comes, which is its turn.
+      // Gives the thread time to reach its turn.
       absl::SleepFor(absl::Milliseconds(50));
       EXPECT_THAT(world.machine().SetCapturing(stream, true), IsOk());
     }
@@ -218,7 +218,7 @@ TEST(TransferOrderTest, ABusyDeviceIsAskedHowFarItIsOncePerSixteenSubmissions) {
   EXPECT_LE(*queries, 4 * 7) << "by halves: of 64 that is 7 each time";
 }
 
-// Its chunks leave one behind the other, and what is waited for is the last one.
+// Chunks execute in order, so only the last one needs an event.
 TEST(TransferOrderTest, ABatchThatDoesNotWaitForRoomIsOneEventHoweverManyChunksItHas) {
   EngineOptions options;
   options.max_in_flight_bytes = 128 * kKiB;

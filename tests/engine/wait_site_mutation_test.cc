@@ -1,4 +1,4 @@
-// Takes the engine's waits away, one at a time. Each must be missed.
+// Disables the engine's waits one at a time. Each must make a test program fail.
 
 #include <memory>
 #include <string>
@@ -48,7 +48,7 @@ EmulatedOptions WithoutDetector() {
   return options;
 }
 
-// Compute writes a tensor, which is then copied out.
+// Copies out a tensor that compute has just written.
 void CopyOutWhatAKernelWrote(EngineWorld& world) {
   uint8_t* const data = world.AllocateDevice(kKiB);
   const StreamHandle stream = world.NewStream();
@@ -66,12 +66,12 @@ TEST(WaitSiteMutationTest, ACopyThatDoesNotWaitForComputeIsARace) {
   ScopedDisableWaitSite disabled(internal::kCopyAfterCompute);
   EngineWorld world;
   CopyOutWhatAKernelWrote(world);
-  // It has not waited for the allocation either, but that is the same missing edge.
+  // The copy does not wait for the allocation either, which is the same missing edge.
   EXPECT_THAT(world.machine().races(), Contains(AllOf(HasSubstr("copy D2H"), HasSubstr("write #"),
                                                       HasSubstr("Missing edge"))));
 }
 
-// Returns what arrives on the host when the source is itself written by a copy on `compute`.
+// Returns the host's bytes after a copy out whose source is written by another copy on `compute`.
 std::vector<uint8_t> CopyOutWhatACopyWrote(EngineWorld& world) {
   const std::shared_ptr<HostBuffer> source = world.NewHostBuffer(kKiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kKiB);
@@ -95,7 +95,7 @@ TEST(WaitSiteMutationTest, ACopyThatDoesNotWaitForComputeMovesStaleBytes) {
   EXPECT_EQ(CopyOutWhatACopyWrote(world), Pattern(3, kKiB));
 }
 
-// A tensor goes out and comes back through the same block.
+// Copies a tensor out and in again through the same block.
 std::vector<uint8_t> OutAndBack(EngineWorld& world) {
   uint8_t* const from = world.AllocateDevice(kKiB);
   uint8_t* const to = world.AllocateDevice(kKiB);
@@ -127,7 +127,7 @@ TEST(WaitSiteMutationTest, ACopyInThatDoesNotWaitForTheCopyOutMovesStaleBytes) {
   EXPECT_EQ(OutAndBack(world), Pattern(2, kKiB));
 }
 
-// Returns what is on the host after a copy out whose event could not be recorded.
+// Returns the host's bytes after a copy out whose event could not be recorded.
 std::vector<uint8_t> CopyOutWithoutAnEvent(FaultyWorld& faulty) {
   EngineWorld& world = faulty.world;
   uint8_t* const data = world.AllocateDevice(kKiB);
@@ -162,8 +162,8 @@ TEST(WaitSiteMutationTest, ACopyWithoutAnEventThatIsNotWaitedForHasNotArrived) {
   EXPECT_EQ(CopyOutWithoutAnEvent(faulty), Pattern(2, kKiB));
 }
 
-// A batch fails at its second chunk. Returns what is on the host when all is done, after the owner
-// has filled the buffer with Pattern(2).
+// Makes a batch fail at its second chunk, then fills the buffer with Pattern(2). Returns the host's
+// bytes when everything is done.
 std::vector<uint8_t> ReuseTheBufferOfAFailedBatch(FaultyWorld& faulty) {
   EngineWorld& world = faulty.world;
   uint8_t* const data = world.AllocateDevice(kKiB);

@@ -1,5 +1,5 @@
-// Bytes in flight to the device never exceed the window, a fetch never waits for more than it, that
-// costs no bandwidth, and nothing else waits for it: in exact virtual time.
+// Bytes in flight to the device never exceed the window. A fetch waits for at most one window,
+// without loss of bandwidth, and nothing else waits for it. All times are exact virtual times.
 
 #include <algorithm>
 #include <chrono>
@@ -56,8 +56,7 @@ EngineOptions Window(uint64_t bytes) {
   return options;
 }
 
-// A link so slow that 1 MiB on it is what 256 MiB are on the real one: fixed costs stay what they
-// are, and tests move little memory.
+// A link so slow that 1 MiB represents 256 MiB, so that tests move little memory.
 constexpr double kSlowdown = 256;
 
 EmulatedOptions SlowLink(const std::string& preset) {
@@ -76,7 +75,7 @@ double TransferMs(uint64_t size_bytes, double gb_per_s) {
   return static_cast<double>(size_bytes) / (gb_per_s * 1e6);
 }
 
-// --- The bound ---
+// --- The limit ---
 
 TEST(WindowTest, ABatchOfTenWindowsNeverHasMoreThanOneInFlight) {
   for (const uint64_t window : {uint64_t{1}, uint64_t{100}, 64 * kKiB, 64 * kKiB + 1}) {
@@ -90,7 +89,7 @@ TEST(WindowTest, ABatchOfTenWindowsNeverHasMoreThanOneInFlight) {
       world.WriteHost(*host, Pattern(1, size_bytes));
       CopyBatch batch(CopyDirection::kHostToDevice);
       std::vector<uint8_t> expected(size_bytes);
-      for (uint64_t i = 0; i < pieces; ++i) {  // the host's in reverse order: none are merged
+      for (uint64_t i = 0; i < pieces; ++i) {  // reversed on the host: none are merged
         const uint64_t from = (pieces - 1 - i) * piece_bytes;
         batch.Add(host, from, data + i * piece_bytes, piece_bytes);
         const std::vector<uint8_t> all = Pattern(1, size_bytes);
@@ -142,7 +141,7 @@ TEST(WindowTest, OneTicketCoversAllChunks) {
   EXPECT_THAT(world.machine().races(), IsEmpty());
 }
 
-// Milliseconds of the host for a batch of `size_bytes` on a link that takes much longer for it.
+// Returns the host's time for submitting a batch that takes much longer on the link.
 double SubmitMs(EngineWorld& world, CopyBatch batch, uint64_t size_bytes) {
   batch.Add(world.NewHostBuffer(size_bytes), 0, world.AllocateDevice(size_bytes), size_bytes);
   const double before_ms = world.machine().now_ms();
@@ -150,7 +149,7 @@ double SubmitMs(EngineWorld& world, CopyBatch batch, uint64_t size_bytes) {
   return world.machine().now_ms() - before_ms;
 }
 
-// Each waiting copy out has a block of pinned memory already: the window would bound nothing else.
+// Each waiting copy out already owns pinned memory, so the window could limit nothing else.
 TEST(WindowTest, ACopyOutOfTenWindowsNeverBlocksTheHost) {
   const EmulatedOptions machine = SlowLink("h100_pcie5");
   EngineWorld world(machine, Window(kMiB / 4));
@@ -176,7 +175,7 @@ TEST(WindowTest, ACopyInBlocksTheHostUnlessItsCallerBoundsWhatItFetches) {
   EXPECT_EQ(free.engine().GetStats().h2d.flow_control_waits, 0u);
 }
 
-// A wait of the host breaks some captures.
+// A host wait breaks some captures.
 TEST(WindowTest, ABatchOfACapturingStreamIsRefusedBeforeItWaitsForRoom) {
   EngineWorld world(SlowLink("h100_pcie5"), Window(kMiB / 4));
   world.CopyIn(world.NewHostBuffer(kMiB / 4), world.AllocateDevice(kMiB / 4), world.compute());
@@ -191,7 +190,7 @@ TEST(WindowTest, ABatchOfACapturingStreamIsRefusedBeforeItWaitsForRoom) {
   EXPECT_GT(world.engine().GetStats().h2d.flow_control_waits, 0u);
 }
 
-// With a device that stands still, that would be for as long as it does.
+// On a stalled device the fetch would be blocked for as long as the stall.
 TEST(WindowTest, ACallersFetchIsNotBlockedByABatchThatWaitsForRoom) {
   FaultyWorld faulty(Window(kMiB));
   EngineWorld& world = faulty.world;
@@ -219,7 +218,7 @@ TEST(WindowTest, ACallersFetchIsNotBlockedByABatchThatWaitsForRoom) {
   EXPECT_THAT(fetch.get(), IsOk());
 }
 
-// A fetch that backward needs now, behind whatever was prefetched.
+// Backward needs the fetch at once, behind everything that was prefetched.
 TEST(WindowTest, AFetchIsDoneWithinAWindowAndItsOwnTime) {
   constexpr uint64_t kWindow = kMiB;
   for (const std::string preset : {"a100_pcie4", "h100_pcie5", "gh200_c2c"}) {
@@ -245,7 +244,7 @@ TEST(WindowTest, AFetchIsDoneWithinAWindowAndItsOwnTime) {
       ASSERT_THAT(fetched, IsOk());
       ASSERT_THAT(fetched->Wait(kLong), IsOk());
 
-      // At most ten chunks are in flight, each with its fixed cost and calls of the host.
+      // At most ten chunks are in flight, each with a fixed cost and host calls.
       constexpr double kFixedMs = 0.1;
       EXPECT_LT(world.machine().now_ms() - before_ms,
                 TransferMs(kWindow + fetch_bytes, machine.preset.link.h2d_gb_per_s) + kFixedMs);
@@ -253,7 +252,7 @@ TEST(WindowTest, AFetchIsDoneWithinAWindowAndItsOwnTime) {
   }
 }
 
-// The same link without the bound: the fetch waits for all of them.
+// Without the limit, the same fetch waits for all copies.
 TEST(WindowTest, WithoutFlowControlAFetchWaitsForEverything) {
   const ScopedDisableWaitSite disabled(internal::kFlowControl);
   const EmulatedOptions machine = SlowLink("h100_pcie5");
@@ -268,9 +267,9 @@ TEST(WindowTest, WithoutFlowControlAFetchWaitsForEverything) {
             TransferMs(4 * kMiB, machine.preset.link.h2d_gb_per_s));
 }
 
-// --- What it costs ---
+// --- Its cost ---
 
-// Milliseconds of one copy in one driver call, in each of `directions`, all at once.
+// Returns the time of one copy in one driver call, in each of `directions` at once.
 double RawMs(EngineWorld& world, const std::vector<CopyDirection>& directions, uint8_t* data,
              const HostBuffer& host, uint64_t size_bytes) {
   const std::shared_ptr<Device> device = world.machine().device(0);
@@ -314,7 +313,7 @@ TEST(WindowTest, ALargeBatchIsNearlyAsFastAsOneCopy) {
 
 TEST(WindowTest, BothDirectionsTogetherAreNearlyAsFastAsTwoCopies) {
   constexpr uint64_t kSize = 8 * kMiB;
-  constexpr uint64_t kBatch = kMiB / 4;  // on one thread the directions take turns
+  constexpr uint64_t kBatch = kMiB / 4;  // one thread serves both directions in turn
   for (const std::string preset : {"a100_pcie4", "h100_pcie5", "gh200_c2c"}) {
     SCOPED_TRACE(preset);
     EngineWorld world(SlowLink(preset), Window(kMiB));
@@ -324,7 +323,7 @@ TEST(WindowTest, BothDirectionsTogetherAreNearlyAsFastAsTwoCopies) {
     const double raw_ms = RawMs(world, {CopyDirection::kHostToDevice, CopyDirection::kDeviceToHost},
                                 data, *in, kSize);
 
-    // Each direction is fed when it has less in flight, as two threads would.
+    // Feeds the direction with fewer bytes in flight, as two threads would.
     const double before_ms = world.machine().now_ms();
     uint64_t sent[2] = {};
     while (sent[0] < kSize || sent[1] < kSize) {
@@ -344,8 +343,8 @@ TEST(WindowTest, BothDirectionsTogetherAreNearlyAsFastAsTwoCopies) {
   }
 }
 
-// Small copies of others came 12 ms late, behind 200 MB (cudf#15620): a device has one copy engine
-// per direction.
+// A device has one copy engine per direction. In cudf, small copies were delayed by 12 ms behind
+// 200 MB (cudf#15620).
 TEST(WindowTest, ASmallCopyOfSomebodyElseWaitsForOneChunkOnly) {
   constexpr uint64_t kSize = 160 * kMiB;
   for (const std::string preset : {"a100_pcie4", "h100_pcie5", "gh200_c2c"}) {
@@ -381,7 +380,7 @@ EngineOptions TwoChunksInFlight(EngineOptions options = WithoutRetries()) {
   return options;
 }
 
-// Makes the number-th CopyAsync from now on return `status`, and all after it work.
+// Makes the number-th CopyAsync from now on return `status`; later ones succeed.
 void FailCopy(FaultyWorld& faulty, int number, absl::Status status) {
   faulty.device->FailCalls(
       [number, status, copies = 0](const std::string& call, uint64_t) mutable -> absl::Status {
@@ -400,7 +399,7 @@ TEST(WindowTest, ABatchThatFailsHalfWayIsOverWhenItReturns) {
   EXPECT_THAT(world.TryCopyOut(host, data, world.compute()),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
 
-  // The host may write to the buffer at once, and nothing comes after it.
+  // The host may write to the buffer at once, because no copy follows.
   for (const FenceTicket& ticket : host->tickets()) EXPECT_TRUE(ticket.IsDone());
   EXPECT_EQ(world.engine().GetStats().d2h.in_flight_bytes, 0u);
   EXPECT_EQ(world.engine().GetStats().d2h.submitted_chunks, 3u);
@@ -431,7 +430,7 @@ TEST(WindowTest, AStickyErrorHalfWayLosesTheBatchAndKeepsItsBlocks) {
   EXPECT_EQ(world.ReadHost(*host), Pattern(1, 8 * kChunk));
 }
 
-// What was sent of it has no number yet when the device is lost.
+// The enqueued chunks have no ticket yet when the device is lost.
 TEST(WindowTest, ACopyOutThatIsLostAtAnyChunkKeepsItsBlocks) {
   for (const auto& [call, chunk] :
        {std::pair("CopyAsync", 1), std::pair("CopyAsync", 4), std::pair("RecordEvent", 8)}) {
@@ -453,7 +452,7 @@ TEST(WindowTest, ACopyOutThatIsLostAtAnyChunkKeepsItsBlocks) {
   }
 }
 
-// A rank that straggles, a debugger: the device stands still for minutes, and then goes on.
+// A straggling rank or a debugger may stall the device for minutes before it continues.
 TEST(WindowTest, ABatchThatStandsStillHalfWayIsWaitedFor) {
   EmulatedOptions machine = TestMachineOptions();
   machine.faults.stalls = {{.at = 2, .ms = 15 * 60'000}};
@@ -486,7 +485,7 @@ TEST(WindowTest, ABatchThatFailedIsWaitedForHoweverLongItsChunksTake) {
   EXPECT_TRUE(host->tickets()[0].IsDone());
 }
 
-// Its memory would be written at any time later: nobody may use it again.
+// A stuck chunk may write to the memory at any later time, so the memory must not be reused.
 TEST(WindowTest, ABatchThatIsStuckHalfWayForEverPoisonsTheEngine) {
   EmulatedOptions machine = TestMachineOptions();
   machine.faults.stalls = {{.at = 2}};
@@ -505,7 +504,7 @@ TEST(WindowTest, ABatchThatIsStuckHalfWayForEverPoisonsTheEngine) {
   EXPECT_FALSE(host->tickets()[0].IsDone());
 }
 
-// No device copies across the border of two allocations, wherever in the batch it is.
+// No device copies across the border of two allocations, wherever it is in the batch.
 TEST(WindowTest, NeighboursThatAreRefusedHalfWayGoOneByOneFromThere) {
   FaultyWorld faulty(TwoChunksInFlight());
   EngineWorld& world = faulty.world;
@@ -527,7 +526,7 @@ TEST(WindowTest, NeighboursThatAreRefusedHalfWayGoOneByOneFromThere) {
   EXPECT_EQ(world.engine().GetStats().d2h.submitted_bytes, 8 * kChunk);
 }
 
-// Pieces are cut where their parts stay aligned, which is elsewhere than in the merged whole.
+// Unmerged pieces are cut at other places than the merged whole, so that each part is aligned.
 TEST(WindowTest, AChunkThatGetsShorterBecauseItWasRefusedMergedLosesNoByte) {
   constexpr uint64_t kPiece = 5'000;
   constexpr uint64_t kSize = 50 * kPiece;

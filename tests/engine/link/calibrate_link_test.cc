@@ -55,7 +55,7 @@ constexpr uint64_t kLittle = 3 * kMiB;
 
 class LinkCalibrationTest : public ::testing::TestWithParam<std::string> {
  protected:
-  // With kLittle memory there is little to copy, for tests that are not about how much.
+  // Little memory makes copies short, for tests that do not depend on their size.
   static EmulatedOptions Machine(const std::string& preset, uint64_t memory_bytes = 64 * kMiB) {
     EmulatedOptions options = TestMachineOptions();
     options.memory_bytes = memory_bytes;
@@ -99,7 +99,7 @@ TEST_P(LinkCalibrationTest, FindsThePresetBack) {
 INSTANTIATE_TEST_SUITE_P(Presets, LinkCalibrationTest, ::testing::ValuesIn(PresetNames()),
                          [](const auto& info) { return info.param; });
 
-// The host's cost of submission is not the link's, however slow the host.
+// The host's submission cost must not count as the link's, however slow the host is.
 TEST_F(LinkCalibrationTest, ASlowHostDoesNotMakeTheLinkSlow) {
   EmulatedOptions options = Machine("gh200_c2c");
   options.preset.host_call_us = 6;
@@ -115,15 +115,15 @@ TEST_F(LinkCalibrationTest, APieceThatCostsNextToNothingIsMeasured) {
   ExpectModel(CalibrateLink(*world.machine().device(0), world.allocator()), options.preset.link);
 }
 
-// Passes for hardware, whose times scatter, if it is told how.
+// Imitates hardware whose times vary.
 class ScatteringDevice : public ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
   std::function<double(int sample)> factor;
   int samples = 0;
-  std::vector<uint64_t> allocated;  // asked for, whether it was had or not
-  std::map<uint64_t, int> copied;   // by the size of a piece, how many that no other one came with
-  const char* begin = nullptr;      // of what was touched on the host
+  std::vector<uint64_t> allocated;  // requested sizes, served or not
+  std::map<uint64_t, int> copied;   // number of single copies by size
+  const char* begin = nullptr;      // first byte touched on the host
   const char* end = nullptr;
 
   DeviceInfo info() const override {
@@ -187,7 +187,7 @@ TEST_F(LinkCalibrationTest, OfSmallCopiesThereAreSixteenAndOfLargeOnesEightMebib
   EngineWorld world(Machine("h100_pcie5"));
   ScatteringDevice device(world.machine().device(0));
   ASSERT_THAT(CalibrateLink(device, world.allocator()), IsOk());
-  // In each direction.
+  // In both directions.
   EXPECT_EQ(device.copied[4 * kKiB], 2 * 16);
   EXPECT_EQ(device.copied[kMiB], 2 * 8);
 }
@@ -242,7 +242,7 @@ TEST_F(LinkCalibrationTest, GivesEverythingBack) {
   EXPECT_EQ(log.text(), "");
 }
 
-// A stream that stands still may write to the memory at any time later.
+// A stuck stream may write to the memory at any later time.
 TEST_F(LinkCalibrationTest, WhatIsNotKnownToBeOverKeepsItsMemory) {
   EngineWorld world(Machine("h100_pcie5"));
   const CapturedLog log;
@@ -257,10 +257,10 @@ TEST_F(LinkCalibrationTest, WhatIsNotKnownToBeOverKeepsItsMemory) {
   EXPECT_THAT(log.text(), HasSubstr("16 MiB of pinned memory leak"));
 }
 
-// Every k-th call of a calibration fails in turn: an error comes back, and nothing stays behind.
+// Makes every k-th call fail in turn: each run must return an error and leak nothing.
 TEST_F(LinkCalibrationTest, WhateverCallFailsEverythingIsGivenBack) {
   EmulatedOptions options = Machine("h100_pcie5", kLittle);
-  // Through a slow link a gate of some length is few bytes.
+  // On a slow link a gate needs few bytes.
   options.preset.link.h2d_gb_per_s = options.preset.link.h2d_duplex_gb_per_s = 1;
   options.preset.link.d2h_gb_per_s = options.preset.link.d2h_duplex_gb_per_s = 1;
   uint64_t calls = 0;
@@ -278,15 +278,15 @@ TEST_F(LinkCalibrationTest, WhateverCallFailsEverythingIsGivenBack) {
     ASSERT_THAT(CalibrateLink(device, *allocator), IsOk());
     calls = device.calls();
   }
-  // All of the setting up and the first samples, a sample of the rest, and all of the end, but for
-  // the last record and wait: where these fail the memory leaks. Copies are what takes the time
-  // under ThreadSanitizer, and no other thread is here to race with them.
+  // Fails each call of the setup, the first samples and the end, and some of the others. Excludes
+  // the last record and wait, whose failure leaks memory. ThreadSanitizer runs fewer of them:
+  // copies are slow there, and no second thread could race.
   const uint64_t all = RoundsWithoutThreads(100);
   for (uint64_t k = 1; k + all < freed_at; k += k < all ? 1 : 97) failing.push_back(k);
   for (uint64_t k = freed_at - all; k <= calls; ++k) {
     if (k < freed_at - 2 || k > freed_at) failing.push_back(k);
   }
-  failing.push_back(freed_at);  // the last, since it leaves less memory
+  failing.push_back(freed_at);  // the last, because it leaves less memory
   EngineWorld world(options);
   const auto allocator = LittleAllocator(world.machine());
   for (const uint64_t k : failing) {
@@ -300,7 +300,7 @@ TEST_F(LinkCalibrationTest, WhateverCallFailsEverythingIsGivenBack) {
     });
     const absl::StatusOr<LinkCalibration> link = CalibrateLink(device, *allocator);
     const std::string which = failed + ", call " + std::to_string(k);
-    if (failed == "Free") {  // nothing can be done about it any more, and the result is known
+    if (failed == "Free") {  // the result is known, and the failure cannot be handled
       EXPECT_THAT(link, IsOk()) << which;
       EXPECT_THAT(log.text(), HasSubstr("link calibration: injected"));
       continue;
@@ -320,7 +320,7 @@ TEST_F(LinkCalibrationTest, WhateverCallFailsEverythingIsGivenBack) {
   }
 }
 
-// Its copies could still be written to by a device that has stopped answering.
+// A device that stopped responding may still write to the copies' memory.
 TEST_F(LinkCalibrationTest, AfterAStickyErrorPinnedMemoryIsNotReused) {
   EmulatedOptions options = Machine("h100_pcie5");
   options.faults.calls = {{DeviceCall::kCopy, 50, /*sticky=*/true}};

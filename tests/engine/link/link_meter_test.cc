@@ -29,18 +29,18 @@ using ::testing::HasSubstr;
 using testing::IsOk;
 using testing::StatusIs;
 
-// A host that can be held up before a copy.
+// A device whose next copy can be delayed on the host.
 class HesitantDevice : public ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
   int copies = 0;
-  EventHandle event;  // to spend the host's virtual time on, 1 us per query
+  EventHandle event;  // spends virtual host time, 1 us per query
   int next_copy_us = 0;
 
   absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                          StreamHandle stream) override {
     ++copies;
-    if (copies > 2) {  // once the gate is under way
+    if (copies > 2) {  // once the gate runs
       for (; next_copy_us > 0; --next_copy_us) (void)ForwardingDevice::QueryEvent(event);
     }
     return ForwardingDevice::CopyAsync(direction, pieces, stream);
@@ -67,7 +67,7 @@ class LinkMeterTest : public ::testing::Test {
     ASSERT_THAT(device_->pinned_source()->Free(host_), IsOk());
   }
 
-  // How many copies a sample of four small ones took, gates and repeats included.
+  // Returns how many copies a sample of four small ones took, including gates and repetitions.
   int CopiesOfOneSample() {
     LinkLoad load;
     load.pieces.assign(4, buffer_.Part(0, 4 * kKiB).Piece(load.direction));
@@ -83,7 +83,7 @@ class LinkMeterTest : public ::testing::Test {
   LinkBuffer buffer_;
 };
 
-// CUDA loads its modules lazily: the first copies of a process take the host milliseconds.
+// CUDA loads modules lazily, so a process's first copies take milliseconds on the host.
 TEST_F(LinkMeterTest, AHostThatWasHeldUpOnceDoesNotMakeGatesLongForGood) {
   (void)CopiesOfOneSample();
   const int usual = CopiesOfOneSample();
@@ -94,10 +94,10 @@ TEST_F(LinkMeterTest, AHostThatWasHeldUpOnceDoesNotMakeGatesLongForGood) {
   EXPECT_LE(later, 2 * usual + 4);
 }
 
-// --- What is submitted, on a link so slow that every gate holds ---
+// --- Submissions on a link so slow that every gate holds ---
 
-// Writes down what a meter asks of it: R record, W stream wait, Q query, H wait of the host, E
-// elapsed, and a copy as C (to the device) or t (to the host).
+// Logs a meter's calls: R record, W stream wait, Q query, H host wait, E elapsed, C a copy to the
+// device, t a copy to the host.
 class LoggingDevice : public ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
@@ -105,7 +105,7 @@ class LoggingDevice : public ForwardingDevice {
   std::string log;
   std::vector<CopyPiece> to_host;
   int queries = 0;
-  std::function<bool(int query)> lies;  // which queries, from the first on, are answered "done"
+  std::function<bool(int query)> lies;  // whether a query, counted from 1, wrongly returns "done"
 
   absl::Status RecordEvent(EventHandle event, StreamHandle stream) override {
     log += 'R';
@@ -179,7 +179,7 @@ class LinkMeterProtocolTest : public ::testing::Test {
     for (int i = 0; i < count; ++i) all += text;
     return all;
   }
-  // Gate, load, the questions and Settle.
+  // Gate, load, queries and Settle.
   static std::string Alone(int gate_copies, int copies) {
     return Times(gate_copies - 1, "C") + "RCR" + "R" + Times(copies, "C") + "R" + "QH" + "RH" + "E";
   }
@@ -195,14 +195,13 @@ class LinkMeterProtocolTest : public ::testing::Test {
   LinkBuffer all_;
 };
 
-// A gate copy for every 16 submissions: the copies, and four events.
+// One gate copy for 16 submissions: the copies and four events.
 TEST_F(LinkMeterProtocolTest, AGateGrowsWithTheSubmissionsThatItMustOutlast) {
   EXPECT_EQ(CallsOf(Load(12, 4 * kKiB)), Alone(1, 12));
   EXPECT_EQ(CallsOf(Load(13, 4 * kKiB)), Alone(2, 13));
 }
 
-// Of 1 MiB a round: 1.25 times the gate copy, 1 MiB for each fixed cost, and the load; and one
-// more.
+// Rounds of 1 MiB cover 1.25 times the gate copy, 1 MiB per fixed cost, and the load. One is added.
 TEST_F(LinkMeterProtocolTest, TrafficGrowsWithTheBytesThatItMustOutlast) {
   ASSERT_THAT(meter_->AddTraffic(device_, CopyDirection::kDeviceToHost, traffic()), IsOk());
   EXPECT_EQ(CallsOf(Load(4, 512 * kKiB)), BesideTraffic(2, 4, 10));
@@ -213,7 +212,7 @@ TEST_F(LinkMeterProtocolTest, TrafficGrowsWithTheBytesThatItMustOutlast) {
 
 TEST_F(LinkMeterProtocolTest, TrafficThatIsStillUnderWayIsWaitedForBeforeItsStreamsGo) {
   ASSERT_THAT(meter_->AddTraffic(device_, CopyDirection::kDeviceToHost, traffic()), IsOk());
-  // The device outlives this function.
+  // Shared, because the device outlives this function.
   const auto failing = std::make_shared<std::string>("QueryEvent");
   device_.FailCalls([failing](const std::string& call, uint64_t) {
     return call == *failing ? absl::UnavailableError("injected") : absl::OkStatus();
@@ -245,7 +244,7 @@ TEST_F(LinkMeterProtocolTest, WhatWasOverTooEarlyGrowsAndIsForgotten) {
   ASSERT_THAT(meter_->AddTraffic(device_, CopyDirection::kDeviceToHost, traffic()), IsOk());
   const LinkLoad load = Load(4, 512 * kKiB);
   const std::string usual = BesideTraffic(2, 4, 10);
-  device_.lies = [](int query) { return query == 1; };  // the gate's
+  device_.lies = [](int query) { return query == 1; };  // the gate's query
   EXPECT_EQ(CallsOf(load), usual + BesideTraffic(4, 4, 10));
   device_.lies = nullptr;
   for (int i = 0; i < 20; ++i) CallsOf(load);

@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// How many attempts are left out before each of the next `count` ones, which are refused.
+// Returns the skipped attempts before each of the next `count` attempts, all of which are refused.
 std::vector<int> PausesOf(BackOff& back_off, int count) {
   std::vector<int> pauses;
   for (int i = 0; i < count; ++i) {
@@ -54,7 +54,7 @@ TEST(BackOffTest, AnAttemptThatWorkedMakesTheNextPauseShortAgain) {
   EXPECT_THAT(PausesOf(back_off, 3), ElementsAre(0, 1, 2));
 }
 
-// What worked was begun before another one was refused.
+// The successful attempt began before the last refusal.
 TEST(BackOffTest, AnAttemptThatWorkedDoesNotEndAPauseThatHasBegun) {
   BackOff back_off;
   back_off.Refused();

@@ -1,4 +1,4 @@
-// A link of 1 GB/s carries 1000 bytes in a microsecond, so the times below can be added up by hand.
+// The link carries 1000 bytes per microsecond, so times can be added by hand.
 
 #include "pinion/engine/plan/copy_order.h"
 
@@ -30,7 +30,7 @@ StepTimes TimesOf(const StepRecord& step, const std::vector<StepMove>& moves) {
   return SimulateStep(step, moves, RoundLink()).value();
 }
 
-// By move, when its copy out is submitted.
+// Returns each move's access at which its copy out is submitted.
 std::vector<uint32_t> CopyAt(const std::vector<StepMove>& moves) {
   std::vector<uint32_t> copy_at;
   for (const StepMove& move : moves) copy_at.push_back(move.copy_at);
@@ -41,7 +41,7 @@ std::vector<uint32_t> Ordered(const StepRecord& step, const std::vector<StepMove
   return CopyAt(InOrderOfDrops(step, moves, TimesOf(step, moves)));
 }
 
-// Made at 10, 20, 30 and 40 us, each copied in as much time as it has thousands of bytes.
+// Created at 10, 20, 30 and 40 us. A copy of n KB takes n us.
 StepRecord FourObjects(uint64_t first_kb, uint64_t others_kb) {
   std::vector<StepObject> objects(4, {.size_bytes = 1000 * others_kb});
   objects[0].size_bytes = 1000 * first_kb;
@@ -49,7 +49,7 @@ StepRecord FourObjects(uint64_t first_kb, uint64_t others_kb) {
 }
 
 TEST(CopyOrder, ACopyThatIsNeededLaterWaitsForOneThatIsNeededSooner) {
-  // While object 0 is copied, from 20 to 50 us, objects 1 and 2 have been made.
+  // Objects 1 and 2 are created while object 0 is copied, from 20 to 50 us.
   EXPECT_THAT(
       Ordered(FourObjects(30, 10), {{.object = 2, .drop_at = 3, .fetch_at = 5, .read_at = 5},
                                     {.object = 1, .drop_at = 4, .fetch_at = 6, .read_at = 6},
@@ -82,8 +82,7 @@ TEST(CopyOrder, WhatOneOperatorHasMadeGoesInTheOrderOfDropsAsWell) {
               ElementsAre(StepMove::kAtOnce, 3, 3));
 }
 
-// Where one waits for the use at which they all could go, those that are dropped later wait as
-// well.
+// If a copy waits until all could be submitted, copies of objects that are dropped later wait too.
 TEST(CopyOrder, WhatOneOperatorHasMadeWaitsBehindWhatIsDroppedSooner) {
   StepRecord step = FourObjects(10, 10);
   step.operators = {1, 1, 1, 2, 3, 4, 5, 6};
@@ -104,7 +103,7 @@ TEST(CopyOrder, WhatIsNotCopiedHasNoPlace) {
       ElementsAre(StepMove::kAtOnce, StepMove::kAtOnce, StepMove::kAtOnce));
 }
 
-// Whatever was said before is forgotten.
+// An earlier order has no influence.
 TEST(CopyOrder, OnlyTheTimesCount) {
   const StepRecord step = FourObjects(10, 10);
   std::vector<StepMove> moves = {{.object = 1, .drop_at = 4, .fetch_at = 6, .read_at = 6},
@@ -115,8 +114,8 @@ TEST(CopyOrder, OnlyTheTimesCount) {
               ElementsAre(StepMove::kAtOnce, StepMove::kAtOnce));
 }
 
-// Where the order is the one that its own times ask for, no copy begins while one that could begin
-// as well is dropped sooner.
+// If an order agrees with its own simulated times, no copy begins while a ready object that is
+// dropped sooner waits.
 TEST(CopyOrder, NoCopyGoesBeforeOneThatIsReadyAndDroppedSooner) {
   std::mt19937 random(1);
   int waiting = 0;

@@ -11,10 +11,10 @@
 namespace pinion::testing {
 namespace {
 
-// The uses of one object, and when its operator is done with each.
+// One object's accesses, and the end of each access's operator.
 struct Uses {
   std::vector<size_t> at;
-  std::vector<size_t> until;  // the stretch in which the operator of that use ends
+  std::vector<size_t> until;  // interval in which that access's operator ends
 };
 
 std::vector<Uses> UsesOf(const StepRecord& step) {
@@ -31,7 +31,7 @@ std::vector<Uses> UsesOf(const StepRecord& step) {
   return uses;
 }
 
-// In which the object is there, if it does not leave.
+// Returns the last interval in which an object that is not offloaded is resident.
 size_t LastStretch(const StepRecord& step, size_t object, const Uses& uses) {
   const size_t needed_until = step.objects[object].needed_until;
   if (needed_until > 0) return std::max(needed_until, uses.until.back());
@@ -42,7 +42,7 @@ bool IsAway(const StepMove& move, size_t stretch) {
   return stretch > move.drop_at && (move.fetch_at == StepMove::kNever || stretch <= move.fetch_at);
 }
 
-// Every move that one gap of an object allows.
+// All moves that are possible in one idle interval of an object.
 struct GapMoves {
   std::vector<StepMove> moves;
 };
@@ -57,7 +57,7 @@ std::vector<GapMoves> AllGaps(const StepRecord& step) {
     for (size_t i = 0; i < uses.at.size(); ++i) {
       GapMoves gap;
       const bool last = i + 1 == uses.at.size();
-      // Until it is saved once more the program has it.
+      // The program references the object until it is saved again.
       if (!last && uses.at[i + 1] <= step.objects[object].saved_until) continue;
       const size_t end = last ? LastStretch(step, object, uses) : uses.at[i + 1];
       const size_t in_use_until = std::max<size_t>(uses.until[i], step.objects[object].held_until);
@@ -93,7 +93,7 @@ void ForAllPlans(const std::vector<GapMoves>& gaps, std::vector<StepMove>& chose
   }
 }
 
-// In the order of reading, and with one copy out for each object that moves.
+// Sorted by read, with one copy out per moved object.
 std::vector<StepMove> InOrder(const StepRecord& step, std::vector<StepMove> moves) {
   std::stable_sort(moves.begin(), moves.end(),
                    [](const StepMove& a, const StepMove& b) { return a.read_at < b.read_at; });
@@ -160,8 +160,8 @@ StepRecord RandomChain(std::mt19937& random, uint32_t objects, bool equal_sizes)
   return step;
 }
 
-// Objects are read in any order, once, twice or never. Some free nothing, some are held by the
-// program, some computed again.
+// Objects are read in any order, once, twice or never. Some free nothing, some are externally
+// referenced, some are recomputed.
 StepRecord RandomOrder(std::mt19937& random) {
   StepRecord step;
   const auto below = [&random](uint64_t end) { return random() % end; };

@@ -1,7 +1,6 @@
-// Every plan that there is, for steps that are small enough to try them all: each object may stay
-// in each of its gaps, or be away in any part of it; copies out go in the order in which objects
-// are made. The peak is counted here by hand, stretch by stretch; times are those of SimulateStep,
-// which has tests of its own.
+// Enumerates every plan of a small step: in each idle interval an object may stay, or be offloaded
+// for any part of it. Objects are copied out in the order of their creation. The peak is counted
+// independently of the planner. Times come from SimulateStep, which has its own tests.
 
 #ifndef PINION_TESTS_ENGINE_PLAN_EVERY_PLAN_H_
 #define PINION_TESTS_ENGINE_PLAN_EVERY_PLAN_H_
@@ -17,7 +16,7 @@
 
 namespace pinion::testing {
 
-// What these steps' copies go over.
+// The link of these steps.
 LinkCalibration SmallLink();
 
 uint64_t CountedPeak(const StepRecord& step, const std::vector<StepMove>& moves);
@@ -27,13 +26,13 @@ struct BestPlan {
   double step_us = std::numeric_limits<double>::infinity();  // within the memory
 };
 
-// Of all plans of the step over SmallLink().
+// Returns the best of all plans over SmallLink().
 BestPlan BestOfEveryPlan(const StepRecord& step, uint64_t memory_bytes);
 
 // One forward of `objects` and its backward.
 StepRecord RandomChain(std::mt19937& random, uint32_t objects, bool equal_sizes);
 
-// Objects are read in any order, once, twice or never, and some free nothing.
+// Objects are read in any order, once, twice or never; some free nothing.
 StepRecord RandomOrder(std::mt19937& random);
 
 }  // namespace pinion::testing

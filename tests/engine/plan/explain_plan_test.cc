@@ -20,7 +20,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Two objects are made and read in reverse; 10 us of compute each time, and 10.24 on the link.
+// Two objects, read in reverse. Each interval computes for 10 us, and a copy takes 10.24 us.
 StepRecord TwoObjects() {
   return ForwardAndBackward({{.size_bytes = 10 << 10}, {.size_bytes = 10 << 10}});
 }
@@ -86,7 +86,7 @@ TEST(ExplainPlan, WithoutALinkItSaysWhatIsMissing) {
   EXPECT_THAT(ExplainPlan(TwoObjects(), StepPlan(), LinkCalibration()), HasSubstr("d2h.gb_per_s"));
 }
 
-// Neither call returns a status: the text is the error, whatever the format.
+// Neither function returns a status, so the text contains the error in every format.
 TEST(ExplainPlan, WhatIsNoStepNoMoveOrNoLinkIsSaidInEachFormat) {
   StepRecord no_stretches = TwoObjects();
   no_stretches.stretches.clear();

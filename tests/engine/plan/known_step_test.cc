@@ -31,7 +31,7 @@ StepPlan Moves(const std::vector<StepMove>& moves) {
   return plan;
 }
 
-// --- What is saved ---
+// --- Saves ---
 
 TEST(KnownStep, AnObjectIsFoundByItsSignature) {
   const KnownStep known(Chain({7, 8, 9}), StepPlan());
@@ -57,7 +57,7 @@ TEST(KnownStep, MoreOfOneSignatureThanTheStepSavesAreNotFound) {
   EXPECT_EQ(known.Find(8, /*before=*/1), std::nullopt);
 }
 
-// --- When it is used ---
+// --- Accesses ---
 
 TEST(KnownStep, UsesOfAnObjectAreCountedFromItsFirst) {
   const KnownStep known(Chain({7, 8, 9}), StepPlan());
@@ -71,7 +71,7 @@ TEST(KnownStep, AUseThatTheStepDoesNotHaveIsTheLastOne) {
   EXPECT_EQ(known.Use(/*object=*/2, /*n=*/9), 3u);
 }
 
-// --- What its plan does ---
+// --- Moves ---
 
 TEST(KnownStep, AnObjectMovesIfThePlanHasAMoveOfIt) {
   const KnownStep known(Chain({7, 8, 9}),
@@ -81,7 +81,7 @@ TEST(KnownStep, AnObjectMovesIfThePlanHasAMoveOfIt) {
   EXPECT_FALSE(known.Moves(2));
 }
 
-// Uses 0 to 2 save, 3 to 5 read in reverse.
+// Accesses 0 to 2 save, 3 to 5 read in reverse.
 TEST(KnownStep, AnObjectIsHereUntilItsNextUseUnlessItComesBackForIt) {
   const KnownStep known(Chain({7, 8, 9}),
                         Moves({{.object = 1, .drop_at = 2, .fetch_at = 3, .read_at = 4}}));
@@ -129,7 +129,7 @@ TEST(KnownStep, AShortfallIsWhatItWasGiven) {
               StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
-// --- What comes until the next use ---
+// --- Growth until the next access ---
 
 TEST(KnownStep, OtherBytesGrowByWhatTheNextStretchHasMore) {
   StepRecord step = Chain({7});
@@ -258,7 +258,7 @@ TEST(KnownStep, WhatGoesComesBackAndIsOverAtTheSameUsesHasOneCompany) {
   EXPECT_FALSE(company_with(other)) << "the parcel would stay until both are over";
 }
 
-// Where nobody has said until when they are needed.
+// The record does not say until when the objects are needed.
 TEST(KnownStep, WhatIsReadOnceMoreHasAnotherCompanyThanWhatIsNot) {
   StepRecord step = Chain({7, 7, 7});
   step.uses.push_back(1);  // 0 1 2 | 2 1 0 1

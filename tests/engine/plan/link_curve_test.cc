@@ -51,7 +51,7 @@ TEST(LinkCurveTest, AFitFindsTheLineBack) {
   }
 }
 
-// Plain least squares would put the whole noise of the 1 GiB copy into the fixed cost.
+// Ordinary least squares would put all noise of the 1 GiB copy into the fixed cost.
 TEST(LinkCurveTest, NoiseInProportionToTheTimesHardlyMovesTheFixedCost) {
   const LinkCurve truth = {.fixed_us = 3, .gb_per_s = 55};
   std::mt19937_64 random(7);
@@ -64,7 +64,7 @@ TEST(LinkCurveTest, NoiseInProportionToTheTimesHardlyMovesTheFixedCost) {
   EXPECT_NEAR(curve->gb_per_s, truth.gb_per_s, 0.03 * truth.gb_per_s) << "seed 7";
 }
 
-// Where the sums are small, too.
+// Small sums must not lose precision.
 TEST(LinkCurveTest, ALineOfTwoTinyCopiesIsExact) {
   const std::vector<CopyTime> times = {{1, 1.0}, {2, 1.5}};
   absl::StatusOr<LinkCurve> curve = FitLinkCurve(times);
@@ -95,7 +95,7 @@ TEST(LinkCurveTest, OneSizeMakesNoLine) {
   const auto refused = StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("two sizes"));
   EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{{4096, 3}, {4096, 3.1}, {4096, 2.9}}), refused);
   EXPECT_THAT(FitLinkCurve({}), refused);
-  // Rounding hides a difference of less than a fifteen-thousandth.
+  // Rounding hides differences below one in fifteen thousand.
   EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{{1'000'000, 10}, {1'000'050, 10.001}}), refused);
   EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{{1'000'000, 10}, {1'000'070, 10.001}}),
               testing::IsOk());

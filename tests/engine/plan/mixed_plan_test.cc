@@ -29,8 +29,7 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
 
-// One forward of blocks, each of which saves its input and then something within a segment, and its
-// backward.
+// A forward of blocks and its backward. A block saves its input, then others within a segment.
 StepRecord Blocks(const std::vector<std::vector<uint64_t>>& sizes) {
   StepRecord step;
   for (const std::vector<uint64_t>& block : sizes) {
@@ -51,7 +50,7 @@ StepRecord Blocks(const std::vector<std::vector<uint64_t>>& sizes) {
       segment.uses.push_back(static_cast<uint32_t>(step.uses.size()));
       step.uses.push_back(inner[i]);
     }
-    // The block's first operator has saved the input, too.
+    // The block's first operator saved the input too, so its backward reads it.
     step.uses.push_back(segment.inputs.front());
   }
   step.stretches.assign(step.uses.size() + 1, {.compute_us = 10, .other_bytes = 100});
@@ -59,7 +58,7 @@ StepRecord Blocks(const std::vector<std::vector<uint64_t>>& sizes) {
 }
 
 TEST(ComputedAgain, NothingIsLeftOfWhatASegmentAloneSaves) {
-  // Uses: 0 | 1 2 | 3 | 4 5, and backward 5 4 3, 2 1 0.
+  // Accesses: 0 | 1 2 | 3 | 4 5, and backward 5 4 3, 2 1 0.
   const StepRecord step = Blocks({{1000, 20, 3}, {4000, 50, 6}});
   ASSERT_THAT(step.uses, ElementsAre(0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0));
   const StepRecord again = WithComputedAgain(step, {1});
@@ -95,15 +94,15 @@ TEST(ComputedAgain, TheSecondRunTakesWhatForwardTookUntilItsLastSave) {
 
 TEST(ComputedAgain, WhatIsMadeAgainIsThereFromTheSecondRunUntilItIsRead) {
   StepRecord step = Blocks({{1000, 20, 3}, {4000, 50, 6}});
-  step.stretches[4].transient_bytes = 700;  // an operator of the segment, before it saves anything
+  step.stretches[4].transient_bytes = 700;  // an operator of the segment before its first save
   step.stretches[5].transient_bytes = 10;
   const StepRecord again = WithComputedAgain(step, {1});
   const std::vector<int64_t> bytes = DeviceBytes(again, {});
-  // Forward: all that is saved outside, and in stretch 4 the segment at its peak.
+  // Forward keeps only tensors saved outside of the segment. Interval 4 is split at its beginning.
   EXPECT_EQ(bytes[3], 100 + 1023 + 4000);
   EXPECT_EQ(bytes[4], 100 + 1023 + 4000) << "before it begins";
   EXPECT_EQ(bytes[5], 100 + 1023 + 4000 + 700 + 50);
-  // The second run has its peak again.
+  // The second run reaches the same peak.
   EXPECT_EQ(bytes[6], 100 + 1023 + 4000 + 700 + 50);
   EXPECT_EQ(again.stretches[6].other_bytes, 100u) << "when it ends, all of it was read";
   EXPECT_EQ(bytes[7], 100 + 1023 + 4000);
@@ -111,7 +110,7 @@ TEST(ComputedAgain, WhatIsMadeAgainIsThereFromTheSecondRunUntilItIsRead) {
 
 TEST(ComputedAgain, TheInputIsHeldUntilTheSegmentHasReadItForTheLastTime) {
   StepRecord step = Blocks({{1000, 20}, {4000, 50}});
-  // Within the segment: the input is saved again, and its last reader belongs to that.
+  // The segment saves the input again, and its last reader belongs to the segment.
   step.segments[1].uses.push_back(5);
   ASSERT_EQ(step.uses[5], 2u);
   const StepRecord again = WithComputedAgain(step, {1});
@@ -119,7 +118,7 @@ TEST(ComputedAgain, TheInputIsHeldUntilTheSegmentHasReadItForTheLastTime) {
   EXPECT_EQ(DeviceBytes(again, {})[5], 100 + 1020 + 4000 + 50);
 }
 
-// Uses: 0, then a segment whose operators save 1, 2 and 3, and then their readers.
+// Access 0, then a segment whose operators save 1, 2 and 3, then their readers.
 StepRecord OneSegment() {
   StepRecord step;
   step.objects = {{.size_bytes = 1000}, {.size_bytes = 20}, {.size_bytes = 500}, {.size_bytes = 3}};
@@ -132,7 +131,7 @@ StepRecord OneSegment() {
 }
 
 TEST(ComputedAgain, AnInputThatTheSegmentItselfSavesIsSavedWhenItBegins) {
-  // Object 2 is made before the segment begins, which first saves something else.
+  // Object 2 exists when the segment begins, but the segment saves object 1 first.
   StepRecord step = OneSegment();
   step.segments[0].inputs = {2};
   step.stretches[1].other_bytes = step.segments[0].before->other_bytes = 600;
@@ -188,7 +187,7 @@ TEST(ComputedAgain, AnInputOfTwoSegmentsIsOneObject) {
 
 TEST(ComputedAgain, WhatIsSavedOutsideAsWellIsSavedThereAlone) {
   StepRecord step = Blocks({{1000, 20}, {4000, 50}});
-  // The next block's input is what the first one saved last.
+  // The first block's last saved tensor is the next block's input.
   step.uses = {0, 1, 1, 2, 2, 1, 1, 0};
   step.objects = {{.size_bytes = 1000}, {.size_bytes = 20, .saved_until = 2}, {.size_bytes = 50}};
   const StepStretch before = {.other_bytes = 100};
@@ -215,7 +214,7 @@ TEST(ComputedAgain, WhatWasComputedAgainOrIsNeverReadCannotBe) {
   EXPECT_THAT(ThatCanBeComputedAgain(step), IsEmpty());
   step.segments[0] = {};
   EXPECT_THAT(ThatCanBeComputedAgain(step), IsEmpty());
-  // A graph that is kept, and read by two backwards.
+  // A retained graph that two backwards read.
   step.uses = {0, 1, 1, 1, 0};
   step.segments[0] = {.uses = {1, 2, 3}, .inputs = {0}, .before = StepStretch()};
   EXPECT_THAT(ThatCanBeComputedAgain(step), IsEmpty());
@@ -240,8 +239,8 @@ TEST(MixedPlan, WhereTheLinkHasNoTimeASegmentIsComputedAgain) {
   EXPECT_LE(mixed.plan.peak_bytes, memory_bytes);
 }
 
-// Blocks that are one segment each, and each thing that a block saves beside its input is a segment
-// of its own inside of that one; it needs the block's input.
+// Blocks as segments. Each tensor that a block saves, except its input, is also a nested segment
+// that needs the block's input.
 StepRecord BlocksOfParts(const std::vector<std::vector<uint64_t>>& sizes) {
   StepRecord step = Blocks(sizes);
   std::vector<StepSegment> nested;
@@ -258,17 +257,17 @@ StepRecord BlocksOfParts(const std::vector<std::vector<uint64_t>>& sizes) {
   return step;
 }
 
-// Of the segments that are computed again, those that are inside of no other.
+// Returns the number of recomputed segments that are not nested.
 int64_t Wholes(const StepRecord& step, const MixedPlan& mixed) {
   return std::count_if(mixed.computed_again.begin(), mixed.computed_again.end(),
                        [&step](uint32_t i) { return !step.segments[i].outer.has_value(); });
 }
 
-// So many blocks of three things, of which two are on the device where one of them is used.
+// Blocks of three tensors, two of which are resident wherever one is accessed.
 StepRecord BlocksOfThreeParts(size_t blocks) {
   StepRecord step =
       BlocksOfParts(std::vector<std::vector<uint64_t>>(blocks, {10, 50'000, 50'000, 50'000}));
-  // To compute a whole block again takes less time than to compute each of its parts.
+  // Recomputing a whole block takes less time than recomputing all of its parts.
   for (StepSegment& segment : step.segments) {
     if (!segment.outer.has_value()) segment.before->compute_us = 9;
   }
@@ -305,7 +304,7 @@ TEST(MixedPlan, OfManyBlocksInPartsBothGrainsAreTried) {
   }
 }
 
-// Of a step that is so long few sets are tried.
+// For such long steps only few sets of segments are tried.
 TEST(MixedPlan, OfVeryManyBlocksWithoutRoomForAWholeOnePartsAreComputedAgain) {
   const StepRecord step = BlocksOfThreeParts(200);
   const uint64_t memory_bytes = LeastMemoryBytes(step).value() + 500;
@@ -315,17 +314,17 @@ TEST(MixedPlan, OfVeryManyBlocksWithoutRoomForAWholeOnePartsAreComputedAgain) {
   EXPECT_LT(mixed.plan.step_us, 0.9 * mixed.without.step_us);
 }
 
-// Blocks that are alike leave many mixes that take equally long.
+// Equal blocks allow many plans of equal length. The choice must not depend on heap addresses.
 TEST(MixedPlan, AStepHasOnePlanWhereverTheHeapPutsWhatIsTried) {
   const StepRecord step = Blocks(std::vector<std::vector<uint64_t>>(24, {10, 500'000}));
-  // Where two are computed again, whichever, nothing has to move.
+  // With any two blocks recomputed, nothing has to be offloaded.
   const uint64_t memory_bytes = 22 * 500'010 + 1'000;
   std::mt19937 random;
   std::vector<std::vector<char>> held;
   std::set<std::vector<uint32_t>> mixes;
   for (int i = 0; i < 12; ++i) {
     mixes.insert(PlanMixedStep(step, memory_bytes, RoundLink()).value().computed_again);
-    // Holes of the size of a map's node, in an order of their own.
+    // Leaves holes of a map node's size in random order.
     for (int block = 0; block < 4'000; ++block) held.emplace_back(32 + random() % 64);
     std::shuffle(held.begin(), held.end(), random);
     held.resize(held.size() / 2);
@@ -341,7 +340,7 @@ TEST(ComputedAgain, ASegmentOfWhichAPartWasComputedAgainCannotBe) {
 }
 
 TEST(ComputedAgain, WithAPartOfASegmentTheRestOfItStays) {
-  // Uses: 0 | 1 2, and backward 2 1 0.
+  // Accesses: 0 | 1 2, and backward 2 1 0.
   const StepRecord step = BlocksOfParts({{1000, 20, 30}});
   ASSERT_THAT(step.uses, ElementsAre(0, 1, 2, 2, 1, 0));
   const StepRecord again = WithComputedAgain(step, {1});
@@ -356,17 +355,17 @@ TEST(MixedPlan, AMemoryThatIsTooSmallIsRefusedAsWithoutSegments) {
               StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
-// Over the best mix, which is the best of every set of segments with every plan of what is left.
+// Step times relative to the best of all sets of recomputed segments with all plans for the rest.
 struct MixesOverBest {
   int plans = 0;
-  int mixed = 0;    // that compute something again
-  int shorter = 0;  // whose best is shorter by a tenth than the best without
+  int mixed = 0;    // plans that recompute something
+  int shorter = 0;  // plans whose best is a tenth shorter than without recomputation
   double sum = 0;
-  double worst = 0;  // where the plan without is within 2 % of the best without
+  double worst = 0;  // if the plan without recomputation is within 2 % of its best
 
   double mean() const { return sum / plans; }
 
-  // Of one step, for every memory from the least to all.
+  // Adds one step with every memory target from the least to all bytes.
   void Add(const StepRecord& step) {
     const uint64_t most_bytes = CountedPeak(step, {});
     for (uint64_t memory = LeastMemoryBytes(step).value(); memory <= most_bytes; memory += 1000) {
@@ -375,7 +374,7 @@ struct MixesOverBest {
       const std::vector<uint32_t> all = ThatCanBeComputedAgain(step);
       for (uint32_t set = 0; set < 1u << all.size(); ++set) {
         std::vector<uint32_t> segments;
-        bool is_nested = false;  // a part beside the whole
+        bool is_nested = false;  // inside another chosen segment
         for (uint32_t i = 0; i < all.size(); ++i) {
           if ((set >> i & 1) == 0) continue;
           for (const uint32_t outer : segments) {
@@ -413,7 +412,7 @@ void DrawStretches(std::mt19937& random, StepRecord& step) {
     stretch.compute_us = static_cast<double>(Draw(random, 0, 4));
     stretch.other_bytes = 1000 * Draw(random, 0, 2);
   }
-  // Each begins in the middle of its first stretch.
+  // Each segment begins in the middle of its first interval.
   for (StepSegment& segment : step.segments) {
     StepStretch before = step.stretches[segment.uses.front()];
     before.compute_us /= 2;
@@ -421,7 +420,7 @@ void DrawStretches(std::mt19937& random, StepRecord& step) {
   }
 }
 
-// Each is a segment, whose input is no object.
+// Each tensor is a segment whose input is no object.
 StepRecord FourTensors(const std::vector<uint64_t>& sizes) {
   std::vector<StepObject> objects;
   for (const uint64_t size : sizes) objects.push_back({.size_bytes = size});
@@ -481,14 +480,13 @@ TEST(MixedPlanModel, OfABlockInPartsTheMixIsCloseToTheBest) {
   EXPECT_GT(mixes.shorter, mixes.plans / 10);
 }
 
-// More sets than can be tried.
+// Too many sets to try them all.
 TEST(MixedPlanModel, OfManyBlocksSomeAreComputedAgainAndTheStepIsShorterThanWithAllOrNone) {
   std::vector<std::vector<uint64_t>> sizes(24, {100, 2000, 2000, 2000});
   StepRecord step = Blocks(sizes);
   const uint64_t least_bytes = LeastMemoryBytes(step).value();
   const uint64_t all_bytes = PlanStep(step, uint64_t{1} << 40, RoundLink()).value().peak_bytes;
-  // The link carries 10'000 bytes while a stretch computes: too little for a block's 6'000, since
-  // each of its stretches takes 1 us.
+  // With 1 us per interval the link carries 1000 bytes per interval: too few for a block's 6000.
   for (StepStretch& stretch : step.stretches) stretch.compute_us = 1;
   std::vector<uint32_t> all;
   for (uint32_t i = 0; i < step.segments.size(); ++i) all.push_back(i);

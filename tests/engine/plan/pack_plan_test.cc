@@ -21,7 +21,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::SizeIs;
 
-// Of the order of PCIe 5: 55 GB/s, half of it for 165 KB, 1 us for each further piece.
+// Similar to PCIe 5: 55 GB/s, half of it at 165 KB, 1 us per additional piece.
 LinkCalibration Pcie5() {
   LinkCalibration link;
   link.h2d = {.fixed_us = 3, .piece_us = 1, .gb_per_s = 55};
@@ -36,12 +36,12 @@ std::vector<size_t> GroupSizes(const PackPlan& plan) {
 }
 
 double TransferUs(const LinkCurve& curve, uint64_t pieces, uint64_t size_bytes) {
-  // A piece is never dearer than a copy of its own, whatever a noisy measurement says.
+  // A piece never costs more than its own copy, whatever a noisy measurement says.
   const double piece_us = std::min(curve.piece_us, curve.fixed_us);
   return LinkCurve{curve.fixed_us, piece_us, curve.gb_per_s}.BatchUs(pieces, size_bytes);
 }
 
-// Microseconds of link and device that the plan takes, out and back, if nothing overlaps.
+// Returns the link and device time of the plan, out and in, without any overlap.
 double PlanUs(const PackPlan& plan, absl::Span<const uint64_t> sizes, const LinkCalibration& link,
               const GatherCost& gather = {}) {
   if (plan.groups.empty()) return 0;
@@ -83,8 +83,8 @@ TEST(PackPlan, AGatherCostsALaunchPer64PiecesAndTwoPassesOverTheBytes) {
   EXPECT_DOUBLE_EQ(GatherCost().GatherUs(65, 250'000), 2 * 5 + 2 * 0.5);
 }
 
-// Of a link that moves a page of packing in a microsecond, as long as a piece costs: of three
-// pieces a gather saves 2 us, and it copies the padding.
+// The link moves a page of packing in 1 us, the cost of a piece. A gather of three pieces saves 2
+// us but copies the padding.
 TEST(PackPlan, AGatherPaysForPaddingToo) {
   LinkCalibration link;
   link.h2d = link.d2h = {.fixed_us = 3, .piece_us = 1, .gb_per_s = 0.512};
@@ -105,7 +105,7 @@ TEST(PackPlan, WhereAGatherGainsNothingThereIsNone) {
   EXPECT_FALSE(PlanPacking({512, 512, 512}, link, cost).groups[0].gather);
 }
 
-// A kernel on the compute stream costs more than what three pieces cost the link.
+// A kernel on the compute stream costs more than three pieces on the link.
 TEST(PackPlan, AFewSmallPiecesShareABlockWithoutAGather) {
   const std::vector<uint64_t> sizes(3, 4 * kKiB);
   const PackPlan plan = PlanPacking(sizes, Pcie5());
@@ -116,7 +116,7 @@ TEST(PackPlan, AFewSmallPiecesShareABlockWithoutAGather) {
 TEST(PackPlan, AFullBatchSpendsASeventeenthOfItsTimeOnFixedCosts) {
   LinkCalibration link = Pcie5();
   EXPECT_NEAR(link.d2h.CopyUs(FullBatchBytes(link)), 17 * link.d2h.fixed_us, 0.01);
-  link.h2d.fixed_us *= 2;  // the dearer direction decides
+  link.h2d.fixed_us *= 2;  // the more expensive direction decides
   EXPECT_NEAR(link.h2d.CopyUs(FullBatchBytes(link)), 17 * link.h2d.fixed_us, 0.01);
 }
 
@@ -191,7 +191,7 @@ TEST(PackPlanDeathTest, AnEmptyPieceIsTheCallersBug) {
   EXPECT_DEATH(PlanPacking({512, 0}, Pcie5()), "piece 1 is empty");
 }
 
-// --- Any link, any pieces ---
+// --- Random links and pieces ---
 
 class PackPlanSeeds : public ::testing::TestWithParam<uint64_t> {
  protected:
@@ -202,7 +202,7 @@ class PackPlanSeeds : public ::testing::TestWithParam<uint64_t> {
     return std::uniform_int_distribution<uint64_t>(from, to)(random_);
   }
   LinkCurve AnyCurve() {
-    // A measured piece may be dearer than a copy, or free.
+    // A measured piece may cost more than a copy, or nothing.
     return {Uniform(0, 10), Integer(0, 3) == 0 ? 0 : Uniform(0, 12), Uniform(0.5, 500)};
   }
   LinkCalibration AnyLink() {

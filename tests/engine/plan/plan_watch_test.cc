@@ -19,7 +19,7 @@ StepPlan Plan() {
   return plan;
 }
 
-// How many steps pass until the next one is due.
+// Returns the steps until the next check is due.
 uint64_t StepsUntilDue(PlanWatch& watch) {
   uint64_t steps = 0;
   for (; !watch.IsDue(); ++steps) watch.OnStep();

@@ -20,8 +20,8 @@ using ::testing::SizeIs;
 
 constexpr int64_t kLimitBytes = 10500;
 
-// Object 0 has to go before object 2 is made, which is idle in stretch 4 and then keeps it from
-// coming back earlier.
+// Object 0 must be offloaded before object 2 is created. Object 2 is idle in interval 4, and keeps
+// object 0 from returning earlier.
 StepRecord Step(uint64_t small_bytes, uint64_t other_bytes) {
   StepRecord step;
   step.objects = {{.size_bytes = 8000}, {.size_bytes = 1000}, {.size_bytes = small_bytes}};

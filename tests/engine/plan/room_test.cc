@@ -12,7 +12,7 @@
 namespace pinion {
 namespace {
 
-// What `room` says, asked of a plain row.
+// Reference implementation on a plain vector.
 std::optional<size_t> LastAbove(const std::vector<int64_t>& row, size_t last, int64_t limit) {
   for (size_t i = last + 1; i-- > 0;) {
     if (row[i] > limit) return i;
@@ -49,7 +49,7 @@ TEST(Room, SaysWhatAPlainRowSays) {
       const int64_t limit = static_cast<int64_t>(below(61)) - 30;
       ASSERT_EQ(room.LastAbove(to, limit), LastAbove(row, to, limit)) << to << " " << limit;
       const std::optional<size_t> above = FirstAbove(row, from, limit);
-      // Behind the row, where an amount of 0 may be above the limit, nobody looks.
+      // Past the row, where 0 may exceed the limit, the result is unspecified.
       if (above.has_value() || limit >= 0) {
         ASSERT_EQ(room.FirstAbove(from, limit), above) << from << " " << limit;
       }

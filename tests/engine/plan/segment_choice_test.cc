@@ -23,8 +23,8 @@ using ::testing::SizeIs;
 
 using KnownPtr = std::shared_ptr<const KnownStep>;
 
-// Steps with the same signatures are alike. `again`: by segment; the last one saves the second
-// object if it is kept.
+// A cached step; steps with equal signatures are the same step. `again` says which segments are
+// recomputed. If the last segment is kept, it saves the second object.
 KnownPtr Known(const std::vector<uint64_t>& signatures, double step_us,
                const std::vector<bool>& again = {}, std::vector<uint32_t> mix = {},
                absl::Status shortfall = absl::OkStatus()) {
@@ -36,7 +36,7 @@ KnownPtr Known(const std::vector<uint64_t>& signatures, double step_us,
       std::move(shortfall), std::move(mix));
 }
 
-// The same step, which adds to gradients.
+// The same step, but begun with gradients to add to.
 KnownPtr WithGradients(const KnownPtr& known) {
   StepRecord step = known->step();
   step.begins_with_gradients = true;
@@ -101,7 +101,7 @@ TEST(SegmentChoice, OnlyAStepThatHasComputedTheSameAgainFits) {
   EXPECT_FALSE(choice.Fits(*Known({1}, 10)));
 }
 
-// As Known, with segments 1 and 2 inside of segment 0, and segment 4 inside of segment 3.
+// Like Known, with segments 1 and 2 nested in segment 0 and segment 4 in segment 3.
 KnownPtr Nested(const std::vector<bool>& again, std::vector<uint32_t> mix = {},
                 uint32_t early = 0) {
   StepRecord step = Known({1}, 10, again)->step();
@@ -168,8 +168,8 @@ TEST(SegmentChoice, ThoseThatWouldBeginEarlyInsideOfAnEarlyOneCountAsEarly) {
   EXPECT_FALSE(choice.Fits(*Nested({true, true, true, false, false}, {}, /*early=*/3)));
 }
 
-// What segments 1 and 2, inside of segment 0, save: 200 and 300 bytes; the first one's input has
-// 100, and what segment 0 saves besides has 400. `again`: which of them is computed again.
+// Segments 1 and 2, nested in segment 0, save 200 and 300 bytes; the first one's input has 100.
+// Segment 0 also saves `besides`. `again` is the recomputed segment.
 KnownPtr Parts(std::optional<uint32_t> again, double step_us, uint64_t besides = 400) {
   StepRecord step;
   step.segments.resize(3);
@@ -188,7 +188,7 @@ KnownPtr Parts(std::optional<uint32_t> again, double step_us, uint64_t besides =
     for (const uint32_t i : {1u, 2u}) {
       step.segments[i].computed_again = again == i;
       if (again == i) {
-        save(50, {0});  // its input, which nobody else saves
+        save(50, {0});  // its input, which nothing else saves
       } else {
         save(100 * uint64_t{i + 1}, {0, i});
       }
@@ -213,8 +213,8 @@ TEST(SegmentChoice, ATrialOfPartOfASegmentWasTheStepIfItSavedTheSameBesides) {
   }
 }
 
-// A step that begins with a segment inside of another one, whose input has 40 bytes and which saves
-// 300; `input_bytes`: of the input that is saved first, where it was computed again.
+// Begins with a nested segment that has an input of 40 bytes and saves 300. With `input_bytes` the
+// segment is recomputed, and an input of that size is saved first.
 KnownPtr EarlyPart(std::optional<uint64_t> input_bytes, double step_us) {
   StepRecord step = ForwardAndBackward({{.size_bytes = input_bytes.value_or(300), .signature = 7}});
   step.segments.resize(2);
@@ -255,7 +255,7 @@ TEST(SegmentChoice, AMixIsTriedOnTopOfWhatIsComputedAgainAnyhow) {
   EXPECT_THAT(Kept(choice, 4), ElementsAre(false, true, false, true));
 }
 
-// A step of `known` that tries its mix, and what was planned of its record.
+// Runs the cached step with its recompute plan; `recorded` is the plan for the new record.
 void TryMix(SegmentChoice& choice, KnownSteps& known, const KnownPtr& recorded) {
   choice.OnBegin(/*signature=*/1);
   choice.Try(known.all().front());
@@ -272,7 +272,7 @@ TEST(SegmentChoice, AMixThatMakesTheStepShorterTakesItsPlace) {
   EXPECT_THAT(known.all().front()->mix(), IsEmpty()) << "one try is enough";
 }
 
-// An update behind the last micro-batch, for example.
+// The last interval may contain other work, e.g. an update after the last micro-batch.
 TEST(SegmentChoice, WhatATrialDoesBehindItsLastUseSaysNothingOfItsMix) {
   const KnownPtr with = Known({1}, 90, {false, true}, {0});
   StepRecord step = with->step();
@@ -298,7 +298,7 @@ TEST(SegmentChoice, AMixThatDoesNotIsForgottenAndNotTriedAgain) {
     ASSERT_THAT(known.all(), SizeIs(1));
     EXPECT_EQ(known.all().front()->plan().step_us, 100);
     EXPECT_THAT(known.all().front()->mix(), IsEmpty());
-    // The step is recorded once more.
+    // Recording the step again must not revive the discarded recompute plan.
     const KnownPtr again = Known({1, 2}, 101, {false, false});
     EXPECT_FALSE(choice.MayMix({}, again->step(), known));
     choice.Learn({}, again, known);
@@ -326,7 +326,7 @@ TEST(SegmentChoice, ATrialThatWasAnotherStepSaysNothing) {
   KnownSteps known;
   choice.Learn({}, Known({1, 2}, 100, {false, false}, {1}), known);
   for (int i = 1; i < SegmentChoice::kMaxTries; ++i) {
-    TryMix(choice, known, Known({1}, 10, {false}));  // it ends after one segment
+    TryMix(choice, known, Known({1}, 10, {false}));  // ends after one segment
     ASSERT_THAT(known.all(), SizeIs(1));
     EXPECT_EQ(known.all().front()->plan().step_us, 100);
     EXPECT_THAT(known.all().front()->mix(), ElementsAre(1)) << "it may still be tried";
@@ -337,7 +337,7 @@ TEST(SegmentChoice, ATrialThatWasAnotherStepSaysNothing) {
   EXPECT_THAT(known.all().front()->mix(), IsEmpty());
 }
 
-// A step that begins with a segment, whose input has so many bytes, and saves something outside.
+// Begins with a segment with an input of `input_bytes`, and saves `outside_bytes` outside of it.
 KnownPtr Early(double step_us, uint64_t input_bytes, uint64_t outside_bytes, bool again) {
   StepRecord step = ForwardAndBackward(100, {1, 2});
   step.objects[0].size_bytes = input_bytes;
@@ -386,7 +386,7 @@ TEST(SegmentChoice, StepsThatBeginAlikeAndThenDifferAreNotMixed) {
   const KnownPtr other = Known({7, 2}, 100, {false, false});
   choice.Learn({}, other, known);
   EXPECT_TRUE(choice.MayMix({}, other->step(), known)) << "it begins otherwise";
-  // One whose mix was found before is not run with it.
+  // A recompute plan that was found earlier is not tried either.
   EXPECT_FALSE(choice.MayTry(*Known({1, 2}, 100, {false, false}, {0}), known));
   EXPECT_TRUE(choice.MayTry(*Known({7, 2}, 100, {false, false}, {0}), known));
 }
@@ -455,12 +455,12 @@ TEST(KnownSteps, StepsThatBeginAlikeMayBeMixedWhereTheirGradientsTell) {
   EXPECT_TRUE(known.AnyWantsMix());
 }
 
-// Such a one may never come again.
+// Steps that begin otherwise may never recur, so recording for them would be wasted.
 TEST(KnownSteps, NobodyRecordsForTheMixOfAStepThatDoesNotBegin) {
   KnownSteps known;
   const KnownPtr makes = Known({1, 2}, 10, {false, false});
   known.Learn(makes);
-  known.Learn(WithGradients(makes)->WithMixTried());  // that one does not
+  known.Learn(WithGradients(makes)->WithMixTried());  // needs none
   EXPECT_TRUE(known.AnyWantsMix());
   known.set_begins_with_gradients(true);
   EXPECT_FALSE(known.AnyWantsMix());

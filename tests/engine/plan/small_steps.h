@@ -12,8 +12,8 @@
 
 namespace pinion::testing {
 
-// 1 GB/s each way, which is 1000 bytes in a microsecond, and this much while both directions carry
-// something.
+// 1 GB/s in each direction, which is 1000 bytes per microsecond, and `duplex_gb_per_s` while both
+// directions are busy.
 inline LinkCalibration RoundLink(double duplex_gb_per_s = 1, double fixed_us = 0) {
   LinkCalibration link;
   link.d2h = {.fixed_us = fixed_us, .gb_per_s = 1};
@@ -23,8 +23,8 @@ inline LinkCalibration RoundLink(double duplex_gb_per_s = 1, double fixed_us = 0
   return link;
 }
 
-// One forward that makes these objects, and its backward, which reads them in reverse; 10 us of
-// compute each time.
+// A forward that creates these objects, and a backward that reads them in reverse, with 10 us of
+// compute per interval.
 inline StepRecord ForwardAndBackward(const std::vector<StepObject>& objects) {
   StepRecord step;
   step.objects = objects;
@@ -34,7 +34,7 @@ inline StepRecord ForwardAndBackward(const std::vector<StepObject>& objects) {
   return step;
 }
 
-// Of one size, with these signatures.
+// Objects of one size with these signatures.
 inline StepRecord ForwardAndBackward(uint64_t size_bytes, const std::vector<uint64_t>& signatures) {
   std::vector<StepObject> objects;
   for (const uint64_t signature : signatures) {

@@ -1,11 +1,11 @@
-// The bound against every schedule that there is, for steps that are small enough to try them all.
+// Checks the lower bound against every possible schedule of small steps.
 //
-// The model moves objects unit by unit: in each microsecond one unit may leave, one may come in and
-// the step may compute. An object takes all of its memory from when the first of it comes in until
-// it is dropped, which it may be at any moment when the host has all of it, and none of it leaves
-// before a use of another operator than the one that makes it. A breadth-first search over all that
-// can be on the device and on the host finds the shortest step. It knows no queue, no order and no
-// reversed time, so it shares nothing with the bound but what a record says.
+// The model moves objects unit by unit. In each microsecond one unit may be copied out, one may be
+// copied in, and the step may compute. An object occupies its full size from its first arriving
+// unit until it is dropped, which is possible once the host has all of it. Its copy out starts no
+// earlier than the next access by another operator. A breadth-first search over all states of
+// device and host finds the shortest step. The model has no queue, no order and no reversed time,
+// so it shares only the record with the bound.
 
 #include <algorithm>
 #include <array>
@@ -34,7 +34,7 @@ constexpr int kTooLong = 60;
 
 struct State {
   size_t stretch = 0;
-  int left_us = -1;  // of the stretch; -1: it has not begun
+  int left_us = -1;  // in the interval; -1: not begun
   std::array<int, kMaxObjects> on_device{};
   std::array<int, kMaxObjects> on_host{};
 
@@ -46,11 +46,11 @@ struct State {
 
 class Model {
  public:
-  // Where the directions hinder each other, only one of them carries anything in a microsecond.
+  // With `hinder`, only one direction carries data in each microsecond.
   Model(const StepRecord& step, int memory, bool hinder)
       : step_(step), memory_(memory), hinder_(hinder) {}
 
-  // The shortest step; kTooLong where it takes so long or does not fit at all.
+  // Returns the shortest step, or kTooLong if it takes longer or nothing fits.
   int ShortestUs() const {
     State first;
     for (size_t i = 0; i < step_.objects.size(); ++i) {
@@ -76,7 +76,7 @@ class Model {
   bool FromHost(size_t object) const {
     return step_.objects[object].origin == StepObject::Origin::kHost;
   }
-  // The ordinals of the object's first and last use.
+  // Return the indices of the object's first and last access.
   size_t First(size_t object) const {
     return static_cast<size_t>(std::find(step_.uses.begin(), step_.uses.end(), object) -
                                step_.uses.begin());
@@ -91,12 +91,12 @@ class Model {
   bool IsMadeIn(size_t object, size_t stretch) const {
     return !FromHost(object) && First(object) == stretch;
   }
-  // Whether those uses are one operator's: all between them are as well.
+  // Returns whether both accesses, and so all between them, belong to one operator.
   bool IsOneOperator(size_t first, size_t last) const {
     if (first == last) return true;
     return !step_.operators.empty() && step_.operators[first] == step_.operators[last];
   }
-  // The last of the uses that save it.
+  // Returns the last access that saves the object.
   size_t LastSave(size_t object) const {
     size_t last = First(object);
     for (size_t use = last; use <= step_.objects[object].saved_until; ++use) {
@@ -104,8 +104,8 @@ class Model {
     }
     return last;
   }
-  // The stretch in which its operator goes on at the latest: it has returned by the next use of
-  // another one, unless that saves the object, too.
+  // Returns the last interval in which the saving operator may run. It has returned by the next
+  // access of another operator. Exception: that operator saves the object as well.
   size_t LeavesBehind(size_t object) const {
     size_t save = First(object);
     for (size_t use = save + 1; use < step_.uses.size(); ++use) {
@@ -117,7 +117,7 @@ class Model {
     }
     return step_.uses.size();
   }
-  // The last stretch in which somebody may ask for what is never read.
+  // Returns the last interval in which an object that is never read may be requested.
   size_t NeededUntil(size_t object) const {
     const size_t needed_until = step_.objects[object].needed_until;
     if (needed_until == 0) return step_.stretches.size() - 1;
@@ -125,7 +125,7 @@ class Model {
     while (end + 1 < step_.uses.size() && IsOneOperator(Last(object), end + 1)) ++end;
     return std::max(needed_until, end + 1);
   }
-  // By the program, as long as anybody may ask for it.
+  // Returns whether the program references the object while it may still be requested.
   bool IsHeldIn(size_t object, size_t stretch) const {
     const bool is_read = FromHost(object) || Last(object) > First(object);
     const size_t over = is_read ? Last(object) + 1 : NeededUntil(object);
@@ -158,7 +158,7 @@ class Model {
     return true;
   }
 
-  // Adds what takes no time from `state`, and that itself.
+  // Adds `state` and all states that follow without time passing.
   void Reach(const State& state, std::set<State>& reached) const {
     if (!reached.insert(state).second) return;
     const bool runs = state.left_us >= 0;
@@ -184,9 +184,9 @@ class Model {
       State ended = state;
       for (size_t i = 0; i < step_.objects.size(); ++i) {
         const bool made_here = IsMadeIn(i, state.stretch);
-        // What is computed again takes no copy, as if the host had it.
+        // A recomputed object needs no copy, as if the host had it.
         if (made_here && (step_.objects[i].clean || IsComputedAgain(i))) ended.on_host[i] = Size(i);
-        // The operators that used it first have changed it.
+        // The operators of its first access modified it, so the host's copy is stale.
         if (FromHost(i) && !step_.objects[i].clean && First(i) + 1 == state.stretch) {
           ended.on_host[i] = 0;
         }
@@ -208,7 +208,7 @@ class Model {
            state.on_device[object] < Size(object) && state.on_host[object] > 0;
   }
 
-  // Adds what can be a microsecond later.
+  // Adds all states that are possible a microsecond later.
   void Tick(const State& state, std::set<State>& next) const {
     const size_t none = step_.objects.size();
     for (size_t out = 0; out <= none; ++out) {
@@ -242,7 +242,7 @@ int Draw(std::mt19937& random, int from, int to) {
   return std::uniform_int_distribution<int>(from, to)(random);
 }
 
-// Uses in any order, objects of every kind.
+// Accesses in random order, objects of every kind.
 StepRecord AnyStep(std::mt19937& random) {
   StepRecord step;
   const int uses = Draw(random, 1, 6);
@@ -270,7 +270,7 @@ StepRecord AnyStep(std::mt19937& random) {
   for (size_t use = 0; use < step.uses.size(); ++use) {
     step.operators.push_back(operators);
     if (Draw(random, 0, 2) > 0) ++operators;
-    // Some of the uses behind the first one save it again.
+    // Some later accesses save the object again.
     StepObject& object = step.objects[step.uses[use]];
     const bool is_first = std::find(step.uses.begin(), step.uses.end(), step.uses[use]) ==
                           step.uses.begin() + static_cast<ptrdiff_t>(use);
@@ -309,7 +309,7 @@ double Bound(const StepRecord& step, int memory, bool hinder) {
   return bound_us.value_or(std::numeric_limits<double>::infinity());
 }
 
-// Of many steps, how long the best schedules wait, and of that what the bound knows.
+// Total stalls of the best schedules, and how much of them the bound predicts.
 struct Waiting {
   int steps = 0;
   double shortest_us = 0;
@@ -323,8 +323,8 @@ struct Waiting {
       return;
     }
     EXPECT_LE(step_bound_us, step_us + 1e-9);
-    // The bound counts what is written back until its last use alone: some steps do not fit though
-    // it is finite.
+    // The bound counts a written-back object only until its last access, so it may be finite for a
+    // step that does not fit.
     if (step_us == kTooLong) return;
     steps += step_us > step.compute_us();
     shortest_us += step_us - step.compute_us();
@@ -343,7 +343,7 @@ TEST(StepBoundModelTest, NoScheduleBeatsTheBound) {
     SCOPED_TRACE(::testing::Message() << "seed " << seed << ", memory " << memory);
     waiting.Add(step, memory, hinder);
   }
-  // The compute alone would pass as well.
+  // A bound that is just the compute time would fail here.
   EXPECT_GT(waiting.steps, 500);
   EXPECT_GT(waiting.bound_us, 0.8 * waiting.shortest_us);
 }

@@ -20,10 +20,10 @@ namespace step_bound_test {
 
 using ::testing::HasSubstr;
 
-// 1 GB/s is a kilobyte per microsecond.
+// 1 GB/s is 1 KB per microsecond.
 constexpr uint64_t kKb = 1000;
 
-// Both directions at once as fast as each alone.
+// The directions do not slow each other down.
 LinkCalibration Link(double out_kb_per_us, double in_kb_per_us) {
   LinkCalibration link;
   link.d2h.gb_per_s = link.d2h_duplex_gb_per_s = out_kb_per_us;
@@ -45,8 +45,8 @@ void Use(StepRecord& step, uint32_t object, double compute_us) {
   step.stretches.push_back(stretch);
 }
 
-// A use of object 0, which frees nothing, follows at once: the operator that saves `object` has
-// returned by then, so that it can leave.
+// Also accesses object 0, which frees nothing. By then the operator that saves `object` has
+// returned, so `object` can be offloaded.
 void Save(StepRecord& step, uint32_t object, double compute_us) {
   if (step.objects.empty()) {
     Use(step, 0, 0);
@@ -56,8 +56,8 @@ void Save(StepRecord& step, uint32_t object, double compute_us) {
   Use(step, 0, 0);
 }
 
-// Four layers, objects 1 to 4, that each compute 1 us forward, in stretches 1, 3, 5 and 7, and 2 us
-// backward and save 10 KB.
+// Four layers, objects 1 to 4, save 10 KB each. They compute 1 us in forward, in intervals 1, 3, 5
+// and 7, and 2 us in backward.
 StepRecord FourLayers() {
   StepRecord step;
   for (uint32_t layer = 1; layer <= 4; ++layer) Save(step, layer, 1);
@@ -68,7 +68,7 @@ StepRecord FourLayers() {
   return step;
 }
 
-// A weight of 10 KB that rests on the host and is used behind `before_us` of compute, for 1 us.
+// A weight of 10 KB on the host, used for 1 us after `before_us` of compute.
 StepRecord OneWeight(double before_us) {
   StepRecord step;
   Use(step, 0, before_us);
@@ -99,14 +99,14 @@ TEST(StepBoundTest, IsTheComputeWhenEverythingFits) {
 }
 
 TEST(StepBoundTest, IsTheComputeWhenTheLinkKeepsUp) {
-  // 10 KB leave within each layer's microsecond; two tensors are on the device at most.
+  // 10 KB are copied out within each layer's microsecond, so at most two tensors are resident.
   EXPECT_DOUBLE_EQ(BoundUs(FourLayers(), 20, Link(10, 5)), 12.0);
 }
 
 TEST(StepBoundTest, CountsTheWaitForRoomInEachDirection) {
-  // Forward at 5 KB/us with room for 20: the third layer finds 15 live KB and waits 1 us for
-  // 5 of them; it then leaves 5 + 10, so the fourth waits 1 us as well. Backward at 2.5 KB/us
-  // loses 5 KB a layer too, and so waits for 5 KB twice: 2 us each.
+  // Forward copies 5 KB/us out and has 20 KB: the third layer finds 15 KB in use and waits 1 us for
+  // 5 KB. The fourth layer waits 1 us too. Backward, at 2.5 KB/us, falls behind by 5 KB per layer
+  // and waits twice for 2 us.
   EXPECT_DOUBLE_EQ(BoundUs(FourLayers(), 20, Link(5, 2.5)), 12.0 + 2 * 1.0 + 2 * 2.0);
 }
 
@@ -117,14 +117,13 @@ TEST(StepBoundTest, OtherLiveBytesTakeTheirRoom) {
 }
 
 TEST(StepBoundTest, OtherLiveBytesOfOneStretchCountThereAlone) {
-  // Beside the third layer there is room for neither of the first two. Both leave from 1 us on,
-  // which takes 4; the third layer could have begun at 2. The fourth then has room for what is
-  // left.
+  // The third layer leaves room for neither of the first two. Their copies take 4 us from 1 us on,
+  // but the layer could have begun at 2 us. The fourth layer has room for the rest.
   StepRecord step = FourLayers();
   step.stretches[5].other_bytes = 5 * kKb;
   EXPECT_DOUBLE_EQ(BoundUs(step, 20, Link(5, 2.5)), 12.0 + 3.0 + 2 * 2.0);
-  // Beside the fourth there is room for none: 30 KB leave in 6 us from 1 us on instead of in 2, and
-  // come back in 12 beside 6 of backward.
+  // The fourth layer leaves room for none: 30 KB take 6 us from 1 us on, of which 2 us are hidden.
+  // Their return takes 12 us, of which 6 us of backward are hidden.
   step.stretches[5].other_bytes = 0;
   step.stretches[7].other_bytes = 5 * kKb;
   EXPECT_DOUBLE_EQ(BoundUs(step, 20, Link(5, 2.5)), 12.0 + 4.0 + 6.0);
@@ -132,8 +131,8 @@ TEST(StepBoundTest, OtherLiveBytesOfOneStretchCountThereAlone) {
 
 // --- Whole objects ---
 
-// Three objects of 10, 10 and 4 KB are made, 1 us each; the fourth layer makes none and has other
-// bytes. Nothing is read.
+// Three objects of 10, 10 and 4 KB are created in 1 us each. The fourth layer creates none and has
+// other bytes. Nothing is read.
 StepRecord ThreeObjects(uint64_t other_kb) {
   StepRecord step;
   for (const uint32_t object : {1u, 2u, 3u}) Save(step, object, 1);
@@ -144,19 +143,19 @@ StepRecord ThreeObjects(uint64_t other_kb) {
 }
 
 TEST(StepBoundTest, AnObjectThatDoesNotFitAsAWholeLeavesAsAWhole) {
-  // Room for 13 KB holds one of 10, for 14 both sizes. 14 KB leave from 1 us on, one of 10 for
-  // free.
+  // 13 KB hold one object of 10 KB, so 14 KB are copied out from 1 us on. 14 KB hold one object of
+  // each size, and the copy of the other one is hidden.
   EXPECT_DOUBLE_EQ(BoundUs(ThreeObjects(11), 24, Link(5, 1)), 4.0 + (14.0 / 5.0 - 2.0));
   EXPECT_DOUBLE_EQ(BoundUs(ThreeObjects(10), 24, Link(5, 1)), 4.0);
 }
 
 TEST(StepBoundTest, WhatIsMadeLastAndDoesNotFitHasItsOwnCopyToWaitFor) {
-  // Room for 3 KB holds none: the last, of 4, begins to leave at 3 us.
+  // 3 KB hold no object. The last one, of 4 KB, is copied from 3 us on.
   EXPECT_DOUBLE_EQ(BoundUs(ThreeObjects(21), 24, Link(20, 1)), 4.0 + 4.0 / 20.0);
 }
 
 TEST(StepBoundTest, ManyEqualSizesAreWholeObjectsToo) {
-  // Room for 15 KB holds one of the hundred objects of 10.
+  // 15 KB hold one of the hundred objects of 10 KB.
   StepRecord step;
   for (uint32_t object = 1; object <= 100; ++object) Save(step, object, 0);
   step.stretches.push_back({.compute_us = 1, .other_bytes = 985 * kKb});
@@ -165,8 +164,8 @@ TEST(StepBoundTest, ManyEqualSizesAreWholeObjectsToo) {
 }
 
 TEST(StepBoundTest, ManyDifferentSizesCountAsIfTheyCouldBeCut) {
-  // Each power of two from 2 on is a size: whole objects would leave an odd byte of the room free,
-  // but there are more sums than are looked at.
+  // Whole objects, whose sizes are powers of two, would leave an odd byte unused. But there are
+  // more sums of sizes than the bound examines.
   StepRecord step;
   for (uint32_t object = 1; object <= 10; ++object) Save(step, object, 0);
   step.stretches.push_back({.compute_us = 1, .other_bytes = 501});
@@ -175,8 +174,8 @@ TEST(StepBoundTest, ManyDifferentSizesCountAsIfTheyCouldBeCut) {
 }
 
 TEST(StepBoundTest, WhatAnOperatorSavesLeavesWhenItHasReturned) {
-  // The object is made by the operator of the first two uses, which has returned at the third, 2 us
-  // later. Other bytes need its room behind that one.
+  // One operator makes the first two accesses and creates the object. It has returned at the third
+  // access, 2 us later. After that, other bytes need the memory.
   StepRecord step;
   Use(step, 0, 1);
   Use(step, 1, 0);
@@ -189,9 +188,9 @@ TEST(StepBoundTest, WhatAnOperatorSavesLeavesWhenItHasReturned) {
 }
 
 TEST(StepBoundTest, TemporariesOfBackwardHaveToFindRoomAsWell) {
-  // Nothing would have to leave but for what the first stretch of backward needs: the 10 KB that
-  // are not read there. 8 of them leave beside the 2 us behind them, 2 in half a microsecond more,
-  // and all come back in 2 us, which nothing hides.
+  // Only the first interval of backward needs more memory: the 10 KB that it does not read are
+  // offloaded. 8 KB are copied out within 2 us of compute, 2 KB in another 0.5 us. All return in 2
+  // us that nothing hides.
   StepRecord step;
   Save(step, 1, 1);
   Save(step, 2, 2);
@@ -238,7 +237,7 @@ TEST(StepBoundTest, WhatDroppingDoesNotFreeNeverMoves) {
 }
 
 TEST(StepBoundTest, WhatIsNeverReadLeavesAndDoesNotComeBack) {
-  // 10 KB that nobody reads make room for 10 KB of others, at 5 KB/us and beside 1 us of compute.
+  // 11 KB that are never read are copied out at 5 KB/us, 5 KB of them during 1 us of compute.
   StepRecord step;
   Save(step, 1, 1);
   Save(step, 2, 1);
@@ -246,10 +245,10 @@ TEST(StepBoundTest, WhatIsNeverReadLeavesAndDoesNotComeBack) {
   step.objects[1].size_bytes = 10 * kKb;
   step.objects[2].size_bytes = 1 * kKb;
   EXPECT_DOUBLE_EQ(BoundUs(step, 15, Link(5, 1e-3)), 3.0 + (11.0 - 5.0) / 5.0);
-  // Nor does it have to leave where the program lets go of it before.
+  // Nothing is offloaded if the program frees the objects before.
   step.objects[1].needed_until = step.objects[2].needed_until = 4;
   EXPECT_DOUBLE_EQ(BoundUs(step, 15, Link(5, 1e-3)), 3.0);
-  // The program may hold it for longer: it is among the other bytes then.
+  // A longer reference by the program counts among the other bytes.
   step.objects[1].held_until = 5;
   EXPECT_DOUBLE_EQ(BoundUs(step, 15, Link(5, 1e-3)), 3.0);
 }
@@ -284,7 +283,7 @@ TEST(StepBoundTest, IsAtLeastTheTrafficThatCannotStay) {
   }
 }
 
-// --- Bytes that the host has ---
+// --- Bytes on the host ---
 
 TEST(StepBoundTest, AWeightOnTheHostComesInBeforeItsUse) {
   EXPECT_DOUBLE_EQ(BoundUs(OneWeight(/*before_us=*/0), 10, Link(1, 5)), 1.0 + 2.0);
@@ -293,7 +292,7 @@ TEST(StepBoundTest, AWeightOnTheHostComesInBeforeItsUse) {
 }
 
 TEST(StepBoundTest, ACleanWeightIsDroppedWithoutACopyOut) {
-  // Used twice, and other bytes leave it no room between: dropped for nothing, it comes in twice.
+  // Other bytes displace the weight between its accesses: it is dropped, and copied in twice.
   StepRecord step;
   Use(step, 0, 2);
   Use(step, 1, 1);
@@ -318,7 +317,7 @@ TEST(StepBoundTest, AChangedWeightIsWrittenBackInTheEnd) {
 
 // --- Both directions at once ---
 
-// A weight comes in while a saved tensor of the same size leaves, and nothing is computed.
+// A weight is copied in while a saved tensor of the same size is copied out, without any compute.
 StepRecord OutAndIn() {
   StepRecord step;
   Use(step, 0, 0);
@@ -338,7 +337,7 @@ TEST(StepBoundTest, BothDirectionsAtOnceGoAtTheDuplexRates) {
 }
 
 TEST(StepBoundTest, TheSlowerDirectionGoesOnAlone) {
-  // 10 KB in take 2 us at 5 KB/us; by then 4 KB are out, and the other 6 go at 3 KB/us.
+  // 10 KB in take 2 us at 5 KB/us. By then 4 KB are out, and the other 6 KB take 2 us at 3 KB/us.
   LinkCalibration link = Link(3, 6);
   link.d2h_duplex_gb_per_s = 2;
   link.h2d_duplex_gb_per_s = 5;
@@ -351,8 +350,8 @@ TEST(StepBoundTest, DirectionsThatHinderEachOtherGoOneAfterTheOther) {
   EXPECT_DOUBLE_EQ(BoundUs(OutAndIn(), 10, link), 4.0);
 }
 
-// Twice a tensor of 10 KB is saved, has to make room for 20 KB of other bytes, and is read; nothing
-// is computed. Objects that free nothing keep the two apart.
+// Twice, a tensor of 10 KB is saved, makes room for 20 KB of other bytes, and is read. Nothing
+// computes. Objects that free nothing separate the two.
 StepRecord OneAfterTheOther() {
   StepRecord step;
   for (const uint32_t first : {0u, 3u}) {
@@ -372,7 +371,7 @@ StepRecord OneAfterTheOther() {
 }
 
 TEST(StepBoundTest, WhatHasLeftAndIsOverMakesNoRoomForOthers) {
-  // Each leaves in 10 us. Of the two ways back one is behind all that leaves.
+  // Each copy out takes 10 us. One of the two copies in comes after both copies out.
   EXPECT_DOUBLE_EQ(BoundUs(OneAfterTheOther(), 20, Link(1, 1)), 20.0 + 10.0);
 }
 
@@ -383,7 +382,7 @@ TEST(StepBoundTest, WhatMovesTwiceTakesTheLinkTwice) {
 }
 
 TEST(StepBoundTest, WhatComesFromTheHostTakesTheLinkEvenWhereThereIsRoom) {
-  // A weight comes in, then a tensor is made that has to leave for the last stretch's other bytes.
+  // A weight is copied in. Then a tensor is created that must make room for the last interval.
   StepRecord step;
   for (const uint32_t object : {0u, 1u, 2u}) Use(step, object, 0);
   step.stretches.push_back({.compute_us = 0, .other_bytes = 20 * kKb});

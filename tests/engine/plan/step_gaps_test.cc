@@ -27,7 +27,7 @@ std::vector<std::pair<size_t, size_t>> StretchesOf(const std::vector<Gap>& gaps,
   return stretches;
 }
 
-// Uses: 0 1 2 3 3 2 1 0.
+// Accesses: 0 1 2 3 3 2 1 0.
 StepRecord FourObjects() { return ForwardAndBackward(kSize, {1, 2, 3, 4}); }
 
 TEST(StepGaps, AnObjectMayBeAwayBehindItsOperatorUntilItIsRead) {

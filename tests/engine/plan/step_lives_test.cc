@@ -14,7 +14,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-// Objects that are used in this order.
+// Objects that are accessed in this order.
 StepRecord Uses(const std::vector<uint32_t>& uses) {
   StepRecord step;
   step.uses = uses;

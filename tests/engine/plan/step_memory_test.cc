@@ -14,7 +14,7 @@ namespace step_memory_test {
 
 using ::testing::ElementsAre;
 
-// Two objects of 10 bytes: uses 0 1 | 1 0.
+// Two objects of 10 bytes; accesses 0 1 | 1 0.
 StepRecord TwoObjects() { return ForwardAndBackward(/*size_bytes=*/10, {1, 2}); }
 
 TEST(StepMemory, AnObjectIsThereFromTheStretchThatMakesItUntilTheOneBehindItsLastUse) {

@@ -1,6 +1,5 @@
-// The plan against every plan that there is, for steps that are small enough to try them all. Those
-// copy out in the order in which objects are made: the plan could be better, but in no such step
-// is.
+// Compares the planner with every plan of small steps. The enumerated plans copy objects out in the
+// order of their creation. The planner may use better orders, but finds none for these steps.
 
 #include <algorithm>
 #include <cstdint>
@@ -19,7 +18,7 @@
 namespace pinion::testing {
 namespace {
 
-// Over plans of several steps, of each for every memory from the least to all.
+// Step times relative to the best plan, for several steps and every memory target.
 struct TimesOverBest {
   int plans = 0;
   double sum = 0;

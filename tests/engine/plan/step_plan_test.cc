@@ -1,4 +1,4 @@
-// A link of 1 GB/s carries 1000 bytes in a microsecond, so the times below can be added up by hand.
+// The link carries 1000 bytes per microsecond, so times can be added by hand.
 
 #include "pinion/engine/plan/step_plan.h"
 
@@ -38,7 +38,7 @@ StepRecord Chain(const std::vector<uint64_t>& sizes_kb) {
   return ForwardAndBackward(objects);
 }
 
-// If nothing is moved.
+// Returns the peak if nothing is offloaded.
 uint64_t AllBytes(const StepRecord& step) {
   const StepPlan plan = PlanStep(step, uint64_t{1} << 40, RoundLink()).value();
   EXPECT_THAT(plan.moves, IsEmpty());
@@ -61,8 +61,8 @@ TEST(StepPlan, WhereAllFitsNothingIsMoved) {
 
 TEST(StepPlan, OfAForwardAndItsBackwardTheOldestLeaveAndOnlyAsManyAsHaveTo) {
   const StepPlan plan = PlanStep(Chain({4, 4, 4, 4}), 12 * kKb, RoundLink()).value();
-  // At the turn all four would be there. Object 0 goes before object 3 is made, and comes back once
-  // object 3 has been read.
+  // Without offload all four would be resident after the forward. Object 0 is offloaded before
+  // object 3 is created, and prefetched once object 3 was read.
   EXPECT_THAT(plan.moves,
               ElementsAre(StepMove{.object = 0, .drop_at = 2, .fetch_at = 5, .read_at = 7}));
   EXPECT_EQ(plan.peak_bytes, 12 * kKb);
@@ -194,14 +194,14 @@ TEST(StepPlan, AMemoryThatIsTooSmallIsToldTheLeastThatCanBe) {
 }
 
 TEST(StepPlan, ASmallObjectGoesInsteadOfALargeOneWhereItMakesRoomEnough) {
-  // Object 0 is farthest away, but its copy takes 40 us each way; object 1 is enough.
+  // Object 0 is needed latest, but its copies take 40 us each; offloading object 1 is sufficient.
   const StepRecord step = Chain({40, 4, 4, 4});
   EXPECT_THAT(Moved(PlanStep(step, 49 * kKb, RoundLink()).value()), ElementsAre(1));
 }
 
 TEST(StepPlan, WhatHasToGoFirstIsCopiedFirst) {
-  // Objects 0 and 2 have to go before object 4 is made. While object 0 is copied, from 20 to 50 us,
-  // object 1 could be copied next, but somebody holds it until the turn.
+  // Objects 0 and 2 must be offloaded before object 4 is created. Object 1 could be copied after
+  // object 0 (20 to 50 us), but is externally referenced until the backward.
   StepRecord step = Chain({30, 30, 4, 4, 4});
   step.objects[1].held_until = 5;
   step.stretches[4].other_bytes = 36 * kKb;
@@ -218,8 +218,8 @@ TEST(StepPlan, WhatHasToGoFirstIsCopiedFirst) {
 }
 
 TEST(StepPlan, ASmallObjectLeavesWhereAMuchLargerOneComesBackEarlierForIt) {
-  // Object 0 has to go before object 2 is made, which then keeps it from coming back before its
-  // read, where the compute would wait for 8 us.
+  // Object 0 must be offloaded before object 2 is created. If object 2 stayed resident, object 0
+  // would return late, and the compute would wait for 8 us.
   StepRecord step;
   step.objects = {{.size_bytes = 8 * kKb}, {.size_bytes = kKb}, {.size_bytes = kKb}};
   step.uses = {0, 1, 2, 1, 0, 2};
@@ -234,7 +234,7 @@ TEST(StepPlan, ASmallObjectLeavesWhereAMuchLargerOneComesBackEarlierForIt) {
 
 TEST(StepPlan, AsLittleAsIsNeededTakesTheLeastMemoryThatCostsNoTime) {
   StepRecord step = Chain(std::vector<uint64_t>(12, 4));
-  for (StepStretch& stretch : step.stretches) stretch.compute_us = 3;  // a copy takes 4
+  for (StepStretch& stretch : step.stretches) stretch.compute_us = 3;  // a copy takes 4 us
   const StepPlan plan = PlanStepWithin(step, 1.01, RoundLink()).value();
   EXPECT_LE(plan.step_us, 1.01 * step.compute_us());
   EXPECT_LT(plan.peak_bytes, 48 * kKb);
@@ -259,7 +259,7 @@ TEST(StepPlan, NoPlanIsShorterThanTheBound) {
   }
 }
 
-// Of the processor's time, at best, for a plan with `objects` of many sizes.
+// Returns the least processor time of planning a step with `objects` objects of many sizes.
 double PlanningMs(size_t objects) {
   std::vector<uint64_t> sizes_kb;
   for (size_t i = 0; i < objects; ++i) sizes_kb.push_back(1 + i * 7919 % 97);

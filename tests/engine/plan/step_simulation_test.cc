@@ -1,4 +1,4 @@
-// A link of 1 GB/s carries 1000 bytes in a microsecond, so the times below can be added up by hand.
+// The link carries 1000 bytes per microsecond, so times can be added by hand.
 
 #include "pinion/engine/plan/step_simulation.h"
 
@@ -25,10 +25,10 @@ using ::testing::DoubleNear;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Half the bandwidth while both directions carry something.
+// Each direction has half of its bandwidth while both are busy.
 LinkCalibration Link(double fixed_us = 0) { return RoundLink(/*duplex_gb_per_s=*/0.5, fixed_us); }
 
-// Two objects of 10 us on the link are made and read in reverse order; 10 us of compute each time.
+// Two objects, created and read in reverse. Each interval computes for 10 us, as long as a copy.
 StepRecord TwoObjects() {
   return ForwardAndBackward({{.size_bytes = 10000}, {.size_bytes = 10000}});
 }
@@ -46,11 +46,11 @@ TEST(StepSimulation, WithoutMovesAStepTakesItsCompute) {
 }
 
 TEST(StepSimulation, ACopyOutBeginsOnceTheOperatorHasReturnedAndTheComputeWaitsWhereTheMemoryGoes) {
-  // Made at 10 us; its operator has returned at 20; gone at 30.
+  // Created at 10 us; its operator has returned at 20 us; copied out at 30 us.
   const StepTimes times =
       Simulated(TwoObjects(), {{.object = 0, .drop_at = 1, .fetch_at = 3, .read_at = 3}}, Link());
   EXPECT_EQ(times.out_us[0], 30);
-  // Asked for at 50, when its use comes.
+  // Requested at its read, at 50 us.
   EXPECT_EQ(times.in_us[0], 60);
   EXPECT_THAT(times.stalls_us, ElementsAre(0, 0, 10, 0, 10));
   EXPECT_EQ(times.step_us, 70);
@@ -84,14 +84,14 @@ TEST(StepSimulation, ACopyInThatIsAskedForEarlyHidesBehindTheCompute) {
 }
 
 TEST(StepSimulation, BothDirectionsAtOnceGoAtTheDuplexRates) {
-  // Out: object 0 from 20, object 1 from 30 on. In: object 0 from 30 on.
+  // Out: object 0 from 20 us, object 1 from 30 us on. In: object 0 from 30 us on.
   StepRecord step = TwoObjects();
   step.uses = {0, 1, 0, 1};
   const StepTimes times = Simulated(step,
                                     {{.object = 0, .drop_at = 1, .fetch_at = 2, .read_at = 2},
                                      {.object = 1, .drop_at = 2, .fetch_at = 3, .read_at = 3}},
                                     Link());
-  // Object 0 is out at 30, object 1 leaves as soon as its operator has returned, at 40.
+  // Object 0 is copied out at 30 us. Object 1 follows at 40 us, when its operator has returned.
   EXPECT_EQ(times.out_us[0], 30);
   EXPECT_EQ(times.out_us[1], 50);
   EXPECT_EQ(times.in_us[0], 60);
@@ -99,7 +99,7 @@ TEST(StepSimulation, BothDirectionsAtOnceGoAtTheDuplexRates) {
                                      {{.object = 0, .drop_at = 1, .fetch_at = 2, .read_at = 3},
                                       {.object = 1, .drop_at = 3, .fetch_at = StepMove::kNever}},
                                      Link());
-  // Object 1 leaves at 40, when object 0 is fetched: both take twice as long.
+  // Object 1 is copied out from 40 us on, while object 0 is fetched: both take twice as long.
   EXPECT_EQ(beside.out_us[1], 60);
   EXPECT_EQ(beside.in_us[0], 60);
 }
@@ -110,7 +110,7 @@ TEST(StepSimulation, TheFixedCostOfACopyHindersNobody) {
                                      {.object = 1, .drop_at = 3, .fetch_at = StepMove::kNever}},
                                     Link(/*fixed_us=*/4));
   EXPECT_EQ(times.out_us[0], 34);
-  // Asked for at 44, both carry from 48 on, half as fast.
+  // Requested at 44 us; from 48 us on both directions run at half speed.
   EXPECT_THAT(times.in_us[0], DoubleNear(68, 1e-9));
   EXPECT_THAT(times.out_us[1], DoubleNear(68, 1e-9));
 }
@@ -134,7 +134,7 @@ TEST(StepSimulation, CopiesOfOneDirectionGoOneAfterTheOther) {
 }
 
 TEST(StepSimulation, ACopyOutThatWaitsGoesBehindThoseOfTheUseThatItWaitsFor) {
-  // Objects of 20 us on the link, made at 10, 20 and 30 us: object 0 could go at 20 us.
+  // Copies take 20 us. Objects are created at 10, 20 and 30 us; object 0 could be copied at 20 us.
   const StepRecord step =
       ForwardAndBackward({{.size_bytes = 20000}, {.size_bytes = 20000}, {.size_bytes = 20000}});
   const StepMove moves[] = {{.object = 1, .drop_at = 2, .fetch_at = 4, .read_at = 4},

@@ -1,5 +1,5 @@
-// Plays a step's saves and reads against a TargetSchedule, as whoever offloads does: what it asks
-// for is done at once, and noted.
+// Plays a step's saves and reads against a TargetSchedule in the role of the offloader: executes
+// and logs each requested action at once.
 //
 //   TargetPlayer player(schedule);
 //   player.Save(/*signature=*/7);
@@ -7,9 +7,9 @@
 //   player.Read(0);
 //   EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0", "demand 0"));
 //
-// Notes: "stay i" (it does not leave), "out i" (its copy out was submitted), "drop i" (its device
-// memory goes), "fetch i" (ahead), "demand i" (fetched by its reader),
-// "compute i" (computed again by its reader).
+// Log entries: "stay i" (remains resident), "out i" (copy out submitted), "drop i" (evicted),
+// "fetch i" (prefetched), "demand i" (fetched by its reader), "compute i" (recomputed by its
+// reader).
 
 #ifndef PINION_TESTS_ENGINE_PLAN_TARGET_PLAYER_H_
 #define PINION_TESTS_ENGINE_PLAN_TARGET_PLAYER_H_
@@ -32,14 +32,14 @@ class TargetPlayer {
  public:
   static constexpr uint64_t kSize = 100;
   static constexpr int64_t kBackward = 5;               // of all reads
-  static constexpr uint64_t kOwnOperator = UINT64_MAX;  // of one use
+  static constexpr uint64_t kOwnOperator = UINT64_MAX;  // the access has its own operator
 
   explicit TargetPlayer(TargetSchedule& schedule) : schedule_(schedule) {}
 
-  // --- what the step does ---
+  // --- Actions of the step ---
 
-  // One more tensor, which leaves once another operator uses something. Where it does not free its
-  // device memory, that is somebody else's, and counts among the other bytes.
+  // Saves another tensor, which may be offloaded once another operator accesses something. A tensor
+  // with `frees` false counts among the other bytes, because its memory is externally referenced.
   void Save(uint64_t signature, uint64_t size_bytes = kSize, uint64_t by = kOwnOperator,
             bool frees = true, bool computed_again = false) {
     const size_t number = tensors_.size();
@@ -63,7 +63,7 @@ class TargetPlayer {
     for (const uint64_t signature : signatures) Save(signature);
   }
 
-  // All that has not left yet does.
+  // Offloads everything that is still pending.
   void EndForward() {
     Leave(kOwnOperator);
     Evict();
@@ -91,17 +91,15 @@ class TargetPlayer {
     if (tensor.is_fetched) schedule_.OnRead(tensor);
     Prefetch(tensor);
   }
-  // The same in a graph that is kept.
+  // Reads in a retained graph.
   void ReadAndKeep(size_t number) { Read(number, kOwnOperator, Use::kReadAndKept); }
-  // The same for the last one who needs it: what was fetched is that reader's from now on, and to
-  // whoever else asks the tensor is away.
+  // Reads as the last reader, which owns the fetched copy: for others the tensor is offloaded.
   void ReadLast(size_t number) {
     tensors_[number].has_last_reader = true;
     Read(number);
   }
 
-  // Until LetGo the program has the tensor for itself: dropping it frees nothing, and whoever reads
-  // it finds it.
+  // Adds an external reference until LetGo: a drop frees nothing, and readers find the tensor.
   void Hold(size_t number) { tensors_[number].is_held = true; }
   void LetGo(size_t number) { tensors_[number].is_held = false; }
 
@@ -121,7 +119,7 @@ class TargetPlayer {
     ++scope_;
   }
 
-  // One forward and its backward, which reads in reverse and lets go of what it has read.
+  // Runs a forward and a backward that reads in reverse and releases each tensor after its read.
   void Play(const std::vector<uint64_t>& signatures) {
     SaveAll(signatures);
     EndForward();
@@ -132,27 +130,27 @@ class TargetPlayer {
     EndStep();
   }
 
-  // --- what is beside it ---
+  // --- Surroundings ---
 
-  // On the device, beside all tensors.
+  // Sets the device bytes of everything except tensors and weights.
   void SetOtherBytes(uint64_t size_bytes) {
     other_bytes_ = size_bytes;
     NotePeak();
   }
-  // Of weights, beside all that.
+  // Sets the device bytes of streamed weights.
   void SetVisitingBytes(uint64_t size_bytes) { visiting_bytes_ = size_bytes; }
-  // Until EndForward nothing leaves.
+  // Delays all offloads until EndForward.
   void HoldBack() { hold_back_ = true; }
-  // The next fetch ahead fails.
+  // Makes the next prefetch fail.
   void RefuseOneFetch() { refuse_one_ = true; }
-  // All that was fetched ahead is dropped.
+  // Drops everything that was prefetched.
   void WantRoom() {
     const std::vector<ScheduledParcel*> ahead = schedule_.FetchedAhead();
     schedule_.OnRoomWanted();
     for (ScheduledParcel* parcel : ahead) Drop(*parcel);
   }
 
-  // --- what has come of it ---
+  // --- Results ---
 
   const ScheduledParcel& parcel(size_t number) const { return tensors_[number]; }
   bool IsHere(size_t number) const { return tensors_[number].is_here || tensors_[number].is_held; }
@@ -164,17 +162,17 @@ class TargetPlayer {
     return bytes;
   }
   uint64_t peak_bytes() const { return peak_bytes_; }
-  // Since the last call.
+  // Returns the log since the last call.
   std::vector<std::string> Happened() { return std::exchange(notes_, {}); }
 
  private:
   struct Tensor : ScheduledParcel {
     uint64_t by = 0;
     bool frees = true;
-    bool is_here = false;  // on the device
-    bool is_held = false;  // by the program
+    bool is_here = false;  // resident
+    bool is_held = false;  // externally referenced
     bool is_pending = false;
-    bool is_computed = false;  // again for each operator that reads it
+    bool is_computed = false;  // recomputed for each operator that reads it
     bool has_left = false;
     bool is_fetched = false;
     bool has_last_reader = false;
@@ -187,7 +185,7 @@ class TargetPlayer {
   }
   void NotePeak() { peak_bytes_ = std::max(peak_bytes_, device_bytes()); }
 
-  // Those whose operator has not returned wait for that.
+  // Tensors whose operator still runs are sent later.
   void SendLateLeavers(uint64_t unless_by) {
     schedule_.OnDeviceBytes(device_bytes(), visiting_bytes_);
     for (const uint32_t late : schedule_.TakeLateLeavers()) {
@@ -263,7 +261,7 @@ class TargetPlayer {
 
   TargetSchedule& schedule_;
   ScopeId scope_ = 1;
-  std::deque<Tensor> tensors_;  // of the step that runs
+  std::deque<Tensor> tensors_;  // of the current step
   uint64_t last_operator_ = kOwnOperator;
   uint64_t other_bytes_ = 0;
   uint64_t visiting_bytes_ = 0;

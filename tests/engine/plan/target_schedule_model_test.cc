@@ -1,5 +1,5 @@
-// Steps of any shape, recorded and planned, then played exactly as they were recorded: what is on
-// the device is counted here by hand, at the peak of each stretch and whenever it changes.
+// Plans random steps and plays them exactly as recorded. The test counts the device memory itself,
+// at the peak of each interval and at each change.
 
 #include <algorithm>
 #include <cstddef>
@@ -31,16 +31,16 @@ constexpr int kSteps = 300;
 constexpr size_t kUses = 24;
 constexpr uint32_t kMostObjects = 8;
 
-// Objects are read in any order, as often as it comes. Some free nothing, some are held by the
-// program, some computed again. As in every record, a
-// stretch has at its peak at least what there was when it began.
+// Objects are read in any order and any number of times. Some free nothing, some are externally
+// referenced, some are recomputed. As in every record, an interval's peak is at least the bytes at
+// its beginning.
 StepRecord AnyStep(std::mt19937& random, uint64_t first_signature) {
   StepRecord step;
   const auto below = [&random](uint64_t end) { return random() % end; };
   uint32_t objects = 0;
   uint32_t operators = 0;
   while (step.uses.size() < kUses) {
-    // A step goes on while anything is needed: the first object is read last.
+    // The first object is read last, so that the step lasts to the last access.
     const bool ends = step.uses.size() + 1 == kUses;
     const bool makes = objects == 0 || (objects < kMostObjects && below(2) == 0 && !ends);
     step.uses.push_back(makes ? objects : static_cast<uint32_t>(ends ? 0 : below(objects)));
@@ -67,7 +67,7 @@ StepRecord AnyStep(std::mt19937& random, uint64_t first_signature) {
   return step;
 }
 
-// It saves the same, and from the last save on it reads otherwise.
+// Returns a step with the same saves and, after the last save, other reads.
 StepRecord ReadOtherwise(StepRecord step, std::mt19937& random) {
   auto use = static_cast<size_t>(
       std::find(step.uses.begin(), step.uses.end(), step.objects.size() - 1) - step.uses.begin());
@@ -77,7 +77,7 @@ StepRecord ReadOtherwise(StepRecord step, std::mt19937& random) {
   return step;
 }
 
-// Once it is read for the last time, nobody needs an object any more when another operator comes.
+// No object is needed after the operator of its last read.
 void LetGoOfWhatWasRead(StepRecord& step) {
   const std::vector<ObjectLife> lives = LivesOf(step);
   const std::vector<size_t> ends = OperatorEnds(step);
@@ -98,7 +98,7 @@ class Played {
     }
   }
 
-  // The schedule `is_followed` by this plan from the beginning.
+  // `is_followed` says whether the schedule follows this plan from the beginning.
   void Run(uint64_t target_bytes, bool is_followed = true) {
     for (uint32_t use = 0; use < step_.uses.size(); ++use) {
       SCOPED_TRACE("use " + std::to_string(use));
@@ -129,7 +129,7 @@ class Played {
     player_.EndStep();
   }
 
-  // Objects that came back, by their reader and ahead.
+  // Return the numbers of objects fetched on demand and prefetched.
   int demands() const { return demands_; }
   int fetches() const { return fetches_; }
 
@@ -145,7 +145,7 @@ class Played {
     return step_.objects[object].recompute_us.has_value();
   }
 
-  // What the program holds no longer than to this stretch.
+  // Ends the program's references that last at most to this interval.
   void LetGoIn(size_t stretch) {
     for (uint32_t object = 0; object < lasts_.size(); ++object) {
       const bool is_made = firsts_[object] < stretch;
@@ -153,7 +153,7 @@ class Played {
     }
   }
 
-  // Their operator has returned.
+  // The operators of these reads have returned.
   void ReleaseReadBefore(uint32_t use) {
     for (uint32_t object = 0; object < lasts_.size(); ++object) {
       if (firsts_[object] < lasts_[object] && lasts_[object] < use) player_.Release(object);
@@ -184,8 +184,7 @@ class Played {
     return drops;
   }
 
-  // In the order in which they go: behind those that leave by themselves, the ones that wait, by
-  // when they are dropped.
+  // In submission order: copies at once first, then delayed copies in the order of their drops.
   std::vector<std::string> PlannedOuts(uint32_t use) const {
     const std::vector<size_t> leaves_from = LeavesFrom(step_);
     std::map<std::pair<uint32_t, uint32_t>, std::string> outs;
@@ -203,13 +202,13 @@ class Played {
   TargetPlayer player_;
   const StepRecord& step_;
   const StepPlan& plan_;
-  std::vector<uint32_t> firsts_;  // uses by object
+  std::vector<uint32_t> firsts_;  // access index by object
   std::vector<uint32_t> lasts_;
   int demands_ = 0;
   int fetches_ = 0;
 };
 
-// The same plan, but some of its copies wait for others.
+// The same plan with some copies delayed behind others.
 std::shared_ptr<const KnownStep> WithWaits(const KnownStep& known, std::mt19937& random) {
   StepPlan plan = known.plan();
   const std::vector<size_t> leaves_from = LeavesFrom(known.step());
@@ -225,8 +224,8 @@ bool IsComputedAgain(const StepRecord& step, const StepMove& move) {
   return step.objects[move.object].recompute_us.has_value();
 }
 
-// Fetches are asked for at reads, so that one whose time comes with the read itself, or with saves
-// before it, is made by the reader.
+// The schedule prefetches at reads. If no read lies between the planned time and the access, the
+// reader fetches on demand.
 int PlannedDemands(const KnownStep& known) {
   const StepRecord& step = known.step();
   const auto reads = [&](uint32_t use) { return known.Use(step.uses[use], 0) != use; };
@@ -297,7 +296,7 @@ TEST_P(TargetScheduleModelTest, AKnownStepThatDoesAsRecordedKeepsWithinItsTarget
   EXPECT_GT(fetches, kSteps / 2);
 }
 
-// Whatever the one does that is not followed: nothing shows until it reads.
+// Until the first differing read, any of the cached plans may be followed.
 TEST_P(TargetScheduleModelTest, StepsThatSaveTheSameAndReadItOtherwiseKeepWithinTheirTarget) {
   std::mt19937 random(GetParam());
   int changes = 0;
@@ -305,7 +304,7 @@ TEST_P(TargetScheduleModelTest, StepsThatSaveTheSameAndReadItOtherwiseKeepWithin
     SCOPED_TRACE(i);
     StepRecord first = AnyStep(random, 100);
     for (StepStretch& stretch : first.stretches) {
-      stretch.other_bytes = 500;  // a step that leaves reads out has no more than one that does not
+      stretch.other_bytes = 500;  // omitting reads must not add other bytes
       stretch.transient_bytes = 0;
     }
     StepRecord steps[] = {first, ReadOtherwise(first, random), ReadOtherwise(first, random)};

@@ -41,25 +41,24 @@ TargetOptions Within(uint64_t memory_bytes) {
   return {.memory_bytes = memory_bytes, .link = RoundLink()};
 }
 
-// Tensors with these signatures.
+// A forward and backward with tensors of these signatures.
 StepRecord Chain(const std::vector<uint64_t>& signatures) {
   return ForwardAndBackward(kSize, signatures);
 }
 
-// A plan of the test's own.
 std::shared_ptr<const KnownStep> Planned(StepRecord step, std::vector<StepMove> moves) {
   StepPlan plan;
   plan.moves = std::move(moves);
   return std::make_shared<const KnownStep>(std::move(step), std::move(plan));
 }
 
-// Four tensors, uses 0 to 3 and in reverse 4 to 7. Tensor 0 goes when the third one has been saved,
-// and is fetched when the third one is read.
+// Four tensors: accesses 0 to 3 save, 4 to 7 read in reverse. Tensor 0 is dropped once the third
+// one is saved, and prefetched when the third one is read.
 std::shared_ptr<const KnownStep> FourTensors() {
   return Planned(Chain({1, 2, 3, 4}), {{.object = 0, .drop_at = 2, .fetch_at = 5, .read_at = 7}});
 }
 
-// Four tensors. The operator behind the second one takes as much as three for a moment.
+// Four tensors. The operator after the second one temporarily needs the memory of three.
 std::shared_ptr<const KnownStep> MuchBehindTheSecond() {
   StepRecord step = Chain({1, 2, 3, 4});
   step.stretches[2].transient_bytes = 3 * kSize;
@@ -74,7 +73,7 @@ std::vector<uint64_t> FirstSignatures(const TargetSchedule& schedule) {
   return signatures;
 }
 
-// --- Without knowledge ---
+// --- Unknown steps ---
 
 TEST(TargetSchedule, WhileNoStepIsKnownAllLeaveAndAreDroppedAtOnce) {
   TargetSchedule schedule(Within(100 * kSize));
@@ -93,8 +92,7 @@ TEST(TargetSchedule, WhileNoStepIsKnownNothingIsFetchedAhead) {
                                              "drop 2", "demand 2", "demand 1", "demand 0"));
 }
 
-// What several readers have saved is unpacked once for each of them, and each fetch brings another
-// copy: the one before has its own.
+// Each reader unpacks the tensor; a fetch for each would add copies beside those still in use.
 TEST(TargetSchedule, WhileNoStepIsKnownWhatIsReadSeveralTimesInARowGoesBehindTheLast) {
   TargetSchedule schedule(Within(100 * kSize));
   TargetPlayer player(schedule);
@@ -117,10 +115,10 @@ TEST(TargetSchedule, WithATargetNothingWaitsForCompany) {
   EXPECT_EQ(schedule.LateBytes(), 0u);
 }
 
-// A parcel that comes back brings all that is in it, which nobody has planned for.
+// Fetching a parcel brings all of its tensors, which no plan has accounted for.
 TEST(TargetSchedule, WithATargetNothingSmallSharesAParcelUntilTheStepIsKnown) {
   TargetOptions options = Within(100 * kSize);
-  options.link = AssumedLink();  // of which 20,000 bytes are small
+  options.link = AssumedLink();  // 20,000 bytes are small for this link
   TargetSchedule schedule(options);
   const auto company = [&schedule](uint64_t size_bytes) {
     return schedule.CompanyOf(schedule.OnSaved(/*scope=*/1, {size_bytes, /*signature=*/9}).object);
@@ -152,7 +150,7 @@ TEST(TargetSchedule, WhatIsSmallSharesAParcelWithWhatThePlanMovesAtTheSameTimes)
   options.link = AssumedLink();
   TargetSchedule schedule(options);
   StepRecord step = Chain({1, 2, 3});
-  step.operators = {0, 1, 2, 3, 4, 4};  // one reads both that the plan moves
+  step.operators = {0, 1, 2, 3, 4, 4};  // one operator reads both moved tensors
   schedule.Learn(Planned(step, {{.object = 0, .drop_at = 2, .fetch_at = 3, .read_at = 5},
                                 {.object = 1, .drop_at = 2, .fetch_at = 3, .read_at = 4}}));
   for (const uint64_t signature : {1, 2, 3}) schedule.OnSaved(/*scope=*/1, {kSize, signature});
@@ -171,7 +169,7 @@ TEST(TargetSchedule, AStepLastsAsLongAsAnyTensorIsNeeded) {
   EXPECT_FALSE(schedule.IsInStep());
 }
 
-// --- What is worth recording ---
+// --- Steps worth recording ---
 
 TEST(TargetSchedule, TheFirstStepIsWorthRecording) {
   TargetSchedule schedule(Within(3 * kSize));
@@ -288,7 +286,7 @@ TEST(TargetSchedule, AStepThatRunsWhenAllIsForgottenGoesOnAsPlanned) {
   EXPECT_EQ(schedule.followed(), nullptr);
 }
 
-// How many of that many steps, which are all different, are recorded.
+// Returns how many of `steps` different steps are recorded.
 int RecordsOf(TargetSchedule& schedule, uint64_t steps) {
   TargetPlayer player(schedule);
   int records = 0;
@@ -343,7 +341,7 @@ TEST(TargetSchedule, WhatWasFollowedIsToldUntilTheNextStepBegins) {
   EXPECT_EQ(schedule.followed(), nullptr);
 }
 
-// --- A known step ---
+// --- A cached plan ---
 
 TEST(TargetSchedule, WhatThePlanDoesNotMoveStays) {
   TargetSchedule schedule(Within(3 * kSize));
@@ -383,7 +381,7 @@ TEST(TargetSchedule, AKnownStepIsFetchedFromThePlannedUsesOnAndNotBefore) {
   EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
 }
 
-// Tensor 1 is copied before tensor 0, which it is dropped before.
+// Tensor 1 is copied before tensor 0, because it is dropped first.
 std::shared_ptr<const KnownStep> FourTensorsOfWhichOneWaits() {
   return Planned(Chain({1, 2, 3, 4}),
                  {{.object = 1, .drop_at = 2, .fetch_at = 5, .read_at = 6},
@@ -436,7 +434,7 @@ TEST(TargetSchedule, WhatWaitsInAStepThatIsAnotherOneLeavesWithTheRest) {
   EXPECT_THAT(player.Happened(), ElementsAre("out 1", "out 0", "drop 1", "drop 0"));
 }
 
-// What leaves together has left when all of it has.
+// A batch counts as copied only when all of its tensors are.
 TEST(TargetSchedule, OfWhatIsLargeOnlyWhatIsDroppedTogetherLeavesTogether) {
   TargetSchedule schedule(Within(100 * kSize));
   schedule.Learn(
@@ -452,7 +450,7 @@ TEST(TargetSchedule, OfWhatIsLargeOnlyWhatIsDroppedTogetherLeavesTogether) {
   EXPECT_NE(companies[0], companies[1]);
 }
 
-// The plan is a preference, the target a rule.
+// The target takes precedence over the plan.
 TEST(TargetSchedule, WhereTheDeviceHasMoreThanItMayWhatWaitsAndWhatThePlanKeepsLeaves) {
   TargetSchedule schedule(Within(5 * kSize));
   schedule.Learn(Planned(Chain({1, 2, 3, 4}),
@@ -479,7 +477,7 @@ TEST(TargetSchedule, ItIsKnownThatBytesAreLackingUntilEnoughHasGone) {
   EXPECT_TRUE(schedule.LacksBytes());
 }
 
-// It has come to them in another order before it was known to be that step.
+// With `in_order` false, the saves came in another order than the step that is followed later.
 TEST(TargetSchedule, AStepThatGoesOnAsAnotherOneKnowsWhetherItHasLeftOutUsesOfThat) {
   for (const bool in_order : {true, false}) {
     TargetSchedule schedule(Within(6 * kSize));
@@ -509,7 +507,7 @@ TEST(TargetSchedule, AStepThatIsNotKnownLacksNothingThatCouldLeave) {
   EXPECT_FALSE(schedule.LacksBytes());
 }
 
-// First what is read last, and no more than is missing.
+// Offloads no more than is lacking, and first the tensor that is read last.
 TEST(TargetSchedule, OfWhatThePlanKeepsAsMuchLeavesAsTheDeviceLacks) {
   TargetSchedule schedule(Within(5 * kSize));
   schedule.Learn(Planned(Chain({1, 2, 3, 4}), {}));
@@ -572,7 +570,7 @@ TEST(TargetSchedule, WhatIsReadNowIsNotDroppedForItsOwnReader) {
   EXPECT_THAT(player.Happened(), ElementsAre("out 1", "drop 0", "drop 1"));
 }
 
-// Weights in use may take more than was set aside for them.
+// Weights in use may need more memory than was reserved for them.
 TEST(TargetSchedule, WhatHasLeftGivesWayToWhatVisits) {
   TargetSchedule schedule(Within(5 * kSize));
   StepPlan plan;
@@ -588,7 +586,7 @@ TEST(TargetSchedule, WhatHasLeftGivesWayToWhatVisits) {
   EXPECT_TRUE(player.IsHere(1)) << "which the plan keeps";
 }
 
-// Dropping it would free nothing by now.
+// Dropping the tensor would free nothing.
 TEST(TargetSchedule, WhatTheProgramHoldsDoesNotLeaveForTheTarget) {
   TargetSchedule schedule(Within(4 * kSize));
   StepRecord step = Chain({1, 2, 3, 4});
@@ -713,7 +711,7 @@ TEST(TargetSchedule, WhatHasGoneToMakeRoomIsNotDroppedOnceMore) {
   EXPECT_THAT(player.Happened(), ElementsAre("demand 0"));
 }
 
-// Two tensors that share a parcel, of which the first is read twice.
+// Two tensors in one parcel; the first tensor is read twice.
 class TargetScheduleOfAGroup : public ::testing::Test {
  protected:
   TargetScheduleOfAGroup() : schedule_(Within(100 * kSize)) {
@@ -765,7 +763,7 @@ TEST_F(TargetScheduleOfAGroup, OnceItHasComeBackItStaysForTheOthers) {
   EXPECT_THAT(schedule_.TakeEvictions(), IsEmpty());
 }
 
-// Dropping it once more would need all that is in it.
+// The parcel could only be dropped again once all of its tensors are due.
 TEST_F(TargetScheduleOfAGroup, InAGraphThatIsKeptItDoesNotStayForTheNextBackward) {
   Leave();
   schedule_.OnSaved(kScope, {kSize, 3});
@@ -776,7 +774,7 @@ TEST_F(TargetScheduleOfAGroup, InAGraphThatIsKeptItDoesNotStayForTheNextBackward
   EXPECT_FALSE(schedule_.StaysFetched(parcel_));
 }
 
-// Two parcels that were fetched ahead. The last reader and the first one share one of them.
+// Two prefetched parcels. One of them contains the first and the last tensor to be read.
 TEST(TargetSchedule, AParcelThatWasFetchedAheadStaysAsLongAsItsFirstReaderNeeds) {
   TargetSchedule schedule(Within(8 * kSize));
   StepRecord step = Chain({1, 2, 3, 4, 5});
@@ -853,7 +851,7 @@ TEST(TargetSchedule, AKnownStepRunsAnewEachTime) {
 TEST(TargetSchedule, WhatABranchSavesAndReadsOnceMoreDoesNotDisturbTheRest) {
   TargetSchedule schedule(Within(100 * kSize));
   StepRecord step = Chain({1, 2, 3});
-  step.uses = {0, 1, 1, 2, 2, 1, 1, 0};  // the second of two operators that save and read tensor 1
+  step.uses = {0, 1, 1, 2, 2, 1, 1, 0};  // two operators save and read tensor 1
   step.stretches.resize(step.uses.size() + 1);
   step.objects[1].saved_until = 2;
   schedule.Learn(Planned(step, {{.object = 0, .drop_at = 3, .fetch_at = 5, .read_at = 7}}));
@@ -881,7 +879,7 @@ TEST(TargetSchedule, WhatNobodyNeedsAnyMoreIsNotFetched) {
   EXPECT_THAT(player.Happened(), IsEmpty());
 }
 
-// --- What the device really has ---
+// --- Bytes actually allocated ---
 
 TEST(TargetSchedule, WhereMoreIsAllocatedThanWasPlannedTheOldestThatHasLeftGoesEarly) {
   TargetSchedule schedule(Within(4 * kSize));
@@ -1034,9 +1032,9 @@ TEST(TargetSchedule, AFetchThatWasDroppedToMakeRoomIsAskedForAgain) {
   EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
 }
 
-// --- Segments that can be computed again ---
+// --- Recomputable segments ---
 
-// Of the tensors with these signatures. Of two segments the second one is computed again.
+// A step with these signatures and two segments, of which the second is recomputed.
 std::shared_ptr<const KnownStep> Mixed(const std::vector<uint64_t>& signatures) {
   StepRecord step = Chain(signatures);
   step.segments.resize(2);
@@ -1054,7 +1052,7 @@ TEST(TargetSchedule, SegmentsAreComputedAgainAsTheKnownStepSays) {
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 2u);
 }
 
-// The same, where the first segment begins before anything is saved; `again` are computed again.
+// Like Mixed, but the first segment begins before the first save; `again` are recomputed.
 std::shared_ptr<const KnownStep> EarlyMixed(const std::vector<uint64_t>& signatures,
                                             const std::vector<bool>& again,
                                             std::vector<uint32_t> mix = {}) {
@@ -1241,7 +1239,7 @@ TEST(TargetSchedule, AMixIsTriedByAStepThatIsRecorded) {
   EXPECT_THAT(ran.computed_again, ElementsAre(false, true));
 }
 
-// With segments, all of which are kept, and this mix.
+// A step with two segments, both kept, and this recompute plan.
 std::shared_ptr<const KnownStep> WithMix(const std::vector<uint64_t>& signatures,
                                          std::vector<uint32_t> mix) {
   StepRecord step = Chain(signatures);
@@ -1271,7 +1269,7 @@ TEST(TargetSchedule, StepsAreWorthRecordingUntilEachKindWasSeenToHaveNoMix) {
   TargetPlayer player(schedule);
   for (int step = 0; step < TargetSchedule::kKnownInARow; ++step) player.Play({1, 2});
   EXPECT_TRUE(schedule.WantsRecord());
-  schedule.Learn(WithMix({1, 2}, {}));  // as it ran as planned
+  schedule.Learn(WithMix({1, 2}, {}));  // as if it ran as planned
   EXPECT_FALSE(schedule.WantsRecord());
 }
 
@@ -1299,7 +1297,7 @@ TEST(TargetSchedule, AKindWithAMixThatDoesNotComeIsNotWaitedForForEver) {
   EXPECT_FALSE(schedule.WantsRecord());
 }
 
-// --- Another step than was thought ---
+// --- A step that is not the expected one ---
 
 TEST(TargetSchedule, AStepGoesOnAsTheKnownOneThatBeginsLikeIt) {
   TargetSchedule schedule(Within(100 * kSize));
@@ -1442,7 +1440,7 @@ TEST(TargetSchedule, AnUnknownStepTakesTheLeastMemoryHoweverMuchThereIs) {
 TEST(TargetSchedule, WhatIsComputedAgainKeepsNobodyFromComingBackAhead) {
   StepRecord step = Chain({1, 2, 3});
   step.objects[1].recompute_us = 1;
-  std::vector<Gap> gaps = GapsOf(step);  // of the first two
+  std::vector<Gap> gaps = GapsOf(step);  // of the first two tensors
   ASSERT_EQ(gaps.size(), 2u);
   for (Gap& gap : gaps) {
     gap.away_from = gap.first;
@@ -1462,7 +1460,7 @@ TEST(TargetSchedule, WhatIsComputedAgainKeepsNobodyFromComingBackAhead) {
   EXPECT_THAT(player.Happened(), ElementsAre("fetch 0", "compute 1"));
 }
 
-// --- Another step than was thought, by what it reads ---
+// --- A step whose reads differ ---
 
 TEST(TargetSchedule, AStepThatReadsMoreOftenThanTheKnownOneGoesOnLikeTheFirst) {
   TargetSchedule schedule(Within(100 * kSize));
@@ -1547,7 +1545,7 @@ TEST(TargetSchedule, AStepInWhichSomethingIsNeededLongerGoesOnLikeTheFirst) {
   }
 }
 
-// Its graph is kept and read twice: uses 4 to 7, and in the same order 8 to 11.
+// The graph is retained and read twice: accesses 4 to 7, and in the same order 8 to 11.
 std::shared_ptr<const KnownStep> FourTensorsReadTwice(std::vector<StepMove> moves) {
   StepRecord step = Chain({1, 2, 3, 4});
   for (uint32_t object = 4; object-- > 0;) {
@@ -1595,7 +1593,7 @@ TEST(TargetSchedule, WhatIsFetchedForTheNextBackwardStaysAtTheEndOfThisOne) {
   EXPECT_THAT(schedule.FetchedIn(TargetPlayer::kBackward), SizeIs(2)) << "no plan counts on them";
 }
 
-// Object 0 comes for the first backward and is there for the second one, object 3 goes in between.
+// Object 0 stays for the second backward. The plan drops object 3 between the two.
 TEST(TargetSchedule, WhatHasComeBackInAGraphThatIsKeptStaysUnlessThePlanDropsIt) {
   TargetSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensorsReadTwice({{.object = 3, .drop_at = 3, .fetch_at = 4, .read_at = 4},
@@ -1696,7 +1694,7 @@ TEST(TargetSchedule, WhatWentAgainIsFetchedAheadOnceMoreWhenThereIsRoom) {
 TEST(TargetSchedule, WhatNobodyReadsAnyMoreLeavesFirst) {
   TargetSchedule schedule(Within(3 * kSize));
   StepRecord step = Chain({1, 2, 3});
-  // Its first object is needed to the end, and not read.
+  // The first object is needed to the end, but never read.
   step.uses.pop_back();
   step.operators.resize(step.operators.empty() ? 0 : step.uses.size());
   step.stretches.pop_back();
@@ -1726,7 +1724,7 @@ TEST(TargetSchedule, WeightsThatVisitGiveWayToWhatWasPlanned) {
   EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0")) << "but not to what was not";
 }
 
-// First what is used last.
+// The tensor with the latest access is dropped first.
 TEST(TargetSchedule, WhatHasStayedForTheNextBackwardGoesWhereMoreIsAllocatedThanWasPlanned) {
   TargetSchedule schedule(Within(4 * kSize));
   schedule.Learn(FourTensorsReadTwice({{.object = 1, .drop_at = 3, .fetch_at = 5, .read_at = 6},
@@ -1748,7 +1746,7 @@ TEST(TargetSchedule, WhatHasStayedForTheNextBackwardGoesWhereMoreIsAllocatedThan
   EXPECT_THAT(player.Happened(), IsEmpty());
 }
 
-// Its graph is not kept: what its second reader, which a branch has left out, would have read.
+// The graph is not retained. The second reader belongs to a branch that this step omits.
 TEST(TargetSchedule, WhatASecondReaderHasNotReadGoesAtTheEndOfTheBackward) {
   TargetSchedule schedule(Within(100 * kSize));
   StepRecord step = Chain({1, 2, 3, 4});
@@ -1805,7 +1803,7 @@ TEST(TargetSchedule, OfThoseThatBeginLikeItAStepGoesOnAsOneThatFitsIntoTheTarget
   EXPECT_EQ(schedule.followed(), once);
 }
 
-// --- What is remembered ---
+// --- The plan cache ---
 
 TEST(TargetSchedule, StepsThatSaveTheSameAndReadItOtherwiseAreKeptSideBySide) {
   TargetSchedule schedule(Within(100 * kSize));
@@ -1856,7 +1854,7 @@ TEST(TargetSchedule, AStepWhoseTensorsFreeOthersIsAnotherOne) {
   EXPECT_THAT(schedule.known(), SizeIs(2));
 }
 
-// --- Plans ---
+// --- Planning ---
 
 TEST(TargetSchedule, APlanKeepsWithinTheTarget) {
   const TargetSchedule schedule(Within(3 * kSize));
@@ -1878,7 +1876,7 @@ TEST(TargetSchedule, OfATargetIsSetAsideAsMuchAsIsEnoughIfTheStepLeavesIt) {
   const StepRecord step = Chain({1, 2, 3, 4});
   const uint64_t least_bytes = LeastMemoryBytes(step).value();
   const SetAside aside = {.least_bytes = kSize, .enough_bytes = 2 * kSize};
-  // What is enough and two objects more; what is enough; what is more than the least.
+  // Room for `enough_bytes` and two objects, for `enough_bytes`, and for more than `least_bytes`.
   for (const uint64_t beside_bytes : {4 * kSize, 2 * kSize, kSize + kSize / 2}) {
     const TargetSchedule schedule(Within(least_bytes + beside_bytes));
     const auto known = schedule.Plan(step, /*mixes=*/false, aside).value();
@@ -1939,11 +1937,11 @@ TEST(TargetSchedule, WhatShouldHaveGoneAndHasNotLeftIsPromisedBesideThePeak) {
   };
   player.SaveAll({1, 2});
   EXPECT_EQ(more_bytes(), 0u);
-  player.Save(3);  // by now tensor 0 is to be away
+  player.Save(3);  // from here on tensor 0 should be offloaded
   EXPECT_EQ(more_bytes(), kSize);
   player.Save(4);
   EXPECT_EQ(more_bytes(), kSize);
-  player.EndForward();  // it leaves
+  player.EndForward();  // offloads it
   EXPECT_EQ(more_bytes(), 0u);
 }
 
@@ -1970,7 +1968,7 @@ TEST(TargetSchedule, WhatNeverLeavesIsPromisedBesideThePeakUntilItIsToBeBack) {
   }
 }
 
-// What is promised beside the peak of the known step that is followed.
+// Returns the bytes promised in addition to the followed plan's peak.
 uint64_t MoreBytes(const TargetSchedule& schedule) {
   return schedule.Promise().value().most_bytes - schedule.followed()->plan().peak_bytes;
 }
@@ -2062,7 +2060,7 @@ TEST(TargetSchedule, WhatOthersHeldUntilItWasFetchedIsGoneOnceItIsDroppedAgain) 
   EXPECT_EQ(MoreBytes(schedule), 0u);
 }
 
-// The plan counts it as there.
+// Until its planned drop, the plan counts the tensor as resident.
 TEST(TargetSchedule, WhatGoesEarlyWhileOthersHoldItIsPromisedOnceItIsToBeAway) {
   TargetSchedule schedule(Within(4 * kSize));
   schedule.Learn(
@@ -2114,7 +2112,7 @@ TEST(TargetSchedule, ARecordThatIsNotValidIsNotPlanned) {
               StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
-// --- Without a target ---
+// --- No target ---
 
 TargetOptions Auto() {
   return {.windows = {.eviction_bytes = 2 * kSize, .prefetch_bytes = kSize}, .link = RoundLink()};

@@ -1,4 +1,4 @@
-// How the rounds of a loop may run within a window, and when that is tried again.
+// Ways to run the rounds of a loop within a window, and when they are tried again.
 
 #include "pinion/engine/plan/visit_loop.h"
 

@@ -1,4 +1,4 @@
-// What a memory target leaves for objects that visit the device, use by use.
+// Memory that a target leaves for streamed weights at each access.
 
 #include "pinion/engine/plan/visit_room.h"
 
@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kTarget = 1000;
 
-// A program that uses objects and allocates in between.
+// A program that accesses weights and allocates memory in between.
 class Player {
  public:
   uint64_t Use(const VisitUse& use, const std::optional<StepPromise>& promise = std::nullopt) {
@@ -83,7 +83,7 @@ TEST(VisitRoom, ForwardAndBackwardWithAndWithoutAGraphAreOtherPlaces) {
   }
 }
 
-// A layer that is used twice: behind its last use comes the backward.
+// A layer that is used twice; the backward follows its last use.
 TEST(VisitRoom, WhereAGraphIsBuiltEachUseOfOneForwardIsAPlace) {
   const VisitUse shared = {.object = 0, .builds_graph = true};
   const VisitUse between = {.object = 1, .builds_graph = true};

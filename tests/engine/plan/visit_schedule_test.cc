@@ -1,5 +1,5 @@
-// Objects that visit the device: never more than the window, what comes next is there in time, and
-// no more copies than the best order of drops needs.
+// Streamed weights never exceed their window, are prefetched in time, and are copied no more often
+// than the best eviction order requires.
 
 #include "pinion/engine/plan/visit_schedule.h"
 
@@ -22,7 +22,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
-// Executes what a schedule asks for, and checks that it could.
+// Executes the requested copies and drops, and checks that each was possible.
 class Shelf {
  public:
   Shelf(std::vector<uint64_t> sizes_bytes, uint64_t window_bytes)
@@ -62,7 +62,7 @@ class Shelf {
     here_.insert(visit.fetches.begin(), visit.fetches.end());
     return visit;
   }
-  // How many of these uses found their object away.
+  // Returns how many of these accesses found their object not resident.
   int Late(const std::vector<uint32_t>& uses) {
     int late = 0;
     for (const uint32_t object : uses) {
@@ -108,7 +108,7 @@ TEST(VisitSchedule, ALaterStepHasWhatItUsesBeforehand) {
   Shelf shelf(std::vector<uint64_t>(8, 1), 2);
   const std::vector<uint32_t> step = ForwardAndBackward(8);
   shelf.Late(step);
-  // Where a step begins is known by its second use.
+  // The second access reveals where a step begins.
   EXPECT_LE(shelf.Late(step), 1);
   EXPECT_EQ(shelf.Late(step), 0);
   shelf.TakeFetches();
@@ -133,11 +133,10 @@ TEST(VisitSchedule, InferenceKeepsAShareAndFetchesTheRestInTime) {
     for (int round = 0; round < kRounds; ++round) {
       EXPECT_EQ(shelf.Late(pass), 0) << "window " << window;
     }
-    // Of the window, the one in use and the one that comes do not stay.
+    // The object in use and the next one do not stay in the window.
     double expected = 24 - (window - 2);
     if (2 * (window - 2) >= 24) {
-      // Each that goes is away from the use behind its own until so many before
-      // its next one.
+      // An object is absent from the following access until `ahead` accesses before its next.
       const int ahead = (24 + 24 - window) / (24 - (window - 1));
       expected = 24.0 * (24 - window) / (23 - ahead);
     }
@@ -145,8 +144,7 @@ TEST(VisitSchedule, InferenceKeepsAShareAndFetchesTheRestInTime) {
   }
 }
 
-// How long a round of a loop takes where a byte computes for one unit of time, and takes `copy` of
-// them to come.
+// Returns the average time of a loop's round. A byte takes 1 to compute and `copy` to be copied in.
 double TimeOfRound(const std::vector<uint64_t>& sizes_bytes, uint64_t window_bytes, double copy) {
   VisitSchedule schedule({sizes_bytes, window_bytes});
   std::vector<double> here(sizes_bytes.size()), used(sizes_bytes.size());
@@ -174,7 +172,7 @@ double TimeOfRound(const std::vector<uint64_t>& sizes_bytes, uint64_t window_byt
   return (now - begin) / (kRounds - kFirst);
 }
 
-// Of a loop of 24 equal objects, over the longer of the compute and the fewest copies.
+// Returns a round's time for 24 equal objects, relative to the longer of compute and fewest copies.
 double TimeOverBound(int window, double copy) {
   constexpr int kObjects = 24;
   const double fewest = kObjects * (kObjects - window + 1.0) / (kObjects - 1);
@@ -191,8 +189,7 @@ TEST(VisitSchedule, InferenceIsNearItsBoundHoweverFastTheLinkIs) {
       slow_link = TimeOverBound(window, hundredths / 100.0);
       most = std::max(most, slow_link);
     }
-    // The worst is a copy that takes just as long as there is for it on
-    // average.
+    // The worst case is a copy that takes exactly the time available on average.
     EXPECT_LE(most, window < 9 ? 1.105 : 1.065) << "window " << window;
     EXPECT_LE(slow_link, 1.05) << "window " << window;
   }
@@ -210,7 +207,7 @@ TEST(VisitSchedule, NothingIsLateBehindTheRoundsThatTeachALoop) {
   }
 }
 
-// Bytes that a round of a loop fetches, on average, once it has run in each of the windows in turn.
+// Runs a loop in each of the windows in turn. Returns the bytes fetched per round in the last.
 double BytesOfRound(const std::vector<uint64_t>& sizes_bytes,
                     const std::vector<uint64_t>& windows_bytes) {
   VisitSchedule schedule({sizes_bytes, windows_bytes.front()});
@@ -262,7 +259,7 @@ TEST(VisitSchedule, WhatWasBestInOneWindowIsTriedAgainInAnother) {
     if (all <= least) continue;
     const uint64_t before = least + random() % (all - least + 10);
     const uint64_t window = least + random() % (all - least);
-    // What is there when a loop begins may be in its rounds for good.
+    // An object that is resident when the loop begins may stay in every round.
     EXPECT_LE(BytesOfRound(drawn, {before, window}), 1.05 * BytesOfRound(drawn, {window}))
         << ::testing::PrintToString(drawn) << ", window " << before << ", then " << window;
   }
@@ -349,8 +346,7 @@ TEST(VisitSchedule, WhatStaysIsSpreadOverTheRound) {
   std::iota(pass.begin(), pass.end(), 0);
   Shelf shelf(std::vector<uint64_t>(24, 1), 8);
   for (int round = 0; round < 4; ++round) shelf.Late(pass);
-  // Six stay, and in between are three each that come and go: where one is fetched at each use but
-  // those of the six, no use asks for more than two.
+  // Six objects stay, with three streamed ones after each, so the fetches are spread as well.
   for (const uint32_t object : pass) EXPECT_LE(shelf.Use(object).fetches.size(), 2u) << object;
 }
 
@@ -364,7 +360,7 @@ TEST(VisitSchedule, WhatStaysIsGivenUpForAnotherRowOfUses) {
   shelf.TakeFetches();
   shelf.Late(step);
   EXPECT_EQ(shelf.TakeFetches(), 12) << "both turns keep six of the twelve";
-  // The passes from before the steps do not count: there, something else came behind the fourth.
+  // The passes before the steps do not count: another sequence followed the fourth of them.
   for (int round = 0; round < 10; ++round) shelf.Late(pass);
   shelf.TakeFetches();
   for (int round = 0; round < 11; ++round) shelf.Late(pass);
@@ -384,7 +380,7 @@ TEST(VisitSchedule, AnotherRowOfUsesIsTriedInTheSameWindow) {
 
 TEST(VisitSchedule, AShareStaysInAWindowOfLessThanHalfThatWasNotTriedYet) {
   constexpr int kObjects = 24;
-  // After the windows of so many rounds, all of which have room for more than half.
+  // The first `before` rounds have larger windows, which hold more than half of the objects.
   for (int before = 30; before < 38; ++before) {
     Shelf shelf(std::vector<uint64_t>(kObjects, 100), 2000);
     for (int round = 0; round < before + 7; ++round) {
@@ -496,7 +492,7 @@ TEST(VisitSchedule, AnotherKindOfStepInBetweenIsLearnedBesideTheFirst) {
     shelf.Late(train);
     shelf.Late(evaluate);
   }
-  // Where the two kinds part, one use may be late.
+  // One access may be late where the two kinds of step diverge.
   EXPECT_LE(shelf.Late(train), 2);
   EXPECT_LE(shelf.Late(train), 2);
 }
@@ -511,7 +507,7 @@ TEST(VisitSchedule, ALongHistoryIsForgottenWithoutLosingTheThread) {
   EXPECT_LE(late, 2);
 }
 
-// Belady's least number of fetches for uses that are repeated, whatever is fetched ahead.
+// Belady's minimum number of fetches for repeated accesses, independent of any prefetch.
 int LeastFetches(const std::vector<uint32_t>& uses, size_t window, int rounds) {
   std::vector<uint32_t> all;
   for (int round = 0; round < rounds; ++round) all.insert(all.end(), uses.begin(), uses.end());
@@ -572,7 +568,7 @@ TEST(VisitSchedule, NothingIsFetchedAheadThatASmallerWindowOnTheWayWouldDrop) {
       shelf.Use(object);
     }
   }
-  // When 1 is used there is room for 4, which would have to go again for 3 to be alone.
+  // At access 1 object 4 would fit, but the smaller window at access 3 would evict it again.
   EXPECT_EQ(shelf.TakeFetches(), 3 * 6) << "each comes once in a round";
 }
 
@@ -608,7 +604,7 @@ TEST(VisitSchedule, RandomUsesOfRandomSizesNeverExceedTheWindow) {
     for (int use = 0; use < 30; ++use) step.push_back(static_cast<uint32_t>(random() % count));
     for (int round = 0; round < 6; ++round) {
       shelf.SetWindow(largest + random() % 300);
-      shelf.Late(step);  // Use looks at the window
+      shelf.Late(step);  // Use checks the window
       if (random() % 4 == 0) shelf.Use(static_cast<uint32_t>(random() % count));
     }
   }

@@ -1,4 +1,4 @@
-// Which parcels a WindowSchedule fetches ahead, and when.
+// Parcels that a WindowSchedule prefetches, and when.
 
 #include <cstdint>
 #include <deque>
@@ -18,12 +18,12 @@ using ::testing::IsEmpty;
 
 class WindowPrefetchTest : public ::testing::Test {
  protected:
-  // Batches hold 25 bytes, a quarter of the window for eviction.
+  // A batch holds 25 bytes: a quarter of the eviction window.
   explicit WindowPrefetchTest(uint64_t prefetch_bytes = 100)
       : schedule_(
             {.eviction_bytes = 100, .prefetch_bytes = prefetch_bytes, .full_batch_bytes = 1000}) {}
 
-  // A parcel that is away.
+  // Adds an offloaded parcel.
   ScheduledParcel& Send(ScopeId scope, uint64_t sequence, uint64_t size_bytes,
                         uint64_t stream = 0) {
     ScheduledParcel& parcel = parcels_.emplace_back();
@@ -33,13 +33,13 @@ class WindowPrefetchTest : public ::testing::Test {
     schedule_.OnLeft(parcel, {});
     return parcel;
   }
-  // Parcels 1 to `count` of scope 1.
+  // Adds parcels 1 to `count` of scope 1.
   void SendMany(uint64_t count, uint64_t size_bytes) {
     for (uint64_t sequence = 1; sequence <= count; ++sequence) Send(1, sequence, size_bytes);
   }
   ScheduledParcel& Number(uint64_t sequence) { return parcels_[sequence - 1]; }
 
-  // Asks for a batch and leaves it at that.
+  // Requests a batch without fetching it.
   ScheduledParcels Ask(uint64_t sequence, int64_t backward) {
     OffloadSchedule::Fetches fetches = schedule_.TakeFetches(
         {1, sequence}, backward,
@@ -48,7 +48,7 @@ class WindowPrefetchTest : public ::testing::Test {
     is_all_ = fetches.is_all;
     return fetches.parcels;
   }
-  // One batch, which is fetched. By their numbers.
+  // Fetches one batch and returns its sequence numbers.
   std::vector<uint64_t> Fetch(uint64_t sequence, int64_t backward = 1, bool room_was_made = false) {
     std::vector<uint64_t> numbers;
     for (ScheduledParcel* parcel : Ask(sequence, backward)) {
@@ -59,7 +59,7 @@ class WindowPrefetchTest : public ::testing::Test {
     if (!numbers.empty()) schedule_.OnFetchesMade(room_was_made);
     return numbers;
   }
-  // As many batches as there are.
+  // Fetches batches until none is left.
   std::vector<uint64_t> FetchAll(uint64_t sequence, int64_t backward = 1) {
     std::vector<uint64_t> all;
     while (true) {
@@ -68,7 +68,7 @@ class WindowPrefetchTest : public ::testing::Test {
       all.insert(all.end(), batch.begin(), batch.end());
     }
   }
-  // The last reader reads it, so that it is away again.
+  // Reads as the parcel's last reader, after which it is offloaded again.
   void Read(ScheduledParcel& parcel) {
     schedule_.OnRead(parcel);
     on_device_.erase(&parcel);
@@ -82,8 +82,8 @@ class WindowPrefetchTest : public ::testing::Test {
   WindowSchedule schedule_;
   std::deque<ScheduledParcel> parcels_;
   std::set<const ScheduledParcel*> on_device_;
-  uint64_t looks_ = 0;   // by the last batch
-  bool is_all_ = false;  // which left nothing to ask for
+  uint64_t looks_ = 0;   // of the last batch
+  bool is_all_ = false;  // the last batch left nothing to request
 };
 
 // -------------------------------------------------------------------------------- window, batch
@@ -101,7 +101,7 @@ TEST_F(WindowPrefetchTest, TheNewestComeFirstAsManyAsTheWindowHolds) {
   EXPECT_THAT(FetchAll(20), ElementsAre(19, 18, 17, 16, 15, 14, 13, 12, 11, 10));
 }
 
-// A reader lets go of the bytes before it says so.
+// A reader releases the bytes before it reports the read.
 TEST_F(WindowPrefetchTest, WhatIsAwayAgainBeforeItsReaderHasSaidSoIsNotCountedTwice) {
   Send(1, 1, 100);
   Send(1, 2, 40);
@@ -165,7 +165,7 @@ TEST_F(WindowPrefetchTest, WhatIsLargerThanTheWindowComesWhenNothingElseIsAhead)
   EXPECT_THAT(FetchAll(2), ElementsAre(1));
 }
 
-// Twice 10 bytes is the automatic window, and half of it is what the large one counts.
+// The automatic window is twice 10 bytes. The large tensor counts half of it.
 TEST(AutoPrefetchTest, ATensorThatIsLargerThanAllOthersCountsHalfAWindow) {
   WindowSchedule schedule({.full_batch_bytes = 10000});
   for (const uint64_t size_bytes : {10, 10, 10, 10, 1000}) schedule.OnSaved(1, {size_bytes});
@@ -200,7 +200,7 @@ TEST_F(WindowPrefetchTest, ABatchThatIsFullAsksForAnotherAndAWindowThatIsFullDoe
   EXPECT_TRUE(is_all_);
 }
 
-// ------------------------------------------------------------------------------------- where to
+// ---------------------------------------------------------------------------------------- order
 
 TEST_F(WindowPrefetchTest, AnotherScopeIsNotFetchedFor) {
   Send(1, 1, 1);
@@ -214,7 +214,7 @@ TEST_F(WindowPrefetchTest, AnotherScopeIsNotFetchedFor) {
   EXPECT_THAT(fetches.parcels, ElementsAre(&other)) << "and not on into scope 1";
 }
 
-// A scope inside of another one has numbers between those of that one.
+// A nested scope's numbers lie between those of the outer one.
 TEST_F(WindowPrefetchTest, WhatWasLookedAtInOneScopeIsNotPassedOverInAnother) {
   for (const uint64_t sequence : {1, 4}) Send(2, sequence, 1);
   for (const uint64_t sequence : {2, 3}) Send(1, sequence, 1);
@@ -233,7 +233,7 @@ TEST_F(WindowPrefetchTest, WhatIsOnTheDeviceIsPassedOver) {
   EXPECT_THAT(FetchAll(5), ElementsAre(3, 1));
 }
 
-// A node reads what it saved in its own order, and handles go when it is done.
+// A node reads its tensors in its own order, and their handles live until it is done.
 TEST_F(WindowPrefetchTest, WhatThisBackwardHadIsPassedOverAndAnotherBackwardsIsNot) {
   SendMany(4, 1);
   schedule_.OnFetched(Number(3), 1);
@@ -257,7 +257,7 @@ TEST_F(WindowPrefetchTest, NothingIsAskedForOrLookedAtTwiceInOneBackward) {
   }
 }
 
-// Outside of a backward nothing else says that it was had.
+// Outside of a backward, nothing else records that a parcel was fetched.
 TEST_F(WindowPrefetchTest, WhatWasAskedForIsNotAskedForAgainOnceItWasRead) {
   SendMany(4, 20);
   EXPECT_THAT(Fetch(5, -1), ElementsAre(4));
@@ -284,7 +284,7 @@ TEST_F(WindowPrefetchTest, ABackwardThatHasEndedBeginsAnew) {
   EXPECT_THAT(FetchAll(4, -1), ElementsAre(3, 2));
 }
 
-// An attention mask, which all layers read: 2 here.
+// All layers read an attention mask: parcel 2 here.
 TEST_F(WindowPrefetchTest, WhatWasSavedEarlyAndIsReadInBetweenDoesNotLoseThePlace) {
   SendMany(12, 20);
   EXPECT_THAT(FetchAll(12), ElementsAre(11, 10, 9, 8, 7));
@@ -295,7 +295,7 @@ TEST_F(WindowPrefetchTest, WhatWasSavedEarlyAndIsReadInBetweenDoesNotLoseThePlac
   EXPECT_THAT(FetchAll(9), ElementsAre(5));
 }
 
-// What lies below was looked at before the mask was read: it is passed over in one go.
+// Parcels below 30 were examined before, and are skipped in one step.
 TEST_F(WindowPrefetchTest, WhatHasBeenLookedAtBelowIsPassedOverInOneLook) {
   SendMany(40, 1);
   EXPECT_THAT(FetchAll(30), ::testing::SizeIs(29));
@@ -345,7 +345,7 @@ TEST_F(WindowPrefetchTest, AFetchThatWorkedMakesTheNextPauseShortAgain) {
   EXPECT_THAT(Fetch(2), ElementsAre(1));
 }
 
-// LibTorch's allocator gives its cache back before it gives up, and the host waits for that.
+// LibTorch's allocator returns its cache before it fails, and the host waits for that.
 TEST_F(WindowPrefetchTest, AFetchForWhichRoomWasMadeIsFollowedByAPauseLikeARefusedOne) {
   SendMany(4, 60);
   uint64_t next = 4;

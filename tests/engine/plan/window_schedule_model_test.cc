@@ -1,5 +1,4 @@
-// A WindowSchedule through thousands of random operations, beside a model that keeps no sums: after
-// each step it adds up from scratch what is held and what was fetched ahead.
+// Random operations on a WindowSchedule; a model recomputes all sums after each of them.
 
 #include <algorithm>
 #include <cstdint>
@@ -25,7 +24,7 @@ constexpr int kSteps = 2000;
 constexpr int64_t kBackwards = 3;  // -1, 0 and 1
 
 struct ModelParcel : ScheduledParcel {
-  std::vector<HeldBytes> pieces;  // while it is in the window
+  std::vector<HeldBytes> pieces;  // while in the window
   bool in_window = false;
   bool known = true;
   uint64_t held_bytes = 0;
@@ -67,7 +66,6 @@ class Simulation {
     }
   }
 
-  // All of it from scratch.
   void Check() {
     AddUp();
     std::vector<ScheduledParcel*> ahead;
@@ -81,7 +79,7 @@ class Simulation {
     ASSERT_THAT(schedule_.FetchedAhead(), ::testing::ElementsAreArray(ahead));
   }
 
-  // So that no run passes because nothing happened.
+  // Guards against runs in which nothing happens.
   uint64_t evicted = 0, fetched = 0, compared = 0, refused = 0, handed_over = 0;
 
  private:
@@ -94,7 +92,7 @@ class Simulation {
   uint64_t Share(uint64_t option, uint64_t size_bytes) const {
     return Auto() ? std::min(size_bytes, Window(option) / 2) : size_bytes;
   }
-  // Mostly one of those that left last, which share memory.
+  // Mostly one of the parcels that were offloaded last, because these share memory.
   ModelParcel* AnyKnown() {
     std::vector<ModelParcel*> known;
     for (auto it = parcels_.rbegin(); it != parcels_.rend(); ++it) {
@@ -104,8 +102,8 @@ class Simulation {
     return known[Below(Below(4) == 0 ? known.size() : std::min<uint64_t>(known.size(), 10))];
   }
 
-  // What is held counts for the last that holds it. What a parcel counts in the window is settled
-  // whenever that changes.
+  // Shared memory counts for the parcel that was offloaded last. A parcel's share of the window is
+  // computed anew when its bytes change.
   void AddUp() {
     std::map<const void*, const ModelParcel*> last;
     for (const ModelParcel& parcel : parcels_) {
@@ -146,7 +144,7 @@ class Simulation {
       held.push_back(memory_[Below(memory_.size())]);
     }
     parcel.pieces = held;
-    // The next parcel that holds it holds more or less: it was resized.
+    // A resize changes what the next parcel with this memory holds.
     if (Below(4) == 0) memory_[Below(memory_.size())].size_bytes = 1 + Below(60);
     parcel.in_window = !held.empty();
     schedule_.OnLeft(parcel, held);
@@ -189,7 +187,7 @@ class Simulation {
 
   bool IsAway(const ModelParcel& parcel) const { return !parcel.in_window && !parcel.on_device; }
 
-  // What a backward that has looked at nothing yet is to fetch.
+  // Returns the batch for a backward that has examined nothing yet.
   ScheduledParcels ScanFrom(const SavedPlace& from, int64_t backward) {
     ScheduledParcels batch;
     uint64_t batch_bytes = 0;
@@ -253,7 +251,7 @@ class Simulation {
     }
   }
 
-  // What holds for every batch, whatever was looked at before.
+  // Checks what every batch must satisfy, whatever was examined before.
   void CheckBatch(const ScheduledParcels& batch, const SavedPlace& from, int64_t backward) {
     uint64_t batch_bytes = 0;
     uint64_t ahead_bytes = AheadBytes();
@@ -310,13 +308,13 @@ class Simulation {
   std::mt19937_64 random_;
   WindowSchedule schedule_;
   BackOff back_off_;
-  std::vector<HeldBytes> memory_ = std::vector<HeldBytes>(10);  // that parcels share
-  std::deque<ModelParcel> parcels_;  // in the order of leaving, those that are gone, too
+  std::vector<HeldBytes> memory_ = std::vector<HeldBytes>(10);  // shared by parcels
+  std::deque<ModelParcel> parcels_;  // in the order of offloading, including freed ones
   uint64_t last_sequence_ = 0;
   ScopeId scope_ = 1;
   ScopeSizes saved_, last_scope_;
   std::set<int64_t> running_;
-  std::set<int64_t> looked_;  // backwards that have looked at something since they were reset
+  std::set<int64_t> looked_;  // backwards that examined something since their reset
 };
 
 class WindowScheduleModelTest : public ::testing::TestWithParam<uint64_t> {};

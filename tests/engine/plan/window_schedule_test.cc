@@ -1,4 +1,4 @@
-// Which parcels a WindowSchedule evicts, and when. What it fetches: window_prefetch_test.cc.
+// Parcels that a WindowSchedule evicts, and when. window_prefetch_test.cc tests prefetching.
 
 #include "pinion/engine/plan/window_schedule.h"
 
@@ -22,7 +22,7 @@ WindowOptions WindowOf(uint64_t eviction_bytes) {
   return {.eviction_bytes = eviction_bytes, .prefetch_bytes = 100, .full_batch_bytes = 1000};
 }
 
-// Memory that parcels may share: only its address matters.
+// Memory that parcels may share; only its address matters.
 struct Memory {
   uint64_t size_bytes = 0;
 };
@@ -31,7 +31,7 @@ class WindowScheduleTest : public ::testing::Test {
  protected:
   explicit WindowScheduleTest(const WindowOptions& options = WindowOf(100)) : schedule_(options) {}
 
-  // The next parcel of scope 1, which holds all of `memory`, once for each time that it is listed.
+  // Offloads the next parcel of scope 1. It holds `memory`, once for each time that it is listed.
   ScheduledParcel& Leave(std::initializer_list<const Memory*> memory) {
     ScheduledParcel& parcel = parcels_.emplace_back();
     parcel.place = {.scope = 1, .sequence = parcels_.size()};
@@ -40,12 +40,12 @@ class WindowScheduleTest : public ::testing::Test {
     schedule_.OnLeft(parcel, held);
     return parcel;
   }
-  // One that holds memory that nobody shares.
+  // Offloads a parcel that shares no memory.
   ScheduledParcel& Leave(uint64_t size_bytes) {
     return Leave({&memory_.emplace_back(Memory{size_bytes})});
   }
 
-  // By their numbers, from 1 on.
+  // Sequence numbers, from 1.
   static std::vector<uint64_t> Numbers(const ScheduledParcels& parcels) {
     std::vector<uint64_t> numbers;
     for (const ScheduledParcel* parcel : parcels) numbers.push_back(parcel->place.sequence);
@@ -170,7 +170,7 @@ TEST_F(WindowScheduleTest, WhatSeveralHoldCountsOnceForTheOneThatLeftLast) {
   EXPECT_THAT(Evict(), IsEmpty()) << "60 bytes are held, not 120";
 }
 
-// To evict the first of them frees nothing, so the window is not yet kept then.
+// Evicting the first parcel frees nothing, so the window still holds too many bytes.
 TEST_F(WindowScheduleTest, EvictionGoesOnUntilTheLastHolderHasLetGo) {
   const Memory shared = {60};
   Leave({&shared});
@@ -209,7 +209,7 @@ TEST_F(WindowScheduleTest, AHolderInTheMiddleThatGoesChangesNothing) {
   EXPECT_EQ(first.scheduled.held_bytes, 60u) << "not to the one that has gone";
 }
 
-// A storage that is resized is the same storage: parcels hold it at the size that it had.
+// A resized storage is the same storage. Each parcel holds it at the size at its offload.
 TEST_F(WindowScheduleTest, MemoryThatHadAnotherSizeInAnotherParcelKeepsTheBooks) {
   Memory shared = {60};
   ScheduledParcel& small = Leave({&shared});
@@ -263,7 +263,7 @@ TEST_F(WindowScheduleTest, APieceThatGoesAfterTheEvictionChangesNothing) {
 
 // ----------------------------------------------------------------------------- automatic windows
 
-// Twice 10 bytes, the fourth largest.
+// The window is twice 10 bytes, the fourth largest size.
 TEST_F(AutoWindowTest, ATensorThatIsLargerThanAllOthersCountsHalfAWindow) {
   Save(1, {10, 10, 10, 10, 1000});
   const ScheduledParcel& outlier = Leave(1000);
@@ -280,7 +280,7 @@ TEST_F(WindowScheduleTest, InAWindowOfAGivenSizeALargeTensorCountsInFull) {
   EXPECT_EQ(Leave(1000).scheduled.window_bytes, 1000u);
 }
 
-// What was booked when the parcel left must be what is taken off the books.
+// The bytes removed from the sum must be those that were added at the offload.
 TEST_F(AutoWindowTest, AWindowThatGrowsMeanwhileKeepsTheBooks) {
   Save(1, {10, 10, 10, 10});
   ScheduledParcel& outlier = Leave(1000);

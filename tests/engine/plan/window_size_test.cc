@@ -20,7 +20,7 @@ TEST(WindowSizeTest, HoldsTwoTensorsOfTheUsualSize) {
   EXPECT_EQ(AutoWindowBytes(Saved({1, 5, 2, 5, 3, 5, 4, 5}), {}), 10u);
 }
 
-// Float32 logits of 4 GB beside activations of 64 MB: windows of 8 GB would free next to nothing.
+// Float32 logits of 4 GB with activations of 64 MB: windows of 8 GB would free almost nothing.
 TEST(WindowSizeTest, ThreeTensorsThatAreLargerThanAllOthersDoNotWidenIt) {
   EXPECT_EQ(AutoWindowBytes(Saved({5, 4000, 5, 4000, 5, 4000, 5}), {}), 10u);
   EXPECT_EQ(AutoWindowBytes(Saved({5, 4000, 5, 4000, 5, 4000, 5, 4000}), {}), 8000u);

@@ -48,7 +48,7 @@ TEST(DurationHistogramTest, APercentileIsTheSmallestThatEnoughAreNotLongerThan) 
 
 TEST(DurationHistogramTest, NoPercentileIsLongerThanTheMaximum) {
   DurationHistogram histogram;
-  histogram.Add(1.05);  // at the lower end of its bucket
+  histogram.Add(1.05);  // the lower end of its bucket
   EXPECT_EQ(histogram.PercentileMs(0.5), 1.05);
 }
 
@@ -78,7 +78,7 @@ TEST(DurationHistogramDeathTest, ThereIsNoPercentileOfNobodyOrOfMoreThanAll) {
 
 class AgainstExactPercentilesTest : public ::testing::TestWithParam<int> {};
 
-// Log-normal over nine decades, so that every octave is met.
+// Log-normal over nine decades, so that every octave occurs.
 TEST_P(AgainstExactPercentilesTest, PercentilesAreWithinTheDocumentedError) {
   std::mt19937_64 random(GetParam());
   std::lognormal_distribution<double> durations_ms(-2, 3);

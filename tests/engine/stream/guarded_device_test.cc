@@ -25,8 +25,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Two threads meet a broken device: the second one's error comes while the first one's call has not
-// returned. Here the first call makes the second one itself.
+// Two threads call a broken device, and the second error arrives before the first call returns. The
+// first call makes the second one itself here.
 TEST(GuardedDeviceTest, ALaterErrorDoesNotReplaceTheFirst) {
   const CapturedLog log;
   const auto machine = EmulatedMachine::Create(testing::TestMachineOptions()).value();

@@ -46,7 +46,7 @@ class StreamClockTest : public ::testing::Test {
 };
 
 TEST_F(StreamClockTest, TellsWhenTheStreamGotToEachMoment) {
-  Compute(1e12);  // the host is ahead from here on
+  Compute(1e12);  // the device is behind from here on
   std::vector<StreamClock::Moment> moments = {clock_.Now(stream_)};
   Compute(1e12);
   moments.push_back(clock_.Now(stream_));
@@ -78,7 +78,7 @@ TEST_F(StreamClockTest, NoMomentsTakeNoTime) {
 }
 
 TEST_F(StreamClockTest, OneMomentWithoutAnEventMakesAllTheHosts) {
-  // The device is called until the fixture ends.
+  // Shared, because the device is called until the fixture ends.
   const auto fails = std::make_shared<bool>(false);
   device_->FailCalls([fails](const std::string& call, uint64_t) {
     return *fails && call == "RecordEvent" ? absl::InvalidArgumentError("injected")

@@ -25,7 +25,7 @@ using ::pinion::testing::TestMachineOptions;
 
 class StreamInUseTest : public ::testing::Test {
  protected:
-  // Counts how often the device itself is asked, which knows the legacy default stream as well.
+  // Counts calls that reach the device, and supports the legacy default stream.
   class AskedDevice : public ForwardingDevice {
    public:
     using ForwardingDevice::ForwardingDevice;
@@ -84,7 +84,7 @@ TEST_F(StreamInUseTest, AnotherThreadAsks) {
   EXPECT_EQ(asked(), 2);
 }
 
-// An operator's hook may run another operator, on another stream.
+// An operator's hook may run another operator on another stream.
 TEST_F(StreamInUseTest, TheInnermostOneCountsAndTheOuterOneGoesOn) {
   const StreamInUse outer(*device_, stream_);
   EXPECT_FALSE(IsCapturing(stream_));
@@ -99,8 +99,8 @@ TEST_F(StreamInUseTest, TheInnermostOneCountsAndTheOuterOneGoesOn) {
   EXPECT_EQ(asked(), 3);
 }
 
-// It captures nothing. That another stream's capture depends on it is for those to find out who
-// are not called by an operator.
+// The legacy stream captures nothing. Only callers outside of operators must check whether another
+// stream's capture depends on it.
 TEST_F(StreamInUseTest, TheLegacyDefaultStreamIsNotAskedWhileItIsInUse) {
   const StreamHandle legacy(nullptr);
   {

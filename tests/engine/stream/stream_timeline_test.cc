@@ -94,7 +94,7 @@ TEST_F(StreamTimelineTest, HowFarItsStreamIsIsFoundOutByHalves) {
   }
 }
 
-// Records on `stream` whatever stream it is told.
+// Records every event on `stream`, whichever stream was requested.
 class RedirectingDevice : public ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
@@ -104,8 +104,8 @@ class RedirectingDevice : public ForwardingDevice {
   }
 };
 
-// Its owner may have destroyed it and got the handle again for another one, whose work tells
-// nothing of the first one's: there is a mark behind long work on the first, and one on the second.
+// A foreign stream's handle may be reused by another stream, whose progress must not complete
+// earlier marks. Here a mark follows long work on the first stream, and another is on the second.
 class StreamTimelineForeignTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -163,7 +163,7 @@ TEST_F(StreamTimelineForeignTest, AStreamThatComesAfterAMarkComesAfterAllBeforeI
   EXPECT_EQ(timeline_.Completed(), last_) << "the work of the first stream is done as well";
 }
 
-// Whoever drops it last has perhaps never asked.
+// The last owner may never have polled.
 TEST_F(StreamTimelineTest, AStreamWhoseWorkIsDoneIsDestroyedThoughNobodyPolled) {
   const CapturedLog log;
   Mark();
@@ -200,7 +200,8 @@ TEST_F(StreamTimelineDeathTest, ANumberThatWasNeverGivenIsTheCallersBug) {
                "test: nothing with the number 2 was submitted");
 }
 
-// The last events of an engine that is gone are destroyed by whoever finds out that they are done.
+// The thread that finds a destroyed engine's last events done destroys them. It may use the
+// timeline meanwhile.
 TEST(StreamTimelineLockTest, EventsAreLetGoOfWithoutTheLock) {
   EmulatedOptions machine_options = TestMachineOptions();
   machine_options.faults.stalls = {{.at = 1, .ms = 10'000}};

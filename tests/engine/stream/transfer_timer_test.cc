@@ -1,4 +1,4 @@
-// What is said about times is exact here: virtual time is known.
+// Virtual time makes all measured times exact.
 
 #include "pinion/engine/stream/transfer_timer.h"
 
@@ -61,7 +61,7 @@ EngineOptions Timed(std::shared_ptr<TraceSink> trace = nullptr) {
   return options;
 }
 
-// Work that reads and writes nothing.
+// Launches work that accesses no memory.
 void Compute(EngineWorld& world, double ms, StreamHandle stream) {
   const auto kernel_ms = [&](double flops) {
     return KernelMs(world.machine().options().preset, flops, 0, ComputeType::kFloat32);
@@ -92,10 +92,10 @@ TEST(TransferTimerTest, CopyTimesAreTheLinksOwn) {
   EngineWorld world(TestMachineOptions(), Timed());
   uint8_t* const data = world.AllocateDevice(8 * kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kMiB);
-  // The stream of an idle device would have to wait for the host's next call.
+  // Keeps the stream busy: an idle one would wait for the host's next call within the timed copy.
   Compute(world, 1, world.compute());
   world.CopyOut(host, data, world.compute());
-  world.CopyIn(host, data, world.compute());  // after the other: nothing is shared
+  world.CopyIn(host, data, world.compute());  // after the copy out, so they share nothing
   world.engine().Poll();
   EXPECT_EQ(world.engine().GetStats().d2h.copy_time.count, 0) << "it is not done";
 
@@ -125,7 +125,7 @@ TEST(TransferTimerTest, StallsAddUpToWhatTheMachineSawStalled) {
   const StreamHandle other = world.NewStream();
   const double copy_ms = CopyMs(world, CopyDirection::kHostToDevice, 32 * kMiB);
 
-  // Compute of less than a copy's time, of more, and of a little: stalled, not, and stalled.
+  // Compute shorter than a copy, longer, and much shorter. Only the second one hides the copy.
   world.machine().ResetTimeStats(0);
   double expected_ms = 0;
   for (const double compute_ms : {0.75 * copy_ms, 1.5 * copy_ms, 0.25 * copy_ms}) {
@@ -141,7 +141,7 @@ TEST(TransferTimerTest, StallsAddUpToWhatTheMachineSawStalled) {
   const DurationSummary stalls = DrainedStats(world).h2d.stall_time;
   EXPECT_EQ(stalls.count, 3);
   EXPECT_NEAR(stalls.total_ms, machine_ms, kExactMs);
-  // But for what the host takes to submit the copy.
+  // Differs by the host's time for submitting the copy.
   EXPECT_NEAR(stalls.total_ms, expected_ms, 0.1);
   EXPECT_GT(stalls.total_ms, copy_ms);
 }
@@ -154,7 +154,7 @@ TEST(TransferTimerTest, AWaitForWhatIsDoneStallsForNoLongerThanItsOwnCalls) {
   ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());  // the engine does not know
   ASSERT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
   ASSERT_THAT(world.engine().Drain(kLong), IsOk());
-  // Known to be done: no wait is enqueued, and none is timed.
+  // The engine knows that the copy is done, so it enqueues and times no wait.
   ASSERT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
 
   const DurationSummary stalls = DrainedStats(world).d2h.stall_time;
@@ -233,7 +233,7 @@ TEST(TransferTimerTest, TheSinkIsToldWhatWasCopiedAndWhoWaited) {
   EXPECT_EQ(sink->open_ranges(), 0);
 }
 
-// A program of copies both ways; its bytes and the clock at its end.
+// Results of a program that copies in both directions.
 struct Outcome {
   std::vector<uint8_t> bytes;
   double now_ms = 0;
@@ -291,7 +291,7 @@ TEST(TransferTimerTest, ASinkThatWantsRangesOnlySparesTheEvents) {
   EXPECT_EQ(sink->RangesNamed("pinion.submit").size(), 40);
 }
 
-// Each of the calls that timing adds fails, for ever: nothing else does.
+// One of the calls that timing adds fails permanently.
 class BrokenTimingTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(BrokenTimingTest, TransfersGoOnAndAreCountedAsNotTimed) {
@@ -317,7 +317,7 @@ TEST_P(BrokenTimingTest, TransfersGoOnAndAreCountedAsNotTimed) {
 INSTANTIATE_TEST_SUITE_P(Calls, BrokenTimingTest,
                          ::testing::Values("CreateTimedEvent", "ElapsedMs", "QueryEvent"));
 
-// The number-th call fails, and no other.
+// Only this call fails.
 TEST(TransferTimerTest, AMomentThatWasNotRecordedOrReadIsCountedAndTheNextIsTimed) {
   struct Fault {
     const char* call;
@@ -343,7 +343,7 @@ TEST(TransferTimerTest, AMomentThatWasNotRecordedOrReadIsCountedAndTheNextIsTime
   }
 }
 
-// Its old record is somebody else's moment.
+// A recycled event still holds the record of another moment.
 class TimedRecordsFail : public ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
@@ -428,7 +428,7 @@ TEST(TransferTimerTest, SubmitCollectsTimesOnceManyAreDue) {
   EXPECT_GE(world.engine().GetStats().h2d.copy_time.count, 16);
 }
 
-// cudaEventElapsedTime's answers are floats, of half a microsecond's resolution.
+// Rounds as cudaEventElapsedTime does: floats with a resolution of half a microsecond.
 class RoundingDevice : public ForwardingDevice {
  public:
   using ForwardingDevice::ForwardingDevice;
@@ -439,7 +439,7 @@ class RoundingDevice : public ForwardingDevice {
   }
 };
 
-// When each of many short copies began, from the first one's beginning on.
+// Returns when each of many short copies began, relative to the first.
 template <typename AnyDevice>
 std::vector<double> BeginningsMs() {
   auto sink = std::make_shared<RecordingTraceSink>();
@@ -473,7 +473,7 @@ TEST(TransferTimerTest, TimesStayExactInALongRun) {
   uint8_t* const data = world.AllocateDevice(kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
   constexpr int kCopies = 200;
-  constexpr double kComputeMs = 5000;  // 1e6 ms in all, where floats are 0.06 ms apart
+  constexpr double kComputeMs = 5000;  // 1e6 ms in total, where floats are 0.06 ms apart
   for (int i = 0; i < kCopies; ++i) {
     Compute(world, kComputeMs, world.compute());
     const Transfer in = world.CopyIn(host, data, world.compute());
@@ -487,7 +487,7 @@ TEST(TransferTimerTest, TimesStayExactInALongRun) {
   ASSERT_EQ(transfers.size(), kCopies);
   const double copy_ms = CopyMs(world, CopyDirection::kHostToDevice, kMiB);
   for (int i = 1; i < kCopies; ++i) {
-    // The host's own calls between two drains take virtual time, too.
+    // Between two drains the host's calls take virtual time too.
     if (i % 8 == 1) continue;
     ASSERT_NEAR(transfers[i].start_ms - transfers[i - 1].start_ms, kComputeMs + copy_ms, 1e-3) << i;
   }
@@ -508,7 +508,7 @@ TEST(TransferTimerTest, AStreamThatIsStuckCostsBoundedMemory) {
   EXPECT_EQ(DrainedStats(world).h2d.stall_time.count, 4096);
 }
 
-// A second thread polls in the midst of a collection, when the first has a measurement in hand.
+// A second thread polls while the first one is collecting a measurement.
 TEST(TransferTimerTest, OfTwoThreadsThatPollAtOnceOneCollects) {
   const std::shared_ptr<EmulatedMachine> machine =
       EmulatedMachine::Create(TestMachineOptions()).value();

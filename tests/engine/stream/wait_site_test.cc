@@ -25,7 +25,7 @@ TEST(WaitSiteTest, OneSiteIsDisabledAsLongAsAnyScopeLives) {
   EXPECT_TRUE(kReadAfterCopyIn.enabled());
 }
 
-// A site whose name no list has does not compile, and neither does this.
+// A site whose name is in no list does not compile.
 template <const auto& list>
 concept ListHasSite = requires {
   typename std::bool_constant<(WaitSite("kNowhere", list), true)>;

@@ -1,4 +1,4 @@
-// What every Backing does for parcels, and what parcels do with one that fails.
+// The contract of Backing, and parcels whose backing fails.
 
 #include "pinion/engine/tier/backing.h"
 
@@ -133,8 +133,8 @@ TEST_P(BackingTest, TheHostAndTheDeviceSeeTheSameBytes) {
   EXPECT_EQ(world_.ReadHost(*after), Pattern(1, kBytes));
 }
 
-// The world's copies take effect as late as they may, so each of these goes while they are under
-// way, and what is written next gets the memory that became free.
+// Copies take effect as late as possible, so each parcel is destroyed during its copies. The next
+// parcel gets the memory that became free.
 TEST_P(BackingTest, AParcelThatIsDroppedWhileCopiesAreUnderWayHurtsNobodyElse) {
   Parcel::Reader reader;
   const std::vector<std::function<void()>> lives = {
@@ -172,7 +172,7 @@ TEST_P(BackingTest, ItGivesAllPinnedMemoryBack) {
     EXPECT_GT(UsedBytes(world_), 0u);
   }
   while (UsedBytes(world_) > 0) {
-    // What a deferred block waits for is asked about by the next allocation.
+    // The next allocation polls the tickets of deferred blocks.
     ASSERT_THAT(world_.engine().Drain(kLong), IsOk());
     ASSERT_THAT(world_.allocator().Allocate(kMiB), IsOk());
     absl::SleepFor(absl::Microseconds(20));
@@ -193,7 +193,7 @@ TEST_P(BackingTest, WhatThePoolRefusesIsWhatReserveReturns) {
   EXPECT_THAT(backing->Reserve(pool, kKiB), IsOk());
 }
 
-// ------------------------------------------------------------------------- one that takes its time
+// ---------------------------------------------------------------------------------- a slow backing
 
 class SlowBackingTest : public ::testing::Test {
  protected:
@@ -241,7 +241,7 @@ TEST_F(SlowBackingTest, TheHostWaitsNoLongerThanItWantsTo) {
   EXPECT_EQ(world_.ReadHost(*view), Pattern(1, kBytes));
 }
 
-// --------------------------------------------------------------------------- a backing's mistakes
+// ------------------------------------------------------------------------------- a faulty backing
 
 class NullBacking final : public Backing {
  public:

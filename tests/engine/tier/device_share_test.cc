@@ -1,4 +1,4 @@
-// What weights that visit a device and those who plan within a target tell each other.
+// Streamed weights and plans with a memory target share one device's memory.
 
 #include "pinion/engine/tier/device_share.h"
 

@@ -57,7 +57,7 @@ class DeviceTierTest : public ::testing::Test {
       : world_(TestMachineOptions(), options) {}
   ~DeviceTierTest() override { EXPECT_THAT(world_.machine().races(), IsEmpty()); }
 
-  // Of Pattern(1), Pattern(2) and so on.
+  // Returns parcels of Pattern(1), Pattern(2) and so on, ready to be copied out.
   std::vector<Departure> NewDepartures(uint64_t count) {
     std::vector<Departure> departures;
     for (uint64_t i = 1; i <= count; ++i) {
@@ -72,7 +72,7 @@ class DeviceTierTest : public ::testing::Test {
   TierWorld tiers_{world_};
 };
 
-// ------------------------------------------------------------------------------------------ out
+// -------------------------------------------------------------------------------------- offload
 
 TEST_F(DeviceTierTest, ParcelsLeaveInOneBatchAndComeBackInOne) {
   std::vector<Departure> departures = NewDepartures(5);
@@ -99,7 +99,7 @@ TEST_F(DeviceTierTest, ParcelsLeaveInOneBatchAndComeBackInOne) {
   EXPECT_EQ(tiers_.live_blocks(), 0);
 }
 
-// A view inside of memory that others use as well, and two pieces that have changed places.
+// A view of memory with other users, and two pieces in swapped order.
 TEST_F(DeviceTierTest, PiecesAreFoundWhereTheyWerePut) {
   const std::vector<uint8_t> bytes = Pattern(1, 1000);
   Departure departure;
@@ -120,7 +120,7 @@ TEST_F(DeviceTierTest, PiecesAreFoundWhereTheyWerePut) {
   EXPECT_EQ(range(read, 256, 200), range(bytes, 10, 200));
 }
 
-// In virtual time: a kernel of a second comes before the copy.
+// A kernel of one virtual second precedes the copy.
 TEST_F(DeviceTierTest, TheStreamWaitsForTheCopyOutOfAnEvictionAndTheHostDoesNot) {
   Departure departure = tiers_.NewDeparture(Pattern(1, kBytes));
   Kernel kernel;
@@ -140,7 +140,7 @@ TEST_F(DeviceTierTest, TheStreamWaitsForTheCopyOutOfAnEvictionAndTheHostDoesNot)
   EXPECT_GT(world_.machine().now_ms() - begin_ms, 100) << "or the kernel was none to wait for";
 }
 
-// ----------------------------------------------------------------------------------------- back
+// ---------------------------------------------------------------------------------------- fetch
 
 TEST_F(DeviceTierTest, WhatNobodyIsLeftToReadIsHandedBackAndTheRestIsFetched) {
   std::vector<std::shared_ptr<Parcel>> parcels;
@@ -187,7 +187,7 @@ class SmallWindowTest : public DeviceTierTest {
   SmallWindowTest() : DeviceTierTest(Options()) {}
 };
 
-// Whoever fetches ahead has a bound of its own.
+// The prefetcher has its own limit.
 TEST_F(SmallWindowTest, AFetchNeverWaitsForRoom) {
   std::vector<std::shared_ptr<Parcel>> parcels;
   for (uint64_t i = 0; i < 4; ++i) {
@@ -223,7 +223,7 @@ TEST(DeviceTierFaultsTest, WhatCannotLeaveStaysWithTheCaller) {
   EXPECT_THAT(faulty.machine->races(), IsEmpty());
 }
 
-// The device may go on to read the memory, whatever it says.
+// A poisoned device may still read the memory, whatever it reports.
 TEST(DeviceTierFaultsTest, WhatAPoisonedDeviceMayStillCopyOutIsLeaked) {
   FaultyTierWorld faulty;
   std::vector<Departure> departures;

@@ -1,9 +1,9 @@
-// A PinnedBacking that can be told to fail, and a timeline whose tickets end in an error.
+// A PinnedBacking that can fail on request, and a timeline whose tickets end in an error.
 //
 //   auto failing = std::make_shared<FailingBacking>();
 //   failing->to_read = absl::DataLossError("the file is too short");
 //
-// Thread safety: what is told to fail is told while nobody calls.
+// Thread safety: set the failures while no call is under way.
 
 #ifndef PINION_TESTS_ENGINE_TIER_FAILING_BACKING_H_
 #define PINION_TESTS_ENGINE_TIER_FAILING_BACKING_H_
@@ -25,7 +25,7 @@
 
 namespace pinion::testing {
 
-// Nothing on it gets done, and whoever waits gets the error, until it is repaired.
+// Never advances, and fails every wait with the error, until Repair().
 class BrokenTimeline final : public FenceTimeline {
  public:
   explicit BrokenTimeline(absl::Status error) : error_(std::move(error)) {}
@@ -44,9 +44,9 @@ class BrokenTimeline final : public FenceTimeline {
 
 class FailingBacking final : public Backing {
  public:
-  absl::Status reserve;                             // what Reserve returns, unless it is OK
-  absl::Status to_read;                             // what ToRead returns
-  std::shared_ptr<BrokenTimeline> reads = nullptr;  // what is on the buffers, too
+  absl::Status reserve;                             // returned by Reserve unless OK
+  absl::Status to_read;                             // returned by ToRead
+  std::shared_ptr<BrokenTimeline> reads = nullptr;  // a ticket for the buffers, too
 
   absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(const std::shared_ptr<PinnedAllocator>& pool,
                                                        uint64_t size_bytes) override {

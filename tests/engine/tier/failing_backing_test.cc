@@ -1,4 +1,4 @@
-// What becomes of parcels whose backing fails: errors pass through, and nothing is lost.
+// Parcels whose backing fails: errors are passed on, and no bytes are lost.
 
 #include "pinion/tests/engine/tier/failing_backing.h"
 
@@ -103,7 +103,7 @@ TEST_F(FailingBackingTest, TheHostIsToldWhyItCannotSeeTheBytes) {
   EXPECT_EQ(world_.ReadHost(*view), Pattern(1, kBytes));
 }
 
-// The claims of all of them are given up, also of those that could have been read.
+// Releases all claims, including those of readable parcels.
 TEST_F(FailingBackingTest, WhereOneOfABatchCannotBeReadNoneIsFetched) {
   const auto broken = std::make_shared<FailingBacking>();
   TierWorld others(world_, broken);

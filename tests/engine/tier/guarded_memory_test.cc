@@ -52,7 +52,7 @@ using testing::WithoutRetries;
 constexpr absl::Duration kLong = absl::Seconds(30);
 constexpr uint64_t kBytes = 64 * kKiB;
 
-// Device memory with Pattern(seed), its copy out, which is under way, and where that goes.
+// Device memory with Pattern(seed), a copy out of it in flight, and the copy's host buffer.
 struct CopyOut {
   CopyOut(EngineWorld& world, TierWorld& tiers, uint64_t seed)
       : host(world.NewHostBuffer(kBytes)),
@@ -72,7 +72,7 @@ class GuardedMemoryTest : public ::testing::Test {
  protected:
   CopyOut NewCopyOut(uint64_t seed) { return CopyOut(world_, tiers_, seed); }
   GuardedMemory NewGuarded(uint64_t seed) { return NewCopyOut(seed).Guard(tiers_.stream()); }
-  // Waits of streams since the last time.
+  // Returns the stream waits since the last call.
   uint64_t NewWaits() {
     const uint64_t waits = world_.engine().GetStats().event_waits;
     return waits - std::exchange(waits_seen_, waits);
@@ -85,7 +85,7 @@ class GuardedMemoryTest : public ::testing::Test {
 
 // ---------------------------------------------------------------------------------------- order
 
-// Whoever gets the memory next writes to it at once.
+// The next owner of the memory writes to it at once.
 TEST_F(GuardedMemoryTest, TheStreamWaitsForACopyOutBeforeTheFrameworkGetsTheMemoryBack) {
   for (const WaitSite* const site : {&kFreeAfterCopy, &kReuseAfterCopyOut}) {
     CopyOut out = NewCopyOut(1);
@@ -301,13 +301,12 @@ TEST(GuardedMemoryFaultsTest, MemoryUnderACopyOfAPoisonedEngineIsLeakedAndTheLog
 
 // ------------------------------------------------------------------------------------------ exit
 
-// As a program would hold it: destroyed when the process exits, after main.
+// Globals, as in a program: destroyed after main.
 std::unique_ptr<EngineWorld> global_world;
 std::unique_ptr<TierWorld> global_tiers;
 GuardedMemory global_memory;
 
-// Exits with a copy under way. A device call during exit, the free included, ends the process with
-// 3 instead.
+// Exits with a copy in flight. Exits with 3 if the device is called during exit, even to free.
 [[noreturn]] void ExitWithGuardedMemory() {
   const std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
   auto device = std::make_shared<ForwardingDevice>(machine->device(0));
@@ -321,7 +320,7 @@ GuardedMemory global_memory;
   std::exit(0);
 }
 
-// The operating system takes it all back, so there is nothing to complain of either.
+// The operating system reclaims the memory, so no message is needed.
 TEST(GuardedMemoryDeathTest, MemoryThatOutlivesMainIsLeakedWithoutADeviceCallOrAWord) {
   EXPECT_EXIT(ExitWithGuardedMemory(), ::testing::ExitedWithCode(0),
               Not(HasSubstr("device memory")));

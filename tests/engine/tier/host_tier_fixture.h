@@ -44,7 +44,7 @@ class HostTierTest : public ::testing::Test {
   }
 
   const std::shared_ptr<EmulatedMachine> machine_ = EmulatedMachine::Create(TwoDevices()).value();
-  // Of 8 KiB, so that a larger alignment can work.
+  // 8 KiB permit a larger alignment.
   const std::shared_ptr<FakeSource> source_ = std::make_shared<FakeSource>(8 * kKiB);
 };
 

@@ -1,4 +1,4 @@
-// What users of one process's host tier have to agree on.
+// Options that all users of the process's host tier must agree on.
 
 #include <functional>
 #include <memory>
@@ -33,7 +33,7 @@ using testing::StatusIs;
 struct Other {
   std::string field;
   std::function<void(HostTierOptions&)> change;
-  std::string is_and_not;  // as the message has it
+  std::string is_and_not;  // as in the message
 
   friend void PrintTo(const Other& other, std::ostream* out) { *out << other.field; }
 };
@@ -103,7 +103,7 @@ TEST_P(HostTierOtherOptionsTest, TheSameOptionsAreShared) {
   EXPECT_EQ(first, second);
 }
 
-// Does not compile once there is a field more: compare it, and give it a row above.
+// Fails to compile if an option is added: compare the new field, and add a row above.
 TEST_F(HostTierOptionsTest, EveryFieldOfTheOptionsHasARow) {
   const HostTierOptions options;
   [[maybe_unused]] const auto& [allocator, engine, any_engine] = options;
@@ -134,7 +134,7 @@ TEST_F(HostTierOptionsTest, AFunctionForTheRamsLevelIsTheFirstUsersToGive) {
   EXPECT_THAT(OfProcess(with), StatusIs(absl::StatusCode::kFailedPrecondition));
 }
 
-// ------------------------------------------------------------------------ who wants only the pool
+// ------------------------------------------------------------------------ users of the pool alone
 
 HostTierOptions PoolAlone() {
   HostTierOptions options = SmallOptions();
@@ -212,12 +212,12 @@ TEST_F(HostTierOptionsTest, OptionsThatCannotWorkAreRefusedWhetherOneLivesOrNot)
 TEST_F(HostTierOptionsTest, AProgramsOwnPoolIsUsedAndSharedWithWhoeverBringsTheSame) {
   const std::shared_ptr<PinnedAllocator> pool = NewPool();
   HostTierOptions options = SmallOptions();
-  options.allocator.on_ram_level = [](const RamLevelChange&) {};  // of no pool, either
+  options.allocator.on_ram_level = [](const RamLevelChange&) {};  // belongs to no pool
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> first, OfProcess(options, pool));
   EXPECT_EQ(&first->pool(), pool.get());
   EXPECT_EQ(first->source(), nullptr);
   HostTierOptions others = SmallOptions();
-  others.allocator.low_percent = 80;  // of no pool
+  others.allocator.low_percent = 80;  // belongs to no pool
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> second, OfProcess(others, pool));
   EXPECT_EQ(first, second);
 }

@@ -113,7 +113,7 @@ TEST_F(HostTierTest, UsersThatComeAtOnceGetOneTier) {
 
 // -------------------------------------------------------------------------------------- devices
 
-// All of them find that there is none yet before any of them has made one.
+// All threads find no tier before any of them creates one.
 TEST_F(HostTierTest, ManyThreadsThatWantADeviceGetOneTier) {
   constexpr int kThreads = 8;
   std::barrier all_here(kThreads);
@@ -180,7 +180,7 @@ TEST_F(HostTierTest, DevicesHaveTheEngineOfItsOptions) {
   EXPECT_GT(sink.use_count(), uses) << "the engine has it";
 }
 
-// What is inherited is the parent's, and so may be the lock of the list of those that live.
+// The inherited tier belongs to the parent, and another thread may have held the lock of the list.
 TEST_F(HostTierTest, AChildOfForkMakesATierOfItsOwn) {
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> parents, OfProcess());
   HostTierOptions others = SmallOptions();
@@ -190,7 +190,7 @@ TEST_F(HostTierTest, AChildOfForkMakesATierOfItsOwn) {
         if (fork() == 0) {
           const auto machine = EmulatedMachine::Create(TwoDevices()).value();
           DeviceBackend backend = EmulatedBackend(machine);
-          backend.system = machine_.get();  // as a driver's would be
+          backend.system = machine_.get();  // as with a driver
           const TierOrError own = HostTier::OfProcess(others, backend, source_);
           _exit(own.ok() && *own != parents ? 0 : 1);
         }

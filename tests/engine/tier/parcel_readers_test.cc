@@ -1,4 +1,4 @@
-// Those who need a parcel's bytes, and when what was fetched for them is let go of.
+// Readers of a parcel, and when the fetched bytes are freed.
 
 #include <cstdint>
 #include <memory>
@@ -38,7 +38,7 @@ class ParcelReadersTest : public ::testing::Test {
  protected:
   ~ParcelReadersTest() override { EXPECT_THAT(world_.machine().races(), IsEmpty()); }
 
-  // Away, with so many readers.
+  // Returns an offloaded parcel with this number of readers.
   std::shared_ptr<Parcel> NewParcel(int readers) {
     std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
     parcel->AddReaders(readers);
@@ -49,11 +49,11 @@ class ParcelReadersTest : public ::testing::Test {
     tiers_.Fetch(*parcel->ClaimIfAway());
     return parcel;
   }
-  // The bytes are checked.
+  // Reads and checks the bytes.
   void Read(Parcel& parcel, Parcel::Reader& reader) {
     EXPECT_EQ(tiers_.Read(parcel, reader), Pattern(1, kBytes));
   }
-  // The same, and what was fetched stays for the next epoch.
+  // Reads, and keeps the fetched bytes for the next epoch.
   void ReadAndKeep(Parcel& parcel, Parcel::Reader& reader) {
     std::optional<Parcel::Read> read;
     ASSERT_TRUE(parcel.ReadIfFetched(reader, read, Parcel::Afterwards::kKeep));
@@ -187,7 +187,7 @@ TEST_F(ParcelReadersTest, WhereAllFoundTheBytesElsewhereTheNextFetchIsForAllAnew
   EXPECT_FALSE(OnDevice(*parcel));
 }
 
-// ------------------------------------------------------------------------------- readers that go
+// ------------------------------------------------------------------------------- removed readers
 
 TEST_F(ParcelReadersTest, AReaderThatGoesUnreadIsNotWaitedForAnyMore) {
   const std::shared_ptr<Parcel> parcel = NewFetched(3);
@@ -233,7 +233,7 @@ TEST_F(ParcelReadersTest, AReaderThatComesLateIsWaitedForToo) {
   EXPECT_FALSE(OnDevice(*parcel));
 }
 
-// --------------------------------------------------------------------------------- while fetched
+// -------------------------------------------------------------------------------- during a fetch
 
 TEST_F(ParcelReadersTest, AFetchThatNobodyIsLeftToReadIsGivenBack) {
   const std::shared_ptr<Parcel> parcel = NewParcel(0);
@@ -280,7 +280,7 @@ TEST_F(ParcelReadersTest, AReaderThatFindsTheBytesElsewhereWhileSomebodyFetchesH
   EXPECT_FALSE(OnDevice(*parcel));
 }
 
-// What comes after they have read is for all of them anew, or nobody would let go of it.
+// The bytes that arrive later are for all readers again. Otherwise no reader would free them.
 TEST_F(ParcelReadersTest, WhereAllFindTheBytesElsewhereWhileSomebodyFetchesTheyReadAnew) {
   const std::shared_ptr<Parcel> parcel = NewParcel(2);
   std::optional<FetchClaim> claim = parcel->ClaimIfAway();

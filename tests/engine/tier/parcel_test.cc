@@ -1,5 +1,5 @@
-// The states of a parcel: each transition of the diagram in parcel.h, and those that must not be.
-// Readers: parcel_readers_test.cc. Several threads: parcel_threads_test.cc.
+// State transitions of a parcel: each one in the diagram in parcel.h, and forbidden ones. Readers:
+// parcel_readers_test.cc. Threads: parcel_threads_test.cc.
 
 #include "pinion/engine/tier/parcel.h"
 
@@ -40,7 +40,7 @@ constexpr uint64_t kBytes = 64 * kKiB;
 
 class ParcelTest : public ::testing::Test {
  protected:
-  // Two pieces, each in memory of its own, which others may share.
+  // Copies two pieces out, each from its own memory, which others may share.
   std::shared_ptr<Parcel> PutOutTwoPieces() {
     Departure departure;
     departure.parcel = tiers_.tier().NewParcel(2 * kBytes, tiers_.stream()).value();
@@ -57,7 +57,7 @@ class ParcelTest : public ::testing::Test {
   Parcel::Reader reader_;
 };
 
-// ------------------------------------------------------------------------------------------ out
+// -------------------------------------------------------------------------------------- offload
 
 TEST_F(ParcelTest, ANewParcelHoldsNothingAndHasNoCopyToWaitFor) {
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<Parcel> parcel,
@@ -145,7 +145,7 @@ TEST_F(ParcelTest, AnEvictionCountsWhatItDoesNotFree) {
   EXPECT_EQ(tiers_.BytesIn(others), Pattern(2, kBytes));
 }
 
-// ----------------------------------------------------------------------------------------- back
+// ---------------------------------------------------------------------------------------- fetch
 
 TEST_F(ParcelTest, AParcelThatIsAwayIsClaimedOnceAndFetched) {
   const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
@@ -263,7 +263,7 @@ TEST_F(ParcelTest, AParcelThatGoesLetsGoOfWhatWasFetchedAfterTheCopyIn) {
   EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
-// ------------------------------------------------------------------------------- what must not be
+// -------------------------------------------------------------------------- forbidden transitions
 
 using ParcelDeathTest = ParcelTest;
 

@@ -1,5 +1,4 @@
-// Several threads that want one parcel. The races are forced: a thread is seen to sleep before the
-// other goes on.
+// Several threads use one parcel. Races are forced: one thread sleeps before another continues.
 
 #include <cstdint>
 #include <memory>
@@ -109,7 +108,7 @@ TEST_F(ParcelThreadsTest, ManyThreadsThatReadAndGoSeeTheBytesAndLeaveNothingBehi
     Parcel::Reader reader;
     for (int round = 0; round < 10; ++round) {
       if ((thread + round) % 4 == 0) {
-        // A prefetch that others may wait for; every other one fails.
+        // A prefetch that other threads may wait for. Every second one is given up.
         std::optional<FetchClaim> claim = parcel->ClaimIfAway();
         if (claim.has_value() && round % 2 == 0) tiers_.Fetch(*std::move(claim));
       }

@@ -1,8 +1,8 @@
-// Waits until another thread sleeps in a lock or a condition variable, for tests of what happens
-// then. What is seen is the kernel's word for it, so the test needs no sleep of its own.
+// A thread whose sleep in a lock or condition variable a test can await. The kernel reports the
+// sleep, so the test needs no delay of its own.
 //
 //   SleepingThread waiter([&] { parcel->ReadOrClaim(reader); });
-//   waiter.AwaitSleep();     // returns once it can only be woken
+//   waiter.AwaitSleep();     // returns once only a wake-up can continue it
 //   ...
 //   waiter.Join();
 
@@ -27,7 +27,7 @@ namespace pinion::testing {
 
 class SleepingThread {
  public:
-  // `body` blocks nowhere but in what the test is about.
+  // `body` must not block anywhere except in the tested call.
   explicit SleepingThread(std::function<void()> body)
       : thread_([this, body = std::move(body)] {
           id_ = syscall(SYS_gettid);
@@ -36,7 +36,7 @@ class SleepingThread {
         }) {}
   ~SleepingThread() { Join(); }
 
-  // Also once the body has returned.
+  // Also returns if `body` has returned.
   void AwaitSleep() const {
     while (!done_ && !Sleeps()) absl::SleepFor(absl::Microseconds(20));
   }
@@ -46,7 +46,7 @@ class SleepingThread {
   }
 
  private:
-  // The state comes after the name, which stands in parentheses.
+  // The state follows the name, which is in parentheses.
   bool Sleeps() const {
     if (id_ == 0) return false;
     std::ifstream file("/proc/self/task/" + std::to_string(id_) + "/stat");

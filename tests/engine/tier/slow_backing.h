@@ -1,10 +1,9 @@
-// A Backing that carries bytes further, as one that writes files would: once the copy out is done a
-// thread of its own moves the bytes to the heap and gives the pinned memory back, and brings them
-// back into fresh pinned memory when they are asked for. Its work is numbered on a timeline that
-// has no events, whose tickets are on the buffers.
+// A Backing that moves bytes on, like one that writes files. After the copy out its thread moves
+// the bytes to the heap and frees the pinned memory. On request it restores them into new pinned
+// memory. Its jobs are numbered on a timeline without events, whose tickets are on the buffers.
 //
 //   auto slow = std::make_shared<SlowBacking>(world.machine());
-//   slow->Pause();                              // the thread begins nothing more
+//   slow->Pause();                              // the thread starts no more jobs
 //   ... parcel->ToRead() ...                    // a buffer that is not filled yet
 //   slow->Resume();
 //
@@ -40,11 +39,11 @@
 
 namespace pinion::testing {
 
-// Does one job after the other. A job's number is done when the job is.
+// Runs one job after the other; a job's number completes with the job.
 class NumberedWork final : public FenceTimeline {
  public:
   NumberedWork() : thread_([this] { Work(); }) {}
-  // Ends what it was given.
+  // Finishes all jobs.
   ~NumberedWork() override {
     Update([this] { ending_ = true, paused_ = false; });
     thread_.join();
@@ -97,7 +96,7 @@ class NumberedWork final : public FenceTimeline {
         jobs_.pop_front();
       }
       job();
-      job = nullptr;  // what it held is let go of by then
+      job = nullptr;  // frees what the job holds
       Update([this] { ++completed_; });
     }
   }
@@ -116,18 +115,18 @@ class NumberedWork final : public FenceTimeline {
 class SlowBacking final : public Backing {
  public:
   explicit SlowBacking(EmulatedMachine& machine) : machine_(machine) {}
-  // Places may outlive it; its work does not.
+  // Places may outlive the backing; its jobs do not.
   ~SlowBacking() override { Drain(); }
 
   void Pause() { work_->Pause(); }
   void Resume() { work_->Resume(); }
-  // Blocks until all is done that it was given so far.
+  // Blocks until all jobs added so far are done.
   void Drain() {
     Resume();
     const uint64_t last = work_->Add([] {});
     PINION_CHECK(work_->Wait(last, absl::InfiniteDuration()).ok());
   }
-  // How often somebody has blocked until the thread was done.
+  // Returns how often a caller blocked until the thread was done.
   uint64_t waits() const { return work_->waits(); }
 
   absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(const std::shared_ptr<PinnedAllocator>& pool,
@@ -137,7 +136,7 @@ class SlowBacking final : public Backing {
   }
 
  private:
-  // On the heap; its jobs share it, since the place may go first.
+  // On the heap; jobs share it, because the place may be destroyed first.
   using Bytes = std::vector<uint8_t>;
 
   class Place final : public ParcelPlace {

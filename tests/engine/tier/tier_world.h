@@ -1,4 +1,4 @@
-// A DeviceTier over the engine of an EngineWorld, and device memory for it that somebody counts.
+// A DeviceTier on the engine of an EngineWorld, with counted device memory.
 //
 //   EngineWorld world;
 //   TierWorld tiers(world);
@@ -8,7 +8,7 @@
 //   EXPECT_EQ(tiers.Read(*parcel, reader), Pattern(1, kKiB));
 //   EXPECT_EQ(tiers.live_blocks(), 0);
 //
-// Whoever goes before the world may hold blocks, parcels and transfers of it.
+// Blocks, parcels and transfers must not outlive the world.
 
 #ifndef PINION_TESTS_ENGINE_TIER_TIER_WORLD_H_
 #define PINION_TESTS_ENGINE_TIER_TIER_WORLD_H_
@@ -34,18 +34,18 @@
 
 namespace pinion::testing {
 
-// A framework's allocator. The last reference to a block frees it on the block's stream, as a
-// stream-ordered pool does, so the race detector sees a free that comes too early.
+// A framework's allocator. The last reference to a block frees it on the block's stream, as in a
+// stream-ordered pool, so the race detector sees a free that comes too early.
 //
 // Thread safety: thread-safe.
 class CountedBlocks {
  public:
-  // Allocates and frees by `device`, which outlives this.
+  // Uses `device`, which must outlive this object.
   explicit CountedBlocks(Device& device) : device_(device) {}
 
-  // Ready on `stream`, to which it belongs.
+  // Returns memory that is ready on `stream` and belongs to it.
   DeviceMemory New(uint64_t size_bytes, StreamHandle stream);
-  // Blocks that were not freed. Those that are left when nobody holds any have been leaked.
+  // Returns the blocks that were not freed; without references these are leaks.
   int live() const { return live_.load(); }
 
  private:
@@ -64,36 +64,35 @@ class CountedBlocks {
   Device& device_;
   std::atomic<int> live_{0};
   Mutex mu_;
-  std::deque<Block> blocks_ ABSL_GUARDED_BY(mu_);  // the freed ones, too
+  std::deque<Block> blocks_ ABSL_GUARDED_BY(mu_);  // including freed ones
 };
 
 class TierWorld {
  public:
-  // Parcels rest in pinned memory of the world's unless there is another `backing`. Without `link`
-  // it is measured.
+  // Parcels rest in the world's pinned memory, or in `backing`.
   explicit TierWorld(EngineWorld& world, std::shared_ptr<Backing> backing = nullptr);
 
   DeviceTier& tier() { return tier_; }
   StreamHandle stream() { return world_.compute(); }
   int live_blocks() const { return blocks_.live(); }
 
-  // Each fails the test when a call fails. On stream(), as all below.
+  // All run on stream(), and fail the test if a call fails.
   DeviceMemory NewMemory(uint64_t size_bytes);
-  DeviceMemory NewMemory(const std::vector<uint8_t>& bytes);  // which a kernel writes
-  std::vector<uint8_t> BytesIn(const DeviceMemory& memory);   // by a kernel that reads them
+  DeviceMemory NewMemory(const std::vector<uint8_t>& bytes);  // written by a kernel
+  std::vector<uint8_t> BytesIn(const DeviceMemory& memory);   // read by a kernel
 
-  // In the world's backing.
+  // Uses the world's backing.
   absl::StatusOr<std::shared_ptr<Parcel>> NewParcel(uint64_t size_bytes);
-  // Bytes in new memory, and a parcel for them.
+  // Returns new memory with these bytes and a parcel for it.
   Departure NewDeparture(const std::vector<uint8_t>& bytes);
   std::shared_ptr<Parcel> PutOut(Departure departure);
   std::shared_ptr<Parcel> PutOut(const std::vector<uint8_t>& bytes);
-  std::shared_ptr<Parcel> SendAway(const std::vector<uint8_t>& bytes);  // and evicted
+  std::shared_ptr<Parcel> SendAway(const std::vector<uint8_t>& bytes);  // and evicts it
 
-  // Into new memory. Lets go of what nobody is left to read.
+  // Fetches into new memory. Frees what has no reader left.
   absl::StatusOr<Transfer> TryFetch(FetchClaim claim);
   Transfer Fetch(FetchClaim claim);
-  // As a reader does: fetches unless that has been done, makes the stream wait, reads.
+  // Reads as a reader does: fetches if needed, makes the stream wait, and reads.
   absl::StatusOr<std::vector<uint8_t>> TryRead(Parcel& parcel, Parcel::Reader& reader);
   std::vector<uint8_t> Read(Parcel& parcel, Parcel::Reader& reader);
 
@@ -104,7 +103,7 @@ class TierWorld {
   const std::shared_ptr<Backing> backing_;
 };
 
-// Shares what the world owns: it outlives its borrowers.
+// Returns a non-owning pointer: the world outlives its users.
 template <typename T>
 std::shared_ptr<T> Borrowed(T& owned) {
   return std::shared_ptr<T>(std::shared_ptr<void>(), &owned);
