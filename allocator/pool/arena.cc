@@ -13,9 +13,8 @@ namespace {
 constexpr int kNoOwner = -2;
 static_assert(kNoOwner != kThreadSlotUnknown);
 
-// How many releases of other threads one allocation enters into the books: few, for its latency.
-// One would keep pace, since a block that is released was allocated once. But what is free and not
-// entered yet is missed, and next to what lives on (docs/maintainers/decisions/0011).
+// Releases of other threads that one allocation enters. Few, to bound its latency. More than one,
+// because free blocks that are not entered yet cannot be reused or joined (docs/maintainers/decisions/0011).
 constexpr int kSettlePerAllocation = 4;
 
 // Batches that may wait behind the oldest one's tickets, until a miss or the next look around. They

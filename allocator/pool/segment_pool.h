@@ -7,12 +7,10 @@
 //                                                  ->  a hole that spans several arenas
 //                                                  ->  null: only then does the pool grow
 //
-// (Of what another one has free it takes a half, and no more than it has itself: a thread that
-// wants little leaves the holes together.) So what a thread holds is what it uses, and what nobody
-// has missed so far: before anything is pinned, or refused, all holes are looked at, whatever
-// arenas they lie in. Threads that allocate at the same moment may fill a hole while it is looked
-// at (docs/users/limits.md). A thread's end leaves its arena to the thread that gets its number
-// (thread_slot.h), and to everyone who misses memory. Threads beyond kThreadSlots share one arena.
+// An arena takes half of what another one has free, and at most as much as it has itself. So a
+// thread that needs little does not scatter the holes. Before the pool grows or refuses, all holes
+// of all arenas are searched. Exception: threads that allocate at that moment may fill a hole
+// during the search (docs/users/limits.md).
 //
 // When a thread ends, its arena passes to the next thread with its number (thread_slot.h). Threads
 // beyond kThreadSlots share one arena.
