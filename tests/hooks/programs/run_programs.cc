@@ -10,10 +10,9 @@
 // Prints each seed before it runs: the last line is the one to look at when it dies. Prints which
 // programs had more than their target and may, and exits with 1 where one fails.
 //
-// Two programs are known to run out of memory (docs/users/limits.md), the first one with seed 957:
+// One program is known to run out of memory (docs/users/limits.md), that of seed 957:
 //
 //   ... -- --seeds=1200 --first=1 --set="loss_behind 1" --failures=1200
-//   ... -- --seeds=1 --first=30228
 
 #include <algorithm>
 #include <chrono>
