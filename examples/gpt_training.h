@@ -23,7 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/device/trace/trace_sink.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/examples/fused_adamw.h"
 #include "pinion/examples/text_data.h"

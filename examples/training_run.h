@@ -19,7 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/examples/text_data.h"
 #include "pinion/programs/run_options.h"
 

@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/engine/plan/copy_order.h"
-#include "pinion/engine/plan/room.h"
-#include "pinion/engine/plan/step_gaps.h"
-#include "pinion/engine/plan/step_memory.h"
-#include "pinion/engine/plan/step_simulation.h"
+#include "pinion/engine/planner/idle_intervals.h"
+#include "pinion/engine/planner/liveness.h"
+#include "pinion/engine/planner/range_max_tree.h"
+#include "pinion/engine/planner/residency_planner.h"
+#include "pinion/engine/planner/step_simulation.h"
 
 namespace pinion {
 namespace {

@@ -7,7 +7,7 @@
 // choice of who leaves, from which everybody's leaving and coming back follows; or one object that
 // leaves or comes back earlier or later. Longer plans are gone on from less and less often
 // (simulated annealing). A plan is of whole tensors, in the order of their copies out and of their
-// reads, as the simulation has it (engine/plan/step_simulation.h). Of steps that are small enough
+// reads, as the simulation has it (engine/planner/step_simulation.h). Of steps that are small enough
 // to try every plan it finds the best (tests/bench/offload/offline_plan_test.cc).
 //
 // Thread safety: a pure function.
@@ -18,9 +18,9 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/engine/plan/step_plan.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/planner/step_plan.h"
+#include "pinion/engine/planner/step_trace.h"
 
 namespace pinion {
 

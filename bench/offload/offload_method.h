@@ -24,8 +24,8 @@
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/planner/step_trace.h"
 
 namespace pinion {
 

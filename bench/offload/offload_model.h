@@ -25,7 +25,7 @@
 #include "pinion/bench/offload/replayed_step.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/cost_model.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 
 namespace pinion {
 

@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 
 namespace pinion {
 

@@ -10,7 +10,7 @@
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
-#include "pinion/engine/plan/target_schedule.h"
+#include "pinion/engine/schedule/planned_schedule.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/programs/next_machine.h"

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "pinion/bench/offload/offload_method.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 
 namespace pinion {
 

@@ -21,7 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/engine/plan/step_lives.h"
+#include "pinion/engine/planner/liveness.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {

@@ -25,7 +25,7 @@
 
 #include "absl/status/statusor.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 
 namespace pinion {
 

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "pinion/allocator/base/slab.h"
-#include "pinion/engine/plan/pack_plan.h"
+#include "pinion/engine/link/packing.h"
 #include "pinion/engine/stream/stream_in_use.h"
 #include "pinion/hooks/activations/due_records.h"
 #include "pinion/hooks/activations/exact_layout.h"

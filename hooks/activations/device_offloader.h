@@ -6,7 +6,7 @@
 //
 // What is told elsewhere: which tensors have to wait, and for whom (pending_tensors.h); how they
 // leave (tensor_departures.h) and come back (tensor_returns.h); which are evicted and fetched
-// ahead, and when (engine/plan/offload_schedule.h); the copies and their memory (engine/tier).
+// ahead, and when (engine/schedule/offload_schedule.h); the copies and their memory (engine/tier).
 //
 // Thread safety: thread-safe.
 // Ownership: handles share ownership, so a graph may outlive the session.
@@ -24,8 +24,8 @@
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/device/trace/trace_sink.h"
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/schedule/offload_schedule.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/hooks/activations/live_records.h"

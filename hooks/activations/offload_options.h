@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "pinion/allocator/allocator_options.h"
-#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/tier/backing.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/hooks/plan/offload_policy.h"
@@ -51,7 +51,7 @@ struct OffloadOptions {
 
   // All that LibTorch's allocator may have given out on a device, parameters and optimizer state
   // included, while a step runs: from the first tensor that a scope saves until backward needs none
-  // of them. The session then records steps, plans them (engine/plan/step_plan.h) and runs later
+  // of them. The session then records steps, plans them (engine/planner/plan_step.h) and runs later
   // ones as planned: what need not leave stays and is not copied. The first step, and others that
   // are not known, take the least memory that can be; a target below that is reported in the log,
   // with the least, and all leaves. OffloadStats::steps_over_target counts steps that had more.

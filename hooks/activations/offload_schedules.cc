@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "pinion/engine/plan/pack_plan.h"
-#include "pinion/engine/plan/window_schedule.h"
+#include "pinion/engine/link/packing.h"
+#include "pinion/engine/schedule/window_schedule.h"
 
 namespace pinion {
 namespace {

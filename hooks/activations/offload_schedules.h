@@ -5,10 +5,10 @@
 
 #include <memory>
 
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/engine/plan/offload_schedule.h"
-#include "pinion/engine/plan/target_schedule.h"
-#include "pinion/engine/plan/window_schedule.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/schedule/offload_schedule.h"
+#include "pinion/engine/schedule/planned_schedule.h"
+#include "pinion/engine/schedule/window_schedule.h"
 #include "pinion/hooks/activations/offload_options.h"
 
 namespace pinion {

@@ -41,8 +41,8 @@
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device_backend.h"
-#include "pinion/engine/plan/explain_plan.h"
-#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/planner/explain_plan.h"
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/hooks/activations/live_tensor.h"
 #include "pinion/hooks/activations/module_heads.h"
@@ -77,7 +77,7 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
   virtual std::optional<LinkCalibration> GetLink(int device_index) const = 0;
 
   // With a memory target: what the steps that are known move, when, and what that costs by the
-  // model of the link (engine/plan/explain_plan.h). In words the last one comes first; the other
+  // model of the link (engine/planner/explain_plan.h). In words the last one comes first; the other
   // formats have the last one alone. Empty without a target, and until a step was planned. For
   // people.
   std::string Explain(int device_index) const { return Explain(device_index, PlanFormat::kText); }

@@ -17,7 +17,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/schedule/offload_schedule.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/hooks/activations/offload_schedules.h"

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/schedule/offload_schedule.h"
 #include "pinion/hooks/activations/storage_record.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 
@@ -26,7 +26,7 @@ namespace pinion {
 
 class PendingTensors {
  public:
-  // Tensors of at most so many bytes are small (pack_plan.h). Without `company` none waits for it.
+  // Tensors of at most so many bytes are small (packing.h). Without `company` none waits for it.
   PendingTensors(uint64_t largest_small_bytes, bool company)
       : largest_small_bytes_(largest_small_bytes), company_(company) {}
 

@@ -17,8 +17,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/engine/plan/known_step.h"
-#include "pinion/engine/plan/plan_watch.h"
+#include "pinion/engine/schedule/cached_plan.h"
+#include "pinion/engine/schedule/plan_validator.h"
 #include "pinion/engine/stream/stream_clock.h"
 
 namespace pinion {

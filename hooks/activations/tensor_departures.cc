@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/device/trace/trace_sink.h"
-#include "pinion/engine/plan/pack_plan.h"
+#include "pinion/engine/link/packing.h"
 #include "pinion/hooks/autograd/gather.h"
 #include "pinion/hooks/tier/torch_memory.h"
 

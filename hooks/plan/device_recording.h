@@ -29,7 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"

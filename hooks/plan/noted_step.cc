@@ -8,7 +8,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "pinion/device/allocation_bytes.h"
-#include "pinion/engine/plan/step_lives.h"
+#include "pinion/engine/planner/liveness.h"
 
 namespace pinion {
 namespace {

@@ -1,5 +1,5 @@
 // Records what a step of training saves and reads, for those who plan: as one StepRecord for each
-// device (engine/plan/step_record.h).
+// device (engine/planner/step_trace.h).
 //
 //   PINION_ASSIGN_OR_RETURN(auto recorder, StepRecorder::Create(CudaBackend()));
 //   {
@@ -54,7 +54,7 @@
 
 #include "absl/status/statusor.h"
 #include "pinion/device/device_backend.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 
 namespace pinion {
 

@@ -25,7 +25,7 @@
 #include "gtest/gtest.h"
 #include "pinion/device/device.h"
 #include "pinion/device/device_backend.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/hooks/activations/module_heads.h"
 #include "pinion/hooks/activations/no_offload_module.h"
 #include "pinion/hooks/activations/offload_session.h"

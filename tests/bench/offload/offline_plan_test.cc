@@ -5,10 +5,11 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "pinion/engine/plan/step_plan.h"
-#include "pinion/engine/plan/step_record.h"
-#include "pinion/engine/plan/step_simulation.h"
-#include "pinion/tests/engine/plan/every_plan.h"
+#include "pinion/engine/planner/plan_step.h"
+#include "pinion/engine/planner/step_plan.h"
+#include "pinion/engine/planner/step_simulation.h"
+#include "pinion/engine/planner/step_trace.h"
+#include "pinion/tests/engine/planner/every_plan.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {

@@ -8,9 +8,10 @@
 #include "gtest/gtest.h"
 #include "pinion/bench/offload/offload_method.h"
 #include "pinion/device/emulated/cost_model.h"
-#include "pinion/engine/plan/step_plan.h"
-#include "pinion/engine/plan/step_record.h"
-#include "pinion/engine/plan/step_simulation.h"
+#include "pinion/engine/planner/plan_step.h"
+#include "pinion/engine/planner/step_plan.h"
+#include "pinion/engine/planner/step_simulation.h"
+#include "pinion/engine/planner/step_trace.h"
 
 namespace pinion::testing {
 namespace planned_copies_test {

@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {

@@ -12,8 +12,8 @@
 #include "pinion/bench/offload/offload_method.h"
 #include "pinion/bench/offload/random_step.h"
 #include "pinion/device/emulated/cost_model.h"
-#include "pinion/engine/plan/step_plan.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/plan_step.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {

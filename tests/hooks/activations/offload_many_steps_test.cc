@@ -7,7 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/engine/plan/target_schedule.h"
+#include "pinion/engine/schedule/planned_schedule.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/footprint.h"

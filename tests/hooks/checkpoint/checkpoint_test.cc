@@ -40,7 +40,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/checkpoint/checkpoint_module.h"

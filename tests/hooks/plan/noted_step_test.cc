@@ -11,7 +11,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/hooks/autograd/saved_version.h"
 #include "pinion/hooks/plan/device_peaks.h"

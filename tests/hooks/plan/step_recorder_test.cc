@@ -35,7 +35,7 @@
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/autograd/kept_tensor.h"

@@ -1,0 +1,111 @@
+// The steps that are planned, in the order in which they are likely to come: what came after the
+// last one the time before, then what ran last.
+//
+// Thread safety: none.
+
+#ifndef PINION_ENGINE_SCHEDULE_PLAN_CACHE_H_
+#define PINION_ENGINE_SCHEDULE_PLAN_CACHE_H_
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/planner/explain_plan.h"
+#include "pinion/engine/planner/step_trace.h"
+#include "pinion/engine/schedule/cached_plan.h"
+
+namespace pinion {
+
+class KnownSteps {
+ public:
+  static constexpr size_t kMax = 32;
+
+  // Instead of what was known of a step that saves and reads the same.
+  void Learn(std::shared_ptr<const KnownStep> known);
+  // What is known of a step that saves and reads the same; null without one.
+  std::shared_ptr<const KnownStep> FindLike(const StepRecord& step) const;
+  void Forget(const KnownStep& known);
+
+  // The step that begins next has gradients to add to, or none. Find and Likeliest look among known
+  // ones that do. Where none is known to add to gradients, those that make them are looked at: they
+  // take more.
+  void set_begins_with_gradients(bool begins) { begins_with_gradients_ = begins; }
+  bool begins_with_gradients() const { return begins_with_gradients_; }
+  bool IsOfKind(const KnownStep& known) const {
+    return known.step().begins_with_gradients == begins_with_gradients_;
+  }
+  bool MayBe(const KnownStep& known) const;
+  // A step begins: the one that came after the last step the time before is looked at first.
+  void OnBegin();
+  // A step has ended, which went on as `ran`; null: as none of them.
+  void OnEnd(const KnownStep* ran);
+
+  // The first one that fits, which comes first from now on; null without one.
+  std::shared_ptr<const KnownStep> Find(absl::FunctionRef<bool(const KnownStep&)> fits);
+
+  const std::list<std::shared_ptr<const KnownStep>>& all() const { return all_; }
+  // Of those whose plan keeps to the target, the one that ran last; null without one.
+  std::shared_ptr<const KnownStep> Likeliest() const;
+  // No other one begins like that step: which of them runs would be known too late for a mix.
+  bool MayMix(const StepRecord& step) const;
+  bool AnyWantsMix() const;
+
+ private:
+  // Who is gone comes after nobody.
+  void ForgetOrder();
+
+  std::list<std::shared_ptr<const KnownStep>> all_;
+  bool begins_with_gradients_ = false;  // the step that runs, or begins next
+  const KnownStep* last_ = nullptr;     // that has ended; null if it was not known
+  absl::flat_hash_map<const KnownStep*, const KnownStep*> after_;  // what came after each
+};
+
+// For people: the plans of all of them in words, or of the first in another format. `limit_bytes`
+// is what they were to keep to; none: each its own peak.
+std::string ExplainSteps(const std::list<std::shared_ptr<const KnownStep>>& known,
+                         const LinkCalibration& link, std::optional<uint64_t> limit_bytes,
+                         PlanFormat format);
+
+// Which of the steps that come are worth recording, by how many were known in a row.
+//
+//   if (pace.WantsRecord(known)) ...   // record the step that begins
+//   pace.OnEnd(/*is_unknown=*/false);  // it has ended, and went on as a known one
+//
+// Thread safety: none.
+class RecordPace {
+ public:
+  static constexpr int kKnownInARow = 3;
+  static constexpr int kKnownInARowForMixes = 16;
+
+  bool WantsRecord(const KnownSteps& known) const {
+    if (known_steps_ >= kKnownInARow) {
+      return known_steps_ < kKnownInARowForMixes && known.AnyWantsMix();
+    }
+    // The longer no step has been known, the more are let pass before one is recorded: a program
+    // whose steps are never alike has KnownSteps::kMax of them recorded while their number doubles.
+    const uint64_t every = std::bit_floor((unknown_steps_ / KnownSteps::kMax) | 1);
+    return unknown_steps_ % every == 0;
+  }
+  // The next two steps are worth it, whatever was known.
+  void RecordAgain() { known_steps_ = std::min(known_steps_, kKnownInARow - 2); }
+  void OnEnd(bool is_unknown) {
+    known_steps_ = is_unknown ? 0 : std::min(known_steps_ + 1, kKnownInARowForMixes);
+    unknown_steps_ = is_unknown ? unknown_steps_ + 1 : 0;
+  }
+
+ private:
+  int known_steps_ = 0;         // since the last one that was not known
+  uint64_t unknown_steps_ = 0;  // since the last one that was known
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_SCHEDULE_PLAN_CACHE_H_

@@ -1,0 +1,423 @@
+#include "pinion/engine/planner/step_bound.h"
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/planner/step_trace.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+namespace step_bound_test {
+
+using ::testing::HasSubstr;
+
+// 1 GB/s is a kilobyte per microsecond.
+constexpr uint64_t kKb = 1000;
+
+// Both directions at once as fast as each alone.
+LinkCalibration Link(double out_kb_per_us, double in_kb_per_us) {
+  LinkCalibration link;
+  link.d2h.gb_per_s = link.d2h_duplex_gb_per_s = out_kb_per_us;
+  link.h2d.gb_per_s = link.h2d_duplex_gb_per_s = in_kb_per_us;
+  return link;
+}
+
+double BoundUs(const StepRecord& step, uint64_t memory_kb, const LinkCalibration& link) {
+  const absl::StatusOr<double> bound_us = StepLowerBoundUs(step, memory_kb * kKb, link);
+  EXPECT_THAT(bound_us, IsOk());
+  return bound_us.value_or(-1);
+}
+
+void Use(StepRecord& step, uint32_t object, double compute_us) {
+  if (object == step.objects.size()) step.objects.emplace_back();
+  step.uses.push_back(object);
+  StepStretch stretch;
+  stretch.compute_us = compute_us;
+  step.stretches.push_back(stretch);
+}
+
+// A use of object 0, which frees nothing, follows at once: the operator that saves `object` has
+// returned by then, so that it can leave.
+void Save(StepRecord& step, uint32_t object, double compute_us) {
+  if (step.objects.empty()) {
+    Use(step, 0, 0);
+    step.objects[0] = {.size_bytes = 1, .frees = false};
+  }
+  Use(step, object, compute_us);
+  Use(step, 0, 0);
+}
+
+// Four layers, objects 1 to 4, that each compute 1 us forward, in stretches 1, 3, 5 and 7, and 2 us
+// backward and save 10 KB.
+StepRecord FourLayers() {
+  StepRecord step;
+  for (uint32_t layer = 1; layer <= 4; ++layer) Save(step, layer, 1);
+  Use(step, 4, 0);
+  for (uint32_t layer = 3; layer > 0; --layer) Use(step, layer, 2);
+  step.stretches.push_back({.compute_us = 2});
+  for (StepObject& object : step.objects) object.size_bytes = 10 * kKb;
+  return step;
+}
+
+// A weight of 10 KB that rests on the host and is used behind `before_us` of compute, for 1 us.
+StepRecord OneWeight(double before_us) {
+  StepRecord step;
+  Use(step, 0, before_us);
+  step.stretches.push_back({.compute_us = 1});
+  step.objects[0].size_bytes = 10 * kKb;
+  step.objects[0].origin = StepObject::Origin::kHost;
+  step.objects[0].clean = true;
+  return step;
+}
+
+StepRecord RandomChain(std::mt19937& random) {
+  StepRecord step;
+  std::uniform_real_distribution<double> compute_us(0.1, 2);
+  std::uniform_int_distribution<uint64_t> size_kb(1, 100);
+  constexpr uint32_t kLayers = 30;
+  for (uint32_t i = 1; i <= kLayers; ++i) Save(step, i, compute_us(random));
+  for (uint32_t i = kLayers; i > 0; --i) Use(step, i, 2 * compute_us(random));
+  step.stretches.push_back({.compute_us = compute_us(random)});
+  for (StepObject& object : step.objects) object.size_bytes = size_kb(random) * kKb;
+  return step;
+}
+
+// --- One forward and its backward ---
+
+TEST(StepBoundTest, IsTheComputeWhenEverythingFits) {
+  EXPECT_DOUBLE_EQ(BoundUs(FourLayers(), 40, Link(1, 1)), 12.0);
+  EXPECT_DOUBLE_EQ(StepLowerBoundUs(FourLayers(), UINT64_MAX, Link(1, 1)).value(), 12.0);
+}
+
+TEST(StepBoundTest, IsTheComputeWhenTheLinkKeepsUp) {
+  // 10 KB leave within each layer's microsecond; two tensors are on the device at most.
+  EXPECT_DOUBLE_EQ(BoundUs(FourLayers(), 20, Link(10, 5)), 12.0);
+}
+
+TEST(StepBoundTest, CountsTheWaitForRoomInEachDirection) {
+  // Forward at 5 KB/us with room for 20: the third layer finds 15 live KB and waits 1 us for
+  // 5 of them; it then leaves 5 + 10, so the fourth waits 1 us as well. Backward at 2.5 KB/us
+  // loses 5 KB a layer too, and so waits for 5 KB twice: 2 us each.
+  EXPECT_DOUBLE_EQ(BoundUs(FourLayers(), 20, Link(5, 2.5)), 12.0 + 2 * 1.0 + 2 * 2.0);
+}
+
+TEST(StepBoundTest, OtherLiveBytesTakeTheirRoom) {
+  StepRecord step = FourLayers();
+  for (StepStretch& stretch : step.stretches) stretch.other_bytes = 7 * kKb;
+  EXPECT_DOUBLE_EQ(BoundUs(step, 27, Link(5, 2.5)), BoundUs(FourLayers(), 20, Link(5, 2.5)));
+}
+
+TEST(StepBoundTest, OtherLiveBytesOfOneStretchCountThereAlone) {
+  // Beside the third layer there is room for neither of the first two. Both leave from 1 us on,
+  // which takes 4; the third layer could have begun at 2. The fourth then has room for what is
+  // left.
+  StepRecord step = FourLayers();
+  step.stretches[5].other_bytes = 5 * kKb;
+  EXPECT_DOUBLE_EQ(BoundUs(step, 20, Link(5, 2.5)), 12.0 + 3.0 + 2 * 2.0);
+  // Beside the fourth there is room for none: 30 KB leave in 6 us from 1 us on instead of in 2, and
+  // come back in 12 beside 6 of backward.
+  step.stretches[5].other_bytes = 0;
+  step.stretches[7].other_bytes = 5 * kKb;
+  EXPECT_DOUBLE_EQ(BoundUs(step, 20, Link(5, 2.5)), 12.0 + 4.0 + 6.0);
+}
+
+// --- Whole objects ---
+
+// Three objects of 10, 10 and 4 KB are made, 1 us each; the fourth layer makes none and has other
+// bytes. Nothing is read.
+StepRecord ThreeObjects(uint64_t other_kb) {
+  StepRecord step;
+  for (const uint32_t object : {1u, 2u, 3u}) Save(step, object, 1);
+  step.stretches.push_back({.compute_us = 1, .other_bytes = other_kb * kKb});
+  step.objects[1].size_bytes = step.objects[2].size_bytes = 10 * kKb;
+  step.objects[3].size_bytes = 4 * kKb;
+  return step;
+}
+
+TEST(StepBoundTest, AnObjectThatDoesNotFitAsAWholeLeavesAsAWhole) {
+  // Room for 13 KB holds one of 10, for 14 both sizes. 14 KB leave from 1 us on, one of 10 for
+  // free.
+  EXPECT_DOUBLE_EQ(BoundUs(ThreeObjects(11), 24, Link(5, 1)), 4.0 + (14.0 / 5.0 - 2.0));
+  EXPECT_DOUBLE_EQ(BoundUs(ThreeObjects(10), 24, Link(5, 1)), 4.0);
+}
+
+TEST(StepBoundTest, WhatIsMadeLastAndDoesNotFitHasItsOwnCopyToWaitFor) {
+  // Room for 3 KB holds none: the last, of 4, begins to leave at 3 us.
+  EXPECT_DOUBLE_EQ(BoundUs(ThreeObjects(21), 24, Link(20, 1)), 4.0 + 4.0 / 20.0);
+}
+
+TEST(StepBoundTest, ManyEqualSizesAreWholeObjectsToo) {
+  // Room for 15 KB holds one of the hundred objects of 10.
+  StepRecord step;
+  for (uint32_t object = 1; object <= 100; ++object) Save(step, object, 0);
+  step.stretches.push_back({.compute_us = 1, .other_bytes = 985 * kKb});
+  for (uint32_t object = 1; object <= 100; ++object) step.objects[object].size_bytes = 10 * kKb;
+  EXPECT_DOUBLE_EQ(BoundUs(step, 1000, Link(1, 1)), 1.0 + 990.0);
+}
+
+TEST(StepBoundTest, ManyDifferentSizesCountAsIfTheyCouldBeCut) {
+  // Each power of two from 2 on is a size: whole objects would leave an odd byte of the room free,
+  // but there are more sums than are looked at.
+  StepRecord step;
+  for (uint32_t object = 1; object <= 10; ++object) Save(step, object, 0);
+  step.stretches.push_back({.compute_us = 1, .other_bytes = 501});
+  for (uint32_t object = 1; object <= 10; ++object) step.objects[object].size_bytes = 1u << object;
+  EXPECT_DOUBLE_EQ(StepLowerBoundUs(step, 2046, Link(1, 1)).value(), 1.0 + 0.501);
+}
+
+TEST(StepBoundTest, WhatAnOperatorSavesLeavesWhenItHasReturned) {
+  // The object is made by the operator of the first two uses, which has returned at the third, 2 us
+  // later. Other bytes need its room behind that one.
+  StepRecord step;
+  Use(step, 0, 1);
+  Use(step, 1, 0);
+  Use(step, 1, 2);
+  step.operators = {0, 0, 1};
+  step.stretches.push_back({.compute_us = 1, .other_bytes = 10 * kKb});
+  step.objects[0].size_bytes = 10 * kKb;
+  step.objects[1] = {.size_bytes = 1, .frees = false};
+  EXPECT_DOUBLE_EQ(BoundUs(step, 10, Link(5, 1)), 4.0 + 2.0);
+}
+
+TEST(StepBoundTest, TemporariesOfBackwardHaveToFindRoomAsWell) {
+  // Nothing would have to leave but for what the first stretch of backward needs: the 10 KB that
+  // are not read there. 8 of them leave beside the 2 us behind them, 2 in half a microsecond more,
+  // and all come back in 2 us, which nothing hides.
+  StepRecord step;
+  Save(step, 1, 1);
+  Save(step, 2, 2);
+  Use(step, 2, 0);
+  Use(step, 1, 1);
+  step.stretches.push_back({.compute_us = 5});
+  step.objects[1].size_bytes = 10 * kKb;
+  step.objects[2].size_bytes = 10 * kKb;
+  step.stretches[6].other_bytes = 20 * kKb;
+  EXPECT_DOUBLE_EQ(BoundUs(step, 40, Link(1, 5)), 9.0);
+  EXPECT_DOUBLE_EQ(BoundUs(step, 30, Link(4, 5)), 9.0 + 0.5 + 2.0);
+}
+
+TEST(StepBoundTest, TransientBytesTakeTheRoomOfTheirStretch) {
+  StepRecord step = FourLayers();
+  for (StepStretch& stretch : step.stretches) {
+    stretch.other_bytes = 3 * kKb;
+    stretch.transient_bytes = 4 * kKb;
+  }
+  EXPECT_DOUBLE_EQ(BoundUs(step, 27, Link(5, 2.5)), BoundUs(FourLayers(), 20, Link(5, 2.5)));
+}
+
+TEST(StepBoundTest, IsInfiniteWhereTransientBytesAloneNeedMore) {
+  StepRecord step = FourLayers();
+  step.stretches.back().other_bytes = 1 * kKb;
+  step.stretches.back().transient_bytes = 10 * kKb;
+  EXPECT_TRUE(std::isinf(BoundUs(step, 20, Link(1, 1))));
+  EXPECT_FALSE(std::isinf(BoundUs(step, 21, Link(1, 1))));
+}
+
+TEST(StepBoundTest, IsInfiniteWhenOneStretchAloneNeedsMore) {
+  EXPECT_TRUE(std::isinf(BoundUs(FourLayers(), 9, Link(1, 1))));
+  EXPECT_FALSE(std::isinf(BoundUs(FourLayers(), 10, Link(1, 1))));
+  StepRecord step = FourLayers();
+  step.stretches.back().other_bytes = 11 * kKb;
+  EXPECT_TRUE(std::isinf(BoundUs(step, 20, Link(1, 1))));
+  EXPECT_FALSE(std::isinf(BoundUs(step, 21, Link(1, 1))));
+}
+
+TEST(StepBoundTest, WhatDroppingDoesNotFreeNeverMoves) {
+  StepRecord step = FourLayers();
+  for (StepObject& object : step.objects) object.frees = false;
+  EXPECT_DOUBLE_EQ(BoundUs(step, 0, Link(1, 1)), 12.0);
+}
+
+TEST(StepBoundTest, WhatIsNeverReadLeavesAndDoesNotComeBack) {
+  // 10 KB that nobody reads make room for 10 KB of others, at 5 KB/us and beside 1 us of compute.
+  StepRecord step;
+  Save(step, 1, 1);
+  Save(step, 2, 1);
+  step.stretches.push_back({.compute_us = 1, .other_bytes = 15 * kKb});
+  step.objects[1].size_bytes = 10 * kKb;
+  step.objects[2].size_bytes = 1 * kKb;
+  EXPECT_DOUBLE_EQ(BoundUs(step, 15, Link(5, 1e-3)), 3.0 + (11.0 - 5.0) / 5.0);
+  // Nor does it have to leave where the program lets go of it before.
+  step.objects[1].needed_until = step.objects[2].needed_until = 4;
+  EXPECT_DOUBLE_EQ(BoundUs(step, 15, Link(5, 1e-3)), 3.0);
+  // The program may hold it for longer: it is among the other bytes then.
+  step.objects[1].held_until = 5;
+  EXPECT_DOUBLE_EQ(BoundUs(step, 15, Link(5, 1e-3)), 3.0);
+}
+
+TEST(StepBoundTest, NeverRisesWithMoreMemoryOrAFasterLink) {
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    const StepRecord step = RandomChain(random);
+    double previous = std::numeric_limits<double>::infinity();
+    for (uint64_t memory_kb = 100; memory_kb <= 3000; memory_kb += 100) {
+      const double bound = BoundUs(step, memory_kb, Link(20, 30));
+      EXPECT_LE(bound, previous + 1e-9);
+      EXPECT_GE(bound, step.compute_us() - 1e-9);
+      EXPECT_LE(BoundUs(step, memory_kb, Link(40, 60)), bound + 1e-9);
+      previous = bound;
+    }
+    EXPECT_NEAR(previous, step.compute_us(), 1e-9);
+  }
+}
+
+TEST(StepBoundTest, IsAtLeastTheTrafficThatCannotStay) {
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    const StepRecord step = RandomChain(random);
+    double saved_kb = 0;
+    for (const StepObject& object : step.objects) {
+      if (object.frees) saved_kb += static_cast<double>(object.size_bytes) / 1e3;
+    }
+    EXPECT_GE(BoundUs(step, 200, Link(5, 5)), 2 * (saved_kb - 200) / 5 - 1e-9);
+  }
+}
+
+// --- Bytes that the host has ---
+
+TEST(StepBoundTest, AWeightOnTheHostComesInBeforeItsUse) {
+  EXPECT_DOUBLE_EQ(BoundUs(OneWeight(/*before_us=*/0), 10, Link(1, 5)), 1.0 + 2.0);
+  EXPECT_DOUBLE_EQ(BoundUs(OneWeight(/*before_us=*/1.5), 10, Link(1, 5)), 2.5 + 0.5);
+  EXPECT_DOUBLE_EQ(BoundUs(OneWeight(/*before_us=*/2), 10, Link(1, 5)), 3.0);
+}
+
+TEST(StepBoundTest, ACleanWeightIsDroppedWithoutACopyOut) {
+  // Used twice, and other bytes leave it no room between: dropped for nothing, it comes in twice.
+  StepRecord step;
+  Use(step, 0, 2);
+  Use(step, 1, 1);
+  Use(step, 0, 3);
+  step.stretches.push_back({.compute_us = 1});
+  step.objects[0] = OneWeight(0).objects[0];
+  step.objects[1].size_bytes = 1;
+  step.objects[1].frees = false;
+  step.stretches[2].other_bytes = 10 * kKb;
+  EXPECT_DOUBLE_EQ(BoundUs(step, 10, Link(1e-3, 5)), 7.0 + 2.0);
+}
+
+TEST(StepBoundTest, AChangedWeightIsWrittenBackInTheEnd) {
+  StepRecord step = OneWeight(/*before_us=*/2);
+  step.objects[0].clean = false;
+  EXPECT_DOUBLE_EQ(BoundUs(step, 10, Link(4, 5)), 3.0 + 2.5);
+  step.stretches.push_back({.compute_us = 1});
+  step.objects.push_back({.size_bytes = 1});
+  step.uses.push_back(1);
+  EXPECT_DOUBLE_EQ(BoundUs(step, 11, Link(4, 5)), 4.0 + 1.5);
+}
+
+// --- Both directions at once ---
+
+// A weight comes in while a saved tensor of the same size leaves, and nothing is computed.
+StepRecord OutAndIn() {
+  StepRecord step;
+  Use(step, 0, 0);
+  Use(step, 1, 0);
+  step.stretches.push_back({});
+  for (StepObject& object : step.objects) object.size_bytes = 10 * kKb;
+  step.objects[1].origin = StepObject::Origin::kHost;
+  step.objects[1].clean = true;
+  return step;
+}
+
+TEST(StepBoundTest, BothDirectionsAtOnceGoAtTheDuplexRates) {
+  LinkCalibration link = Link(5, 5);
+  EXPECT_DOUBLE_EQ(BoundUs(OutAndIn(), 10, link), 2.0);
+  link.d2h_duplex_gb_per_s = link.h2d_duplex_gb_per_s = 4;
+  EXPECT_DOUBLE_EQ(BoundUs(OutAndIn(), 10, link), 2.5);
+}
+
+TEST(StepBoundTest, TheSlowerDirectionGoesOnAlone) {
+  // 10 KB in take 2 us at 5 KB/us; by then 4 KB are out, and the other 6 go at 3 KB/us.
+  LinkCalibration link = Link(3, 6);
+  link.d2h_duplex_gb_per_s = 2;
+  link.h2d_duplex_gb_per_s = 5;
+  EXPECT_DOUBLE_EQ(BoundUs(OutAndIn(), 10, link), 2.0 + 2.0);
+}
+
+TEST(StepBoundTest, DirectionsThatHinderEachOtherGoOneAfterTheOther) {
+  LinkCalibration link = Link(5, 5);
+  link.d2h_duplex_gb_per_s = link.h2d_duplex_gb_per_s = 1;
+  EXPECT_DOUBLE_EQ(BoundUs(OutAndIn(), 10, link), 4.0);
+}
+
+// Twice a tensor of 10 KB is saved, has to make room for 20 KB of other bytes, and is read; nothing
+// is computed. Objects that free nothing keep the two apart.
+StepRecord OneAfterTheOther() {
+  StepRecord step;
+  for (const uint32_t first : {0u, 3u}) {
+    Use(step, first, 0);
+    Use(step, first + 1, 0);
+    Use(step, first + 1, 0);
+    step.stretches.back().other_bytes = 20 * kKb;
+    Use(step, first, 0);
+    Use(step, first + 2, 0);
+  }
+  step.stretches.emplace_back();
+  for (uint32_t i = 0; i < step.objects.size(); ++i) {
+    step.objects[i].size_bytes = 10 * kKb;
+    step.objects[i].frees = i % 3 == 0;
+  }
+  return step;
+}
+
+TEST(StepBoundTest, WhatHasLeftAndIsOverMakesNoRoomForOthers) {
+  // Each leaves in 10 us. Of the two ways back one is behind all that leaves.
+  EXPECT_DOUBLE_EQ(BoundUs(OneAfterTheOther(), 20, Link(1, 1)), 20.0 + 10.0);
+}
+
+TEST(StepBoundTest, WhatMovesTwiceTakesTheLinkTwice) {
+  LinkCalibration link = Link(1, 1);
+  link.d2h_duplex_gb_per_s = link.h2d_duplex_gb_per_s = 0.5;
+  EXPECT_DOUBLE_EQ(BoundUs(OneAfterTheOther(), 20, link), 40.0);
+}
+
+TEST(StepBoundTest, WhatComesFromTheHostTakesTheLinkEvenWhereThereIsRoom) {
+  // A weight comes in, then a tensor is made that has to leave for the last stretch's other bytes.
+  StepRecord step;
+  for (const uint32_t object : {0u, 1u, 2u}) Use(step, object, 0);
+  step.stretches.push_back({.compute_us = 0, .other_bytes = 20 * kKb});
+  step.objects[0] = OneWeight(0).objects[0];
+  step.objects[1].size_bytes = 10 * kKb;
+  step.objects[2] = {.size_bytes = 1, .frees = false};
+  LinkCalibration link = Link(5, 5);
+  link.d2h_duplex_gb_per_s = link.h2d_duplex_gb_per_s = 2.5;
+  EXPECT_DOUBLE_EQ(BoundUs(step, 20, link), 4.0);
+}
+
+// --- Errors ---
+
+TEST(StepBoundTest, RefusesARecordThatIsNotValid) {
+  StepRecord step = FourLayers();
+  step.objects[2].size_bytes = 0;
+  EXPECT_THAT(StepLowerBoundUs(step, 1, Link(1, 1)),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("object 2")));
+}
+
+TEST(StepBoundTest, RefusesALinkThatWasNotMeasured) {
+  const auto refused = [](const LinkCalibration& link, const std::string& text) {
+    EXPECT_THAT(StepLowerBoundUs(FourLayers(), 40 * kKb, link),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
+  };
+  refused(Link(0, 1), "d2h.gb_per_s is 0 GB/s: measure it");
+  refused(Link(1, 0), "h2d.gb_per_s is 0 GB/s: measure it");
+  LinkCalibration link = Link(1, 1);
+  link.d2h_duplex_gb_per_s = 0;
+  refused(link, "d2h_duplex_gb_per_s is 0 GB/s");
+  link = Link(1, 1);
+  link.h2d_duplex_gb_per_s = -1;
+  refused(link, "h2d_duplex_gb_per_s is -1 GB/s");
+}
+
+}  // namespace step_bound_test
+}  // namespace pinion::testing
