@@ -63,7 +63,7 @@ struct RunResult {
   double offloaded_tensors = 0;      // ... and their number
   double tokens_per_s = 0;           // wall time
 
-  // OffloadSession::Explain in its formats, of planned runs.
+  // Of planned runs: OffloadSession::Explain, and drawings of the step that ran last.
   std::string plan;
   std::string plan_svg;
   std::string plan_trace;

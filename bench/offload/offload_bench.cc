@@ -41,12 +41,12 @@
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/engine/planner/plan_step.h"
 #include "pinion/engine/planner/recompute_plan.h"
-#include "pinion/engine/planner/step_bound.h"
 #include "pinion/engine/planner/step_plan.h"
 #include "pinion/engine/planner/step_trace.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/programs/command_line.h"
 #include "pinion/programs/output_file.h"
+#include "pinion/programs/step_bound.h"
 #include "pinion/programs/working_directory.h"
 
 ABSL_FLAG(std::vector<std::string>, models, {}, "gpt, convnet, unet; default: all");

@@ -23,7 +23,7 @@ struct OffloadRow {
   MethodCost cost;
   double alone_us = 0;  // the step without offload
   // No policy takes less that computes nothing again and copies nothing before its operator has
-  // returned (engine/planner/step_bound.h), in this memory: the target, and the peak of a method that
+  // returned (programs/step_bound.h), in this memory: the target, and the peak of a method that
   // has none. Infinite where none can do with that memory.
   double bound_us = 0;
   // Of a step whose target binds: what its plan comes to by itself, and the shortest plan that a

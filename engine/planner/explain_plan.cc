@@ -12,8 +12,6 @@
 #include "absl/strings/str_join.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/engine/planner/liveness.h"
-#include "pinion/engine/planner/plan_svg.h"
-#include "pinion/engine/planner/plan_timeline.h"
 #include "pinion/engine/planner/step_simulation.h"
 
 namespace pinion {
@@ -108,16 +106,10 @@ std::string ExplainPlan(const StepRecord& step, const StepPlan& plan, const Link
   return text;
 }
 
-std::string DrawPlan(const StepRecord& step, const StepPlan& plan, const LinkCalibration& link,
-                     uint64_t limit_bytes, PlanFormat format, const std::string& note) {
-  std::string text = ExplainPlan(step, plan, link);
-  if (!note.empty()) absl::StrAppend(&text, "  ", note, "\n");
-  if (format == PlanFormat::kText) return text;
-  absl::StatusOr<PlanTimeline> timeline = TimelineOf(step, plan, link, limit_bytes);
-  if (!timeline.ok()) return text;
-  timeline->note = note;
-  if (format == PlanFormat::kChromeTrace) return ChromeTraceOf(*timeline);
-  return SvgOf(*timeline, text.substr(0, text.find('\n')));
+std::string ExplainPlan(const PlannedStep& planned) {
+  std::string text = ExplainPlan(planned.step, planned.plan, planned.link);
+  if (!planned.note.empty()) absl::StrAppend(&text, "  ", planned.note, "\n");
+  return text;
 }
 
 }  // namespace pinion

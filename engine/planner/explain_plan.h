@@ -1,5 +1,5 @@
-// A planned step for people: what it takes, what moves when and why, and what waits for it. In
-// words and a table, as a picture, or as a timeline.
+// A planned step for people, in words and a table: what it takes, what moves when, and what waits
+// for it.
 //
 //   std::puts(ExplainPlan(step, plan, link).c_str());
 //
@@ -25,19 +25,20 @@
 
 namespace pinion {
 
-enum class PlanFormat {
-  kText,         // as above
-  kSvg,          // a picture over time (plan_svg.h)
-  kChromeTrace,  // JSON, which ui.perfetto.dev opens (plan_timeline.h)
+// A planned step, with all that it takes to show it.
+struct PlannedStep {
+  StepRecord step = {};
+  StepPlan plan = {};  // that PlanStep has made of the step for that link
+  LinkCalibration link = {};
+  uint64_t limit_bytes = 0;  // the memory that the plan was to keep to
+  std::string note = "";     // what a reader must not miss; mostly empty
 };
 
-// Of a plan that PlanStep has made of the step for that link.
+// Of a plan that PlanStep has made of the step for that link. Where that is not so, the text says
+// why.
 std::string ExplainPlan(const StepRecord& step, const StepPlan& plan, const LinkCalibration& link);
-
-// The same over time, in one of the other formats; in words where that cannot be. `note`, if there
-// is one, is what a reader must not miss.
-std::string DrawPlan(const StepRecord& step, const StepPlan& plan, const LinkCalibration& link,
-                     uint64_t limit_bytes, PlanFormat format, const std::string& note = "");
+// The same, and the note.
+std::string ExplainPlan(const PlannedStep& planned);
 
 }  // namespace pinion
 

@@ -62,8 +62,7 @@ std::vector<StepMove> MovesOf(const StepRecord& step, absl::Span<const Gap> gaps
   std::vector<StepMove> moves;
   for (const Gap* gap : away) {
     const bool comes_back = gap->read_at != StepMove::kNever;
-    const bool needs_no_copy = step.objects[gap->object].clean || gap->computed_again ||
-                               gap->away_from != first_away[gap->object];
+    const bool needs_no_copy = gap->computed_again || gap->away_from != first_away[gap->object];
     moves.push_back(
         {.object = gap->object,
          .drop_at = static_cast<uint32_t>(gap->away_from - 1),

@@ -25,8 +25,7 @@ std::vector<ObjectLife> LivesOf(const StepRecord& step) {
   for (size_t use = 0; use < step.uses.size(); ++use) {
     const uint32_t index = step.uses[use];
     ObjectLife& life = lives[index];
-    const bool makes_it =
-        life.in_use.empty() && step.objects[index].origin == StepObject::Origin::kDevice;
+    const bool makes_it = life.in_use.empty();
     const size_t stretch = makes_it ? use : use + 1;
     if (life.in_use.empty()) life.made = stretch;
     if (!life.in_use.empty() && use <= step.objects[index].saved_until) {

@@ -18,17 +18,6 @@
 namespace pinion {
 namespace {
 
-absl::Status CheckPlannable(const StepRecord& step) {
-  PINION_RETURN_IF_ERROR(step.Validate());
-  for (size_t i = 0; i < step.objects.size(); ++i) {
-    if (step.objects[i].origin == StepObject::Origin::kHost) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("object ", i, " comes from the host: PlanStep plans what a step makes"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 // So many plans as can be tried in 10 to 20 ms, beside the first two.
 int TriesFor(const StepRecord& step) {
   constexpr size_t kTriedUses = 50'000;
@@ -143,7 +132,7 @@ absl::StatusOr<uint64_t> LeastMemoryBytes(const StepRecord& step) {
 
 absl::StatusOr<StepPlan> PlanStep(const StepRecord& step, uint64_t memory_bytes,
                                   const LinkCalibration& link, PlanEffort effort) {
-  PINION_RETURN_IF_ERROR(CheckPlannable(step));
+  PINION_RETURN_IF_ERROR(step.Validate());
   const Planner planner(step);
   if (const uint64_t least_bytes = planner.LeastBytes(); least_bytes > memory_bytes) {
     return absl::ResourceExhaustedError(
@@ -162,7 +151,7 @@ absl::StatusOr<StepPlan> PlanStep(const StepRecord& step, uint64_t memory_bytes,
 
 absl::StatusOr<StepPlan> PlanStepWithin(const StepRecord& step, double slowdown,
                                         const LinkCalibration& link) {
-  PINION_RETURN_IF_ERROR(CheckPlannable(step));
+  PINION_RETURN_IF_ERROR(step.Validate());
   const Planner planner(step);
   PINION_ASSIGN_OR_RETURN(const StepSimulator simulator, StepSimulator::Create(step, link));
   const double allowed_us = slowdown * step.compute_us();

@@ -38,8 +38,8 @@ enum class PlanEffort {
 };
 
 // Within `memory_bytes`, the other bytes of the step included. ResourceExhausted, with the least
-// that can be, where that is not enough. InvalidArgument for a record that is not valid or whose
-// objects come from the host, and for a link that was not measured.
+// that can be, where that is not enough. InvalidArgument for a record that is not valid, and for
+// a link that was not measured.
 absl::StatusOr<StepPlan> PlanStep(const StepRecord& step, uint64_t memory_bytes,
                                   const LinkCalibration& link,
                                   PlanEffort effort = PlanEffort::kTries);

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/engine/planner/liveness.h"
+#include "pinion/engine/planner/plan_step.h"
 #include "pinion/engine/planner/recomputation.h"
 
 namespace pinion {

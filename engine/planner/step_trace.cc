@@ -16,12 +16,6 @@ absl::Status CheckObject(size_t index, const StepObject& object) {
     return absl::InvalidArgumentError(
         absl::StrCat("object ", index, " has 0 bytes: leave it out of the record"));
   }
-  if (object.origin == StepObject::Origin::kHost && !object.frees) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("object ", index,
-                     " comes from the host, so nobody else holds its device memory: "
-                     "set frees to true"));
-  }
   if (object.recompute_us.has_value() && !IsTime(*object.recompute_us)) {
     return absl::InvalidArgumentError(
         absl::StrCat("object ", index, " cannot be computed again in ", *object.recompute_us,

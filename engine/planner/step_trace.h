@@ -9,10 +9,9 @@
 //   step.stretches = {{.compute_us = 100}, {.compute_us = 50}, {.compute_us = 200}};
 //   PINION_RETURN_IF_ERROR(step.Validate());
 //
-// An object is bytes that are used as a whole. Saved tensors, those that are computed again and
-// weights that rest on the host are one kind: they differ in where they come from and in what it
-// takes to drop them. Whatever never leaves the device (parameters, gradients, the temporary
-// tensors of operators) is no object and counts among the other bytes of each stretch.
+// An object is bytes that are used as a whole. The stretch before its first use makes it. Whatever
+// never leaves the device (parameters, gradients, the temporary tensors of operators) is no object
+// and counts among the other bytes of each stretch.
 //
 // A use is known by its ordinal, its place in the row, and an object by the ordinal of its first
 // use among those of all objects. Steps that do the same have the same ordinals, so that a schedule
@@ -33,16 +32,7 @@
 namespace pinion {
 
 struct StepObject {
-  enum class Origin {
-    kDevice,  // the stretch before the first use makes it
-    kHost,    // it rests on the host when the step begins, and comes in before its first use
-  };
-
   uint64_t size_bytes = 0;  // that it takes on the device, and about what a copy moves; never 0
-  Origin origin = Origin::kDevice;
-  // The host has these bytes, so that they can be dropped without a copy. Others have to be written
-  // back first, and those that come from the host also in the end.
-  bool clean = false;
   // False: somebody else holds the device memory, so that dropping the object frees nothing.
   bool frees = true;
   // Set: it does not move. While it is away nobody has it, and it takes so long to compute it again

@@ -75,16 +75,4 @@ std::shared_ptr<const KnownStep> KnownSteps::Find(absl::FunctionRef<bool(const K
   return all_.front();
 }
 
-std::string ExplainSteps(const std::list<std::shared_ptr<const KnownStep>>& known,
-                         const LinkCalibration& link, std::optional<uint64_t> limit_bytes,
-                         PlanFormat format) {
-  std::string text;
-  for (const auto& one : known) {
-    text += DrawPlan(one->step(), one->plan(), link, limit_bytes.value_or(one->plan().peak_bytes),
-                     format, one->note());
-    if (format != PlanFormat::kText) break;  // there is one picture
-  }
-  return text;
-}
-
 }  // namespace pinion

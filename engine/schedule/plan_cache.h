@@ -12,13 +12,9 @@
 #include <cstdint>
 #include <list>
 #include <memory>
-#include <optional>
-#include <string>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
-#include "pinion/engine/link/link_calibration.h"
-#include "pinion/engine/planner/explain_plan.h"
 #include "pinion/engine/planner/step_trace.h"
 #include "pinion/engine/schedule/cached_plan.h"
 
@@ -67,12 +63,6 @@ class KnownSteps {
   const KnownStep* last_ = nullptr;     // that has ended; null if it was not known
   absl::flat_hash_map<const KnownStep*, const KnownStep*> after_;  // what came after each
 };
-
-// For people: the plans of all of them in words, or of the first in another format. `limit_bytes`
-// is what they were to keep to; none: each its own peak.
-std::string ExplainSteps(const std::list<std::shared_ptr<const KnownStep>>& known,
-                         const LinkCalibration& link, std::optional<uint64_t> limit_bytes,
-                         PlanFormat format);
 
 // Which of the steps that come are worth recording, by how many were known in a row.
 //

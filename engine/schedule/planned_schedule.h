@@ -47,7 +47,6 @@
 #include <list>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -142,11 +141,13 @@ class TargetSchedule final : public OffloadSchedule {
   // What is known of a step is no longer right: the next two are worth recording. The first of them
   // may have begun without.
   void RecordAgain() { Pace().RecordAgain(); }
-  // For people: the plans of all known steps in words, or of the first in another format. A pure
-  // function of what it gets.
-  std::string Explain(const std::list<std::shared_ptr<const KnownStep>>& known,
-                      PlanFormat format) const {
-    return ExplainSteps(known, options_.link, options_.memory_bytes, format);
+  // A known step, to be shown to people. A pure function of the options: no lock is needed.
+  PlannedStep Shown(const KnownStep& known) const {
+    return {.step = known.step(),
+            .plan = known.plan(),
+            .link = options_.link,
+            .limit_bytes = options_.memory_bytes.value_or(known.plan().peak_bytes),
+            .note = known.note()};
   }
   // Somebody needs a tensor that was saved.
   bool IsInStep() const { return progress_.IsRunning(); }

@@ -76,12 +76,16 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
   // that measured it, it serves later ones as OffloadOptions::link.
   virtual std::optional<LinkCalibration> GetLink(int device_index) const = 0;
 
-  // With a memory target: what the steps that are known move, when, and what that costs by the
-  // model of the link (engine/planner/explain_plan.h). In words the last one comes first; the other
-  // formats have the last one alone. Empty without a target, and until a step was planned. For
-  // people.
-  std::string Explain(int device_index) const { return Explain(device_index, PlanFormat::kText); }
-  virtual std::string Explain(int device_index, PlanFormat format) const = 0;
+  // With a memory target: the steps that were planned, with their plans. The step that ran last
+  // comes first. Empty without a target, and until a step was planned.
+  virtual std::vector<PlannedStep> PlannedSteps(int device_index) const = 0;
+  // The same as text: what each step moves, when, and what that costs by the model of the link
+  // (engine/planner/explain_plan.h).
+  std::string Explain(int device_index) const {
+    std::string text;
+    for (const PlannedStep& planned : PlannedSteps(device_index)) text += ExplainPlan(planned);
+    return text;
+  }
 
   // What graphs hold by this session: device by device, and in the order in which scopes saved it
   // last (live_tensor.h). For people: it looks at each of them.

@@ -49,13 +49,15 @@ std::optional<uint32_t> StepLearner::KeepSegment(const SegmentBegin& segment, Sc
   return kept;
 }
 
-std::string StepLearner::Explain(PlanFormat format) const {
+std::vector<PlannedStep> StepLearner::PlannedSteps() const {
   std::list<std::shared_ptr<const KnownStep>> known;
   {
     OffloadLock lock(state_);
     known = state_.schedule.target->known();
   }
-  return state_.planner->Explain(known, format);
+  std::vector<PlannedStep> steps;
+  for (const auto& one : known) steps.push_back(state_.planner->Shown(*one));
+  return steps;
 }
 
 void StepLearner::OnDeviceBytes(int64_t allocated_bytes, const void* freed) {

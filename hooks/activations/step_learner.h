@@ -80,8 +80,8 @@ class StepLearner {
   // A tensor is about to be read, or saved.
   void EndUnobserved();
 
-  // The plans of the steps that are known, as OffloadSession::Explain has them.
-  std::string Explain(PlanFormat format) const;
+  // The steps that are known, with their plans. The one that ran last comes first.
+  std::vector<PlannedStep> PlannedSteps() const;
 
   // Nobody needs a tensor of the step any more.
   void EndStep() {

@@ -20,8 +20,7 @@
 // options. Parameters, what is small and what is of another kind of device are none, and count
 // among the other live bytes. Views of the same bytes at the same version are uses of one object.
 // An object frees nothing if somebody else holds its storage when the backward that has read it
-// ends. All are made on the device, and none is clean; what it takes to compute one again is not
-// known.
+// ends. What it takes to compute one again is not known.
 //
 // Compute is timed on the device, by an event before and one behind each save, read and release,
 // which are read in Finish: the device is not synchronised before. A device without such events

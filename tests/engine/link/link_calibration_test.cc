@@ -6,7 +6,6 @@
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/engine/link/link_calibration.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
@@ -17,7 +16,7 @@ using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(LinkCalibrationTest, AFieldThatIsNoCostOrBandwidthIsRefusedByName) {
+TEST(LinkCalibrationFieldsTest, AFieldThatIsNoCostOrBandwidthIsRefusedByName) {
   const struct {
     const char* name;
     double& (*field)(LinkCalibration&);
@@ -50,6 +49,25 @@ TEST(LinkCalibrationTest, AFieldThatIsNoCostOrBandwidthIsRefusedByName) {
     EXPECT_EQ(link.Validate().ok(), may_be_zero);
   }
   EXPECT_THAT(AssumedLink().Validate(), IsOk());
+}
+
+// --- LinkUs: 10,000 bytes in each direction ---
+
+double TenKbEachWayUs(const LinkRates& rates) { return LinkUs(10e3, 10e3, rates); }
+
+TEST(LinkUsTest, BothDirectionsAtOnceGoAtTheDuplexRates) {
+  EXPECT_DOUBLE_EQ(TenKbEachWayUs({.out = 5e3, .in = 5e3, .duplex_out = 5e3, .duplex_in = 5e3}), 2);
+  EXPECT_DOUBLE_EQ(TenKbEachWayUs({.out = 5e3, .in = 5e3, .duplex_out = 4e3, .duplex_in = 4e3}),
+                   2.5);
+}
+
+TEST(LinkUsTest, TheSlowerDirectionGoesOnAlone) {
+  // In 2 us all comes in and 4 KB go out. The other 6 KB take 2 us more.
+  EXPECT_DOUBLE_EQ(TenKbEachWayUs({.out = 3e3, .in = 6e3, .duplex_out = 2e3, .duplex_in = 5e3}), 4);
+}
+
+TEST(LinkUsTest, DirectionsThatHinderEachOtherGoOneAfterTheOther) {
+  EXPECT_DOUBLE_EQ(TenKbEachWayUs({.out = 5e3, .in = 5e3, .duplex_out = 1e3, .duplex_in = 1e3}), 4);
 }
 
 }  // namespace

@@ -59,23 +59,6 @@ TEST(StepLives, WhatIsNeverReadLivesToTheEndOfTheStep) {
   EXPECT_FALSE(lives[0].is_read);
 }
 
-TEST(StepLives, AnObjectOfTheHostLivesFromTheStretchBehindItsFirstUse) {
-  StepRecord step = Uses({0, 1, 1});
-  step.objects[1].origin = StepObject::Origin::kHost;
-  const ObjectLife life = LivesOf(step)[1];
-  EXPECT_EQ(life.made, 2u);
-  EXPECT_EQ(life.over, 3u);
-  EXPECT_THAT(life.in_use, ElementsAre(2, 3));
-}
-
-TEST(StepLives, TheFirstUseOfAnObjectOfTheHostReadsIt) {
-  StepRecord step = Uses({0, 1, 1});
-  step.objects[0].origin = StepObject::Origin::kHost;
-  const ObjectLife life = LivesOf(step)[0];
-  EXPECT_TRUE(life.is_read);
-  EXPECT_EQ(life.over, 1u);
-}
-
 TEST(StepLives, WhatAnOperatorSavesCanLeaveWhenAnotherOneUsesSomething) {
   StepRecord step = Uses({0, 1, 2, 3, 3, 2, 1, 0});
   step.operators = {1, 1, 2, 3, 4, 5, 6, 6};

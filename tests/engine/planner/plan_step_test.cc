@@ -12,10 +12,10 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/engine/link/link_calibration.h"
-#include "pinion/engine/planner/step_bound.h"
 #include "pinion/engine/planner/step_plan.h"
 #include "pinion/engine/planner/step_simulation.h"
 #include "pinion/engine/planner/step_trace.h"
+#include "pinion/programs/step_bound.h"
 #include "pinion/tests/engine/planner/small_steps.h"
 #include "pinion/tests/support/status_matchers.h"
 
@@ -149,12 +149,6 @@ TEST(StepPlan, WhatLeavesTwiceIsCopiedOutOnce) {
   EXPECT_FALSE(plan.moves[1].copies_out);
 }
 
-TEST(StepPlan, WhatTheHostHasIsNotCopiedOut) {
-  StepRecord step = Chain({4, 4, 4, 4});
-  step.objects[0].clean = true;
-  EXPECT_FALSE(PlanStep(step, 12 * kKb, RoundLink()).value().moves.at(0).copies_out);
-}
-
 TEST(StepPlan, WhatIsComputedAgainGoesWhereTheLinkCannotHideACopy) {
   StepRecord step = Chain({40, 40, 40, 40});
   step.objects[1].recompute_us = 5;
@@ -280,7 +274,7 @@ TEST(StepPlan, EightTimesTheObjectsTakeNotMuchMoreThanEightTimesTheTime) {
 
 TEST(StepPlan, RefusesWhatItCannotPlanByName) {
   StepRecord step = Chain({4, 4});
-  step.objects[1].origin = StepObject::Origin::kHost;
+  step.objects[1].size_bytes = 0;
   EXPECT_THAT(PlanStep(step, 8 * kKb, RoundLink()).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("object 1")));
   EXPECT_THAT(PlanStepWithin(step, 1.01, RoundLink()).status(),

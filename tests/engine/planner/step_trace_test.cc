@@ -46,14 +46,6 @@ TEST(StepRecordTest, RefusesAnObjectWithoutBytes) {
   ExpectRefused(step, "object 1 has 0 bytes: leave it out");
 }
 
-TEST(StepRecordTest, RefusesAnObjectOfTheHostThatFreesNothing) {
-  StepRecord step = TwoTensors();
-  step.objects[0].origin = StepObject::Origin::kHost;
-  EXPECT_THAT(step.Validate(), IsOk());
-  step.objects[0].frees = false;
-  ExpectRefused(step, "object 0 comes from the host");
-}
-
 TEST(StepRecordTest, RefusesATimeToComputeAgainThatIsNone) {
   StepRecord step = TwoTensors();
   step.objects[1].recompute_us = 0;

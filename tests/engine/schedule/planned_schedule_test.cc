@@ -2059,30 +2059,16 @@ TEST(TargetSchedule, WhatGoesEarlyWhileOthersHoldItIsPromisedOnceItIsToBeAway) {
   EXPECT_EQ(MoreBytes(schedule), kSize);
 }
 
-TEST(TargetSchedule, ThatAPlanIsNotRunIsSaidInEveryFormat) {
-  for (const PlanFormat format : {PlanFormat::kText, PlanFormat::kSvg, PlanFormat::kChromeTrace}) {
-    for (const uint64_t target_bytes : {kSize, 3 * kSize}) {
-      SCOPED_TRACE(::testing::Message() << static_cast<int>(format) << ", " << target_bytes);
-      const TargetSchedule schedule(Within(target_bytes));
-      const std::string text =
-          schedule.Explain({schedule.Plan(Chain({1, 2, 3, 4})).value()}, format);
-      const bool says_so = text.find("not run as planned: the step does not fit") != text.npos;
-      EXPECT_EQ(says_so, target_bytes == kSize) << text;
-    }
+TEST(TargetSchedule, ThatAPlanIsNotRunIsSaidWhereItIsShown) {
+  for (const uint64_t target_bytes : {kSize, 3 * kSize}) {
+    SCOPED_TRACE(target_bytes);
+    const TargetSchedule schedule(Within(target_bytes));
+    const PlannedStep shown = schedule.Shown(*schedule.Plan(Chain({1, 2, 3, 4})).value());
+    EXPECT_EQ(shown.limit_bytes, target_bytes);
+    const bool says_so =
+        ExplainPlan(shown).find("not run as planned: the step does not fit") != std::string::npos;
+    EXPECT_EQ(says_so, target_bytes == kSize);
   }
-}
-
-TEST(TargetSchedule, AllKnownStepsAreExplainedInWordsAndTheFirstInAPicture) {
-  TargetSchedule schedule(Within(100 * kSize));
-  for (const uint64_t first : {1, 5}) {
-    schedule.Learn(*schedule.Plan(Chain({first, 2, 3})));
-  }
-  const std::string one = schedule.Explain({schedule.known().front()}, PlanFormat::kText);
-  const std::string all = schedule.Explain(schedule.known(), PlanFormat::kText);
-  EXPECT_EQ(all.substr(0, one.size()), one);
-  EXPECT_GT(all.size(), one.size());
-  EXPECT_EQ(schedule.Explain(schedule.known(), PlanFormat::kSvg),
-            schedule.Explain({schedule.known().front()}, PlanFormat::kSvg));
 }
 
 TEST(TargetSchedule, ARecordThatIsNotValidIsNotPlanned) {

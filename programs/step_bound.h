@@ -42,8 +42,8 @@
 //
 // Thread safety: a pure function.
 
-#ifndef PINION_ENGINE_PLANNER_STEP_BOUND_H_
-#define PINION_ENGINE_PLANNER_STEP_BOUND_H_
+#ifndef PINION_PROGRAMS_STEP_BOUND_H_
+#define PINION_PROGRAMS_STEP_BOUND_H_
 
 #include <cstdint>
 
@@ -61,4 +61,4 @@ absl::StatusOr<double> StepLowerBoundUs(const StepRecord& step, uint64_t memory_
 
 }  // namespace pinion
 
-#endif  // PINION_ENGINE_PLANNER_STEP_BOUND_H_
+#endif  // PINION_PROGRAMS_STEP_BOUND_H_

@@ -2,15 +2,14 @@
 // each object stays or moves.
 //
 //   PINION_ASSIGN_OR_RETURN(PlanTimeline timeline, TimelineOf(step, plan, link, target_bytes));
-//   ChromeTraceOf(timeline)                   // JSON, which ui.perfetto.dev opens
-//   SvgOf(timeline, "a title")                // plan_svg.h
+//   SvgOf(timeline, "a title")                // plan_drawing.h
 //
 // Times are those of SimulateStep: modelled.
 //
 // Thread safety: pure functions.
 
-#ifndef PINION_ENGINE_PLANNER_PLAN_TIMELINE_H_
-#define PINION_ENGINE_PLANNER_PLAN_TIMELINE_H_
+#ifndef PINION_PROGRAMS_PLAN_TIMELINE_H_
+#define PINION_PROGRAMS_PLAN_TIMELINE_H_
 
 #include <cstdint>
 #include <string>
@@ -56,9 +55,6 @@ struct PlanTimeline {
 absl::StatusOr<PlanTimeline> TimelineOf(const StepRecord& step, const StepPlan& plan,
                                         const LinkCalibration& link, uint64_t limit_bytes);
 
-// Rows of compute, copies out and copies in, and a graph of the device's bytes.
-std::string ChromeTraceOf(const PlanTimeline& timeline);
-
 }  // namespace pinion
 
-#endif  // PINION_ENGINE_PLANNER_PLAN_TIMELINE_H_
+#endif  // PINION_PROGRAMS_PLAN_TIMELINE_H_

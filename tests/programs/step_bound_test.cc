@@ -1,4 +1,4 @@
-#include "pinion/engine/planner/step_bound.h"
+#include "pinion/programs/step_bound.h"
 
 #include <cmath>
 #include <cstddef>
@@ -65,17 +65,6 @@ StepRecord FourLayers() {
   for (uint32_t layer = 3; layer > 0; --layer) Use(step, layer, 2);
   step.stretches.push_back({.compute_us = 2});
   for (StepObject& object : step.objects) object.size_bytes = 10 * kKb;
-  return step;
-}
-
-// A weight of 10 KB that rests on the host and is used behind `before_us` of compute, for 1 us.
-StepRecord OneWeight(double before_us) {
-  StepRecord step;
-  Use(step, 0, before_us);
-  step.stretches.push_back({.compute_us = 1});
-  step.objects[0].size_bytes = 10 * kKb;
-  step.objects[0].origin = StepObject::Origin::kHost;
-  step.objects[0].clean = true;
   return step;
 }
 
@@ -284,72 +273,7 @@ TEST(StepBoundTest, IsAtLeastTheTrafficThatCannotStay) {
   }
 }
 
-// --- Bytes that the host has ---
-
-TEST(StepBoundTest, AWeightOnTheHostComesInBeforeItsUse) {
-  EXPECT_DOUBLE_EQ(BoundUs(OneWeight(/*before_us=*/0), 10, Link(1, 5)), 1.0 + 2.0);
-  EXPECT_DOUBLE_EQ(BoundUs(OneWeight(/*before_us=*/1.5), 10, Link(1, 5)), 2.5 + 0.5);
-  EXPECT_DOUBLE_EQ(BoundUs(OneWeight(/*before_us=*/2), 10, Link(1, 5)), 3.0);
-}
-
-TEST(StepBoundTest, ACleanWeightIsDroppedWithoutACopyOut) {
-  // Used twice, and other bytes leave it no room between: dropped for nothing, it comes in twice.
-  StepRecord step;
-  Use(step, 0, 2);
-  Use(step, 1, 1);
-  Use(step, 0, 3);
-  step.stretches.push_back({.compute_us = 1});
-  step.objects[0] = OneWeight(0).objects[0];
-  step.objects[1].size_bytes = 1;
-  step.objects[1].frees = false;
-  step.stretches[2].other_bytes = 10 * kKb;
-  EXPECT_DOUBLE_EQ(BoundUs(step, 10, Link(1e-3, 5)), 7.0 + 2.0);
-}
-
-TEST(StepBoundTest, AChangedWeightIsWrittenBackInTheEnd) {
-  StepRecord step = OneWeight(/*before_us=*/2);
-  step.objects[0].clean = false;
-  EXPECT_DOUBLE_EQ(BoundUs(step, 10, Link(4, 5)), 3.0 + 2.5);
-  step.stretches.push_back({.compute_us = 1});
-  step.objects.push_back({.size_bytes = 1});
-  step.uses.push_back(1);
-  EXPECT_DOUBLE_EQ(BoundUs(step, 11, Link(4, 5)), 4.0 + 1.5);
-}
-
-// --- Both directions at once ---
-
-// A weight comes in while a saved tensor of the same size leaves, and nothing is computed.
-StepRecord OutAndIn() {
-  StepRecord step;
-  Use(step, 0, 0);
-  Use(step, 1, 0);
-  step.stretches.push_back({});
-  for (StepObject& object : step.objects) object.size_bytes = 10 * kKb;
-  step.objects[1].origin = StepObject::Origin::kHost;
-  step.objects[1].clean = true;
-  return step;
-}
-
-TEST(StepBoundTest, BothDirectionsAtOnceGoAtTheDuplexRates) {
-  LinkCalibration link = Link(5, 5);
-  EXPECT_DOUBLE_EQ(BoundUs(OutAndIn(), 10, link), 2.0);
-  link.d2h_duplex_gb_per_s = link.h2d_duplex_gb_per_s = 4;
-  EXPECT_DOUBLE_EQ(BoundUs(OutAndIn(), 10, link), 2.5);
-}
-
-TEST(StepBoundTest, TheSlowerDirectionGoesOnAlone) {
-  // 10 KB in take 2 us at 5 KB/us; by then 4 KB are out, and the other 6 go at 3 KB/us.
-  LinkCalibration link = Link(3, 6);
-  link.d2h_duplex_gb_per_s = 2;
-  link.h2d_duplex_gb_per_s = 5;
-  EXPECT_DOUBLE_EQ(BoundUs(OutAndIn(), 10, link), 2.0 + 2.0);
-}
-
-TEST(StepBoundTest, DirectionsThatHinderEachOtherGoOneAfterTheOther) {
-  LinkCalibration link = Link(5, 5);
-  link.d2h_duplex_gb_per_s = link.h2d_duplex_gb_per_s = 1;
-  EXPECT_DOUBLE_EQ(BoundUs(OutAndIn(), 10, link), 4.0);
-}
+// --- Both directions ---
 
 // Twice a tensor of 10 KB is saved, has to make room for 20 KB of other bytes, and is read; nothing
 // is computed. Objects that free nothing keep the two apart.
@@ -380,19 +304,6 @@ TEST(StepBoundTest, WhatMovesTwiceTakesTheLinkTwice) {
   LinkCalibration link = Link(1, 1);
   link.d2h_duplex_gb_per_s = link.h2d_duplex_gb_per_s = 0.5;
   EXPECT_DOUBLE_EQ(BoundUs(OneAfterTheOther(), 20, link), 40.0);
-}
-
-TEST(StepBoundTest, WhatComesFromTheHostTakesTheLinkEvenWhereThereIsRoom) {
-  // A weight comes in, then a tensor is made that has to leave for the last stretch's other bytes.
-  StepRecord step;
-  for (const uint32_t object : {0u, 1u, 2u}) Use(step, object, 0);
-  step.stretches.push_back({.compute_us = 0, .other_bytes = 20 * kKb});
-  step.objects[0] = OneWeight(0).objects[0];
-  step.objects[1].size_bytes = 10 * kKb;
-  step.objects[2] = {.size_bytes = 1, .frees = false};
-  LinkCalibration link = Link(5, 5);
-  link.d2h_duplex_gb_per_s = link.h2d_duplex_gb_per_s = 2.5;
-  EXPECT_DOUBLE_EQ(BoundUs(step, 20, link), 4.0);
 }
 
 // --- Errors ---

@@ -1,4 +1,4 @@
-#include "pinion/engine/planner/plan_timeline.h"
+#include "pinion/programs/plan_timeline.h"
 
 #include <cstdint>
 #include <string>
@@ -8,9 +8,10 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/engine/link/link_calibration.h"
-#include "pinion/engine/planner/plan_svg.h"
+#include "pinion/engine/planner/explain_plan.h"
 #include "pinion/engine/planner/step_plan.h"
 #include "pinion/engine/planner/step_trace.h"
+#include "pinion/programs/plan_drawing.h"
 #include "pinion/tests/engine/planner/small_steps.h"
 #include "pinion/tests/support/status_matchers.h"
 
@@ -149,6 +150,26 @@ TEST(PlanTimeline, AStepThatTakesNoTimeHasAPicture) {
   for (StepStretch& stretch : step.stretches) stretch.compute_us = 0;
   const PlanTimeline timeline = TimelineOf(step, StepPlan(), RoundLink(), 0).value();
   EXPECT_THAT(SvgOf(timeline, ""), AllOf(HasSubstr("</svg>"), Not(HasSubstr("nan"))));
+}
+
+TEST(DrawPlan, DrawsThePlannedStepWithItsNote) {
+  const PlannedStep planned = {.step = TwoObjects(),
+                               .plan = Plan(),
+                               .link = RoundLink(),
+                               .limit_bytes = 3 * kSize / 2,
+                               .note = "a note"};
+  EXPECT_THAT(DrawPlan(planned, PlanDrawing::kSvg),
+              AllOf(HasSubstr("0.070 ms (modelled)"), HasSubstr("a note"), HasSubstr("</svg>")));
+  EXPECT_THAT(DrawPlan(planned, PlanDrawing::kChromeTrace),
+              AllOf(HasSubstr("planned step, a note"), HasSubstr("traceEvents")));
+}
+
+TEST(DrawPlan, AMoveThatIsImpossibleIsSaidInWords) {
+  PlannedStep planned = {.step = TwoObjects(), .plan = Plan(), .link = RoundLink()};
+  planned.plan.moves[0].object = 7;
+  for (const PlanDrawing drawing : {PlanDrawing::kSvg, PlanDrawing::kChromeTrace}) {
+    EXPECT_EQ(DrawPlan(planned, drawing), ExplainPlan(planned));
+  }
 }
 
 }  // namespace plan_timeline_test

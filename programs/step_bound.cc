@@ -1,4 +1,4 @@
-#include "pinion/engine/planner/step_bound.h"
+#include "pinion/programs/step_bound.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace {
 // Stretches in which an object may be away, as the copies of one direction meet them.
 struct IdleSpan {
   size_t first = 0;
-  size_t last = 0;   // as many as there are stretches, if the object has to be away in the end
+  size_t last = 0;
   size_t ready = 0;  // the object's copy begins when this stretch has ended, or later
   int64_t size_bytes = 0;
 };
@@ -41,8 +41,7 @@ struct BothWays {
   Needs in;
 };
 
-// Calls `add(first, last)` for what is not in use of the stretches from `begin` to `end`, which
-// may be one beyond the step at either side.
+// Calls `add(first, last)` for what is not in use of the stretches from `begin` to `end`.
 template <typename Add>
 void ForIdle(const ObjectLife& life, int64_t begin, int64_t end, const Add& add) {
   for (const size_t used : life.in_use) {
@@ -77,8 +76,6 @@ BothWays NeedsOf(const StepRecord& step) {
     // What dropping does not free is among the other bytes.
     if (!object.frees) continue;
     const auto size = static_cast<int64_t>(object.size_bytes);
-    const bool from_host = object.origin == StepObject::Origin::kHost;
-    const bool written_back = from_host && !object.clean;
     const auto made = static_cast<int64_t>(life.made);
     // What is never read may be gone before the step is over.
     const auto over =
@@ -89,30 +86,23 @@ BothWays NeedsOf(const StepRecord& step) {
     }
     // It may come and go as it likes.
     if (object.recompute_us.has_value()) continue;
-    int64_t leaves = made;  // behind this stretch
-    if (!object.clean) {
-      leaves = std::max(made, static_cast<int64_t>(leaves_from[index]));
-      ForIdle(life, made, std::min(leaves, over), [&](int64_t first, int64_t last) {
-        for (int64_t i = first; i <= last; ++i) add_fixed(i, size);
-      });
-      const int64_t end = written_back ? count : over;
-      ForIdle(life, leaves + 1, end, [&](int64_t first, int64_t last) {
-        needs.out.idle.push_back({static_cast<size_t>(first), static_cast<size_t>(last),
-                                  static_cast<size_t>(leaves), size});
-      });
-      for (int64_t i = leaves + 1; i < std::min(end + 1, count); ++i) {
-        needs.out.stretches[i].begun_bytes += size;
-      }
-    }
+    // It leaves behind this stretch.
+    const int64_t leaves = std::max(made, static_cast<int64_t>(leaves_from[index]));
+    ForIdle(life, made, std::min(leaves, over), [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i <= last; ++i) add_fixed(i, size);
+    });
+    ForIdle(life, leaves + 1, over, [&](int64_t first, int64_t last) {
+      needs.out.idle.push_back({static_cast<size_t>(first), static_cast<size_t>(last),
+                                static_cast<size_t>(leaves), size});
+    });
+    for (int64_t i = leaves + 1; i <= over; ++i) needs.out.stretches[i].begun_bytes += size;
     if (!life.is_read) continue;
-    const auto add_idle_in = [&](int64_t first, int64_t last) {
+    ForIdle(life, leaves + 1, over - 1, [&](int64_t first, int64_t last) {
       const auto reversed_first = static_cast<size_t>(count - 1 - last);
       needs.in.idle.push_back(
           {reversed_first, static_cast<size_t>(count - 1 - first), reversed_first - 1, size});
-    };
-    if (from_host) ForIdle(life, -1, made - 1, add_idle_in);
-    ForIdle(life, leaves + 1, over - 1, add_idle_in);
-    for (int64_t i = from_host ? 0 : made; i < over; ++i) {
+    });
+    for (int64_t i = made; i < over; ++i) {
       needs.in.stretches[count - 1 - i].begun_bytes += size;
     }
   }

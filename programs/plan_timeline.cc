@@ -1,4 +1,4 @@
-#include "pinion/engine/planner/plan_timeline.h"
+#include "pinion/programs/plan_timeline.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "nlohmann/json.hpp"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/engine/planner/liveness.h"
@@ -152,50 +151,6 @@ absl::StatusOr<PlanTimeline> TimelineOf(const StepRecord& step, const StepPlan& 
                                         const LinkCalibration& link, uint64_t limit_bytes) {
   PINION_ASSIGN_OR_RETURN(const StepTimes times, SimulateStep(step, plan.moves, link));
   return TimelineMaker(step, plan, times, limit_bytes).Make();
-}
-
-std::string ChromeTraceOf(const PlanTimeline& timeline) {
-  nlohmann::json events = nlohmann::json::array();
-  const auto add_row = [&events](int row, const char* name,
-                                 const std::vector<PlanTimeline::Slice>& slices) {
-    events.push_back({{"ph", "M"},
-                      {"pid", 1},
-                      {"tid", row},
-                      {"name", "thread_name"},
-                      {"args", {{"name", name}}}});
-    for (const PlanTimeline::Slice& slice : slices) {
-      events.push_back({{"ph", "X"},
-                        {"pid", 1},
-                        {"tid", row},
-                        {"name", slice.what},
-                        {"ts", slice.begin_us},
-                        {"dur", slice.end_us - slice.begin_us}});
-    }
-  };
-  // The name is what the timeline shows; otherData is behind a menu.
-  const std::string name =
-      timeline.note.empty() ? "planned step" : absl::StrCat("planned step, ", timeline.note);
-  events.push_back({{"ph", "M"}, {"pid", 1}, {"name", "process_name"}, {"args", {{"name", name}}}});
-  add_row(1, "compute", timeline.compute);
-  add_row(1, "compute", timeline.waits);
-  add_row(2, "copies out", timeline.copies_out);
-  add_row(3, "copies in", timeline.copies_in);
-  for (const PlanTimeline::Bytes& at : timeline.device) {
-    events.push_back({{"ph", "C"},
-                      {"pid", 1},
-                      {"name", "device"},
-                      {"ts", at.begin_us},
-                      {"args", {{"bytes", at.bytes}}}});
-  }
-  // What stays has no copy that could say why.
-  std::vector<std::string> stays;
-  for (const PlanTimeline::Object& object : timeline.objects) {
-    if (!object.moves) stays.push_back(object.why);
-  }
-  return nlohmann::json{{"displayTimeUnit", "ms"},
-                        {"otherData", {{"times", "modelled"}, {"stays", stays}}},
-                        {"traceEvents", std::move(events)}}
-      .dump();
 }
 
 }  // namespace pinion
