@@ -49,7 +49,7 @@ class GptTraining {
   float Step();
 
   // What one more step saves and reads. Spoils the gradients.
-  absl::StatusOr<StepRecord> RecordStep();
+  absl::StatusOr<StepTrace> RecordStep();
 
   // Those that the options name.
   absl::Status WriteFiles() const;

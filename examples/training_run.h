@@ -44,7 +44,7 @@ struct RunResult {
   std::vector<float> losses;
   std::vector<uint64_t> gradient_fingerprints;  // per step; empty unless for_comparison
   // Of one step without offload and checkpoints; empty unless for_comparison.
-  StepRecord step;
+  StepTrace step;
 
   uint64_t peak_device_bytes = 0;
   uint64_t persistent_bytes = 0;  // parameters, gradients, optimizer state

@@ -33,7 +33,7 @@ struct PlanTimeline {
     std::string why;           // it stays or moves, for people
     std::vector<Slice> there;  // when it is on the device
   };
-  // Of one stretch.
+  // Of one interval.
   struct Bytes {
     double begin_us = 0;
     uint64_t bytes = 0;  // at the most
@@ -52,7 +52,7 @@ struct PlanTimeline {
 
 // Of a plan that PlanStep has made of the step for that link and memory. Errors as those of
 // SimulateStep.
-absl::StatusOr<PlanTimeline> TimelineOf(const StepRecord& step, const StepPlan& plan,
+absl::StatusOr<PlanTimeline> TimelineOf(const StepTrace& step, const StepPlan& plan,
                                         const LinkCalibration& link, uint64_t limit_bytes);
 
 }  // namespace pinion

@@ -14,15 +14,15 @@
 namespace pinion {
 namespace {
 
-// Stretches in which an object may be away, as the copies of one direction meet them.
+// Intervals in which an object may be away, as the copies of one direction meet them.
 struct IdleSpan {
   size_t first = 0;
   size_t last = 0;
-  size_t ready = 0;  // the object's copy begins when this stretch has ended, or later
+  size_t ready = 0;  // the object's copy begins when this interval has ended, or later
   int64_t size_bytes = 0;
 };
 
-// A stretch as the copies of one direction see it.
+// An interval as the copies of one direction see it.
 struct Need {
   double compute_us = 0;
   int64_t fixed_bytes = 0;  // on the device in any case
@@ -31,7 +31,7 @@ struct Need {
 
 // The needs of a step in the order in which one direction meets them.
 struct Needs {
-  std::vector<Need> stretches;
+  std::vector<Need> intervals;
   std::vector<IdleSpan> idle;
 };
 
@@ -41,52 +41,52 @@ struct BothWays {
   Needs in;
 };
 
-// Calls `add(first, last)` for what is not in use of the stretches from `begin` to `end`.
+// Calls `add(first, last)` for what is not in use of the intervals from `begin` to `end`.
 template <typename Add>
-void ForIdle(const ObjectLife& life, int64_t begin, int64_t end, const Add& add) {
+void ForIdle(const ObjectLiveness& life, int64_t begin, int64_t end, const Add& add) {
   for (const size_t used : life.in_use) {
-    const auto stretch = static_cast<int64_t>(used);
-    if (stretch < begin) continue;
-    if (stretch > end) break;
-    if (begin < stretch) add(begin, stretch - 1);
-    begin = stretch + 1;
+    const auto interval = static_cast<int64_t>(used);
+    if (interval < begin) continue;
+    if (interval > end) break;
+    if (begin < interval) add(begin, interval - 1);
+    begin = interval + 1;
   }
   if (begin <= end) add(begin, end);
 }
 
-BothWays NeedsOf(const StepRecord& step) {
-  const std::vector<ObjectLife> lives = LivesOf(step);
-  const std::vector<size_t> leaves_from = LeavesFrom(step);
+BothWays NeedsOf(const StepTrace& step) {
+  const std::vector<ObjectLiveness> lives = LivenessOf(step);
+  const std::vector<size_t> leaves_from = EarliestOffloads(step);
   const std::vector<size_t> operator_ends = OperatorEnds(step);
-  const auto count = static_cast<int64_t>(step.stretches.size());
+  const auto count = static_cast<int64_t>(step.intervals.size());
   BothWays needs;
-  for (const StepStretch& stretch : step.stretches) {
-    needs.out.stretches.push_back(
-        {.compute_us = stretch.compute_us,
-         .fixed_bytes = static_cast<int64_t>(stretch.peak_other_bytes())});
+  for (const StepInterval& interval : step.intervals) {
+    needs.out.intervals.push_back(
+        {.compute_us = interval.compute_us,
+         .fixed_bytes = static_cast<int64_t>(interval.peak_other_bytes())});
   }
-  needs.in.stretches.assign(needs.out.stretches.rbegin(), needs.out.stretches.rend());
-  const auto add_fixed = [&](int64_t stretch, int64_t size) {
-    needs.out.stretches[stretch].fixed_bytes += size;
-    needs.in.stretches[count - 1 - stretch].fixed_bytes += size;
+  needs.in.intervals.assign(needs.out.intervals.rbegin(), needs.out.intervals.rend());
+  const auto add_fixed = [&](int64_t interval, int64_t size) {
+    needs.out.intervals[interval].fixed_bytes += size;
+    needs.in.intervals[count - 1 - interval].fixed_bytes += size;
   };
   for (size_t index = 0; index < lives.size(); ++index) {
     const StepObject& object = step.objects[index];
-    const ObjectLife& life = lives[index];
+    const ObjectLiveness& life = lives[index];
     // What dropping does not free is among the other bytes.
     if (!object.frees) continue;
     const auto size = static_cast<int64_t>(object.size_bytes);
     const auto made = static_cast<int64_t>(life.made);
     // What is never read may be gone before the step is over.
-    const auto over =
-        static_cast<int64_t>(life.is_read ? life.over : LastStretchOf(object, life, operator_ends));
-    for (const size_t stretch : life.in_use) {
+    const auto over = static_cast<int64_t>(
+        life.is_read ? life.over : LastIntervalOf(object, life, operator_ends));
+    for (const size_t interval : life.in_use) {
       // The program's hold alone does not make it one of the step's objects any more.
-      if (static_cast<int64_t>(stretch) <= over) add_fixed(static_cast<int64_t>(stretch), size);
+      if (static_cast<int64_t>(interval) <= over) add_fixed(static_cast<int64_t>(interval), size);
     }
     // It may come and go as it likes.
-    if (object.recompute_us.has_value()) continue;
-    // It leaves behind this stretch.
+    if (object.recast_us.has_value()) continue;
+    // It leaves behind this interval.
     const int64_t leaves = std::max(made, static_cast<int64_t>(leaves_from[index]));
     ForIdle(life, made, std::min(leaves, over), [&](int64_t first, int64_t last) {
       for (int64_t i = first; i <= last; ++i) add_fixed(i, size);
@@ -95,7 +95,7 @@ BothWays NeedsOf(const StepRecord& step) {
       needs.out.idle.push_back({static_cast<size_t>(first), static_cast<size_t>(last),
                                 static_cast<size_t>(leaves), size});
     });
-    for (int64_t i = leaves + 1; i <= over; ++i) needs.out.stretches[i].begun_bytes += size;
+    for (int64_t i = leaves + 1; i <= over; ++i) needs.out.intervals[i].begun_bytes += size;
     if (!life.is_read) continue;
     ForIdle(life, leaves + 1, over - 1, [&](int64_t first, int64_t last) {
       const auto reversed_first = static_cast<size_t>(count - 1 - last);
@@ -103,7 +103,7 @@ BothWays NeedsOf(const StepRecord& step) {
           {reversed_first, static_cast<size_t>(count - 1 - first), reversed_first - 1, size});
     });
     for (int64_t i = made; i < over; ++i) {
-      needs.in.stretches[count - 1 - i].begun_bytes += size;
+      needs.in.intervals[count - 1 - i].begun_bytes += size;
     }
   }
   return needs;
@@ -141,25 +141,25 @@ class Fitting {
 };
 
 struct Waits {
-  std::vector<double> before_us;  // each stretch, all waits together, and behind the last
+  std::vector<double> before_us;  // each interval, all waits together, and behind the last
   double moved_bytes = 0;         // the least that moves
 };
 
-// Of stretches that fit. For each of them, and each one before: what has to be away in the one and
+// Of intervals that fit. For each of them, and each one before: what has to be away in the one and
 // could not begin to go before the other had ended takes the link so long.
 Waits WaitsFor(Needs needs, int64_t memory_bytes, double bytes_per_us) {
   Waits waits;
   std::sort(needs.idle.begin(), needs.idle.end(),
             [](const IdleSpan& a, const IdleSpan& b) { return a.first < b.first; });
   auto next = needs.idle.begin();
-  std::vector<IdleSpan> idle;  // that the stretch is part of, by `ready`, the latest first
+  std::vector<IdleSpan> idle;  // that the interval is part of, by `ready`, the latest first
   int64_t asked_bytes = 0;     // that have left, of objects which live, if they leave at need only
   double compute_us = 0;
   std::vector<double> ends_us;
   // In the end there is room for nothing.
-  needs.stretches.push_back({.fixed_bytes = memory_bytes});
-  for (size_t i = 0; i < needs.stretches.size(); ++i) {
-    const Need& need = needs.stretches[i];
+  needs.intervals.push_back({.fixed_bytes = memory_bytes});
+  for (size_t i = 0; i < needs.intervals.size(); ++i) {
+    const Need& need = needs.intervals[i];
     std::erase_if(idle, [i](const IdleSpan& span) { return span.last < i; });
     for (; next != needs.idle.end() && next->first == i; ++next) {
       const auto later = [](const IdleSpan& a, const IdleSpan& b) { return a.ready > b.ready; };
@@ -179,7 +179,7 @@ Waits WaitsFor(Needs needs, int64_t memory_bytes, double bytes_per_us) {
       begin_us = std::max(begin_us, ready_us + away_bytes / bytes_per_us);
     }
     const int64_t must_be_away = std::max<int64_t>(0, idle_bytes - room_bytes);
-    if (i + 1 < needs.stretches.size()) asked_bytes = std::min(asked_bytes, need.begun_bytes);
+    if (i + 1 < needs.intervals.size()) asked_bytes = std::min(asked_bytes, need.begun_bytes);
     waits.moved_bytes += static_cast<double>(std::max<int64_t>(0, must_be_away - asked_bytes));
     asked_bytes = std::max(asked_bytes, must_be_away);
     waits.before_us.push_back(begin_us - compute_us);
@@ -191,23 +191,23 @@ Waits WaitsFor(Needs needs, int64_t memory_bytes, double bytes_per_us) {
 
 }  // namespace
 
-absl::StatusOr<double> StepLowerBoundUs(const StepRecord& step, uint64_t memory_bytes,
+absl::StatusOr<double> StepLowerBoundUs(const StepTrace& step, uint64_t memory_bytes,
                                         const LinkCalibration& link) {
   PINION_RETURN_IF_ERROR(step.Validate());
   PINION_ASSIGN_OR_RETURN(const LinkRates rates, RatesOf(link));
   BothWays needs = NeedsOf(step);
-  // A stretch's fixed bytes may be less than nothing, and the room beside them must not overflow.
+  // An interval's fixed bytes may be less than nothing, and the room beside them must not overflow.
   const int64_t memory = static_cast<int64_t>(
       std::min<uint64_t>(memory_bytes, std::numeric_limits<int64_t>::max() / 2));
-  for (const Need& need : needs.out.stretches) {
+  for (const Need& need : needs.out.intervals) {
     if (need.fixed_bytes > memory) return std::numeric_limits<double>::infinity();
   }
   const Waits out = WaitsFor(std::move(needs.out), memory, rates.out);
   const Waits in = WaitsFor(std::move(needs.in), memory, rates.in);
   double waits_us = std::max(out.before_us.back(), in.before_us.back());
-  // What is waited for before a stretch, and behind it.
-  for (size_t i = 0; i < step.stretches.size(); ++i) {
-    waits_us = std::max(waits_us, out.before_us[i] + in.before_us[step.stretches.size() - 1 - i]);
+  // What is waited for before an interval, and behind it.
+  for (size_t i = 0; i < step.intervals.size(); ++i) {
+    waits_us = std::max(waits_us, out.before_us[i] + in.before_us[step.intervals.size() - 1 - i]);
   }
   return std::max(step.compute_us() + waits_us, LinkUs(out.moved_bytes, in.moved_bytes, rates));
 }

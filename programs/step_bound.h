@@ -8,12 +8,12 @@
 // (docs/performance.md). The bound is the greatest of two (where it comes from:
 // docs/decisions/0021-a-bound-for-every-order-of-uses.md and 0040-a-bound-for-whole-objects.md):
 //
-//   compute + max over p of (waits for copies out before stretch p + waits for copies in behind it)
-//   what the link takes for the bytes that have to move at least
+//   compute + max over p of (waits for copies out before interval p + waits for copies in behind
+//   it) what the link takes for the bytes that have to move at least
 //
 // Waits for copies out, forward in time: an object is on the device as a whole or not at all, and
-// what cannot be beside a stretch has been copied before it begins. So for each stretch p, and each
-// stretch b before it, over the idle objects whose copies cannot begin before b has ended:
+// what cannot be beside an interval has been copied before it begins. So for each interval p, and
+// each interval b before it, over the idle objects whose copies cannot begin before b has ended:
 //
 //   begin(p) >= end(b) + (their bytes - the most of them that fit into p's room) / bandwidth
 //
@@ -30,8 +30,8 @@
 // What the link takes: both directions at once go at the duplex rates, until one has no more to
 // carry. Steps whose forwards and backwards interleave are bound by this.
 //
-// An object counts as used throughout the stretch that makes it, until its operator has returned,
-// and throughout the stretch behind each later use, and as long as the program holds it. One that
+// An object counts as used throughout the interval that makes it, until its operator has returned,
+// and throughout the interval behind each later use, and as long as the program holds it. One that
 // is never read may leave and never comes back; it counts until the program lets go of it
 // (StepObject::needed_until). One that can be computed again counts only there, and computing it
 // takes no time.
@@ -54,9 +54,9 @@
 namespace pinion {
 
 // `memory_bytes` is all that the step may have on the device, its other bytes included. Infinite
-// where a stretch alone needs more. InvalidArgument for a record that is not valid, and for a link
-// whose bandwidths were not measured; it says which.
-absl::StatusOr<double> StepLowerBoundUs(const StepRecord& step, uint64_t memory_bytes,
+// where an interval alone needs more. InvalidArgument for a record that is not valid, and for a
+// link whose bandwidths were not measured; it says which.
+absl::StatusOr<double> StepLowerBoundUs(const StepTrace& step, uint64_t memory_bytes,
                                         const LinkCalibration& link);
 
 }  // namespace pinion

@@ -7,8 +7,8 @@
 // choice of who leaves, from which everybody's leaving and coming back follows; or one object that
 // leaves or comes back earlier or later. Longer plans are gone on from less and less often
 // (simulated annealing). A plan is of whole tensors, in the order of their copies out and of their
-// reads, as the simulation has it (engine/planner/step_simulation.h). Of steps that are small enough
-// to try every plan it finds the best (tests/bench/offload/offline_plan_test.cc).
+// reads, as the simulation has it (engine/planner/step_simulation.h). Of steps that are small
+// enough to try every plan it finds the best (tests/bench/offload/offline_plan_test.cc).
 //
 // Thread safety: a pure function.
 
@@ -30,7 +30,7 @@ struct PlanSearch {
 };
 
 // Errors as those of PlanStep.
-absl::StatusOr<StepPlan> SearchPlan(const StepRecord& step, uint64_t memory_bytes,
+absl::StatusOr<StepPlan> SearchPlan(const StepTrace& step, uint64_t memory_bytes,
                                     const LinkCalibration& link, const PlanSearch& search);
 
 }  // namespace pinion

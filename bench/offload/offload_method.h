@@ -82,7 +82,7 @@ using MakeStep =
     std::function<absl::StatusOr<OffloadStep>(const std::shared_ptr<EmulatedMachine>& machine)>;
 
 // The replay of a record, as ReplayedStep::Create.
-MakeStep ReplayOf(StepRecord record, int layers,
+MakeStep ReplayOf(StepTrace record, int layers,
                   ReplayedStep::Readers readers = ReplayedStep::Readers::kNodes);
 
 // Where a method runs.

@@ -69,7 +69,7 @@ class ModelStep {
   void Run(const ReplayedStep::MakeScope& make_scope);
   // What one more step saves and reads, on this device; spoils the gradients. If checkpoints are
   // kept, they are the record's segments, which a plan could compute again.
-  absl::StatusOr<StepRecord> Record(const DeviceBackend& backend, bool keep_checkpoints);
+  absl::StatusOr<StepTrace> Record(const DeviceBackend& backend, bool keep_checkpoints);
   // Of the last step, on the CPU.
   std::vector<at::Tensor> Gradients() const;
 

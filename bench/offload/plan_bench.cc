@@ -132,19 +132,19 @@ class PlanBench {
 };
 
 // A twentieth of what can leave above the least with which the step can be planned.
-absl::StatusOr<uint64_t> TightBytes(const StepRecord& step, const LinkCalibration& link) {
+absl::StatusOr<uint64_t> TightBytes(const StepTrace& step, const LinkCalibration& link) {
   PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes, LeastMemoryBytes(step));
   PINION_ASSIGN_OR_RETURN(const StepPlan all, PlanStep(step, UINT64_MAX / 2, link));
   return least_bytes + (all.peak_bytes - least_bytes) / 20;
 }
 
 // Segments that can be computed again, of so many saved tensors each.
-void AddSegments(StepRecord& step) {
+void AddSegments(StepTrace& step) {
   constexpr uint32_t kObjects = 25;
-  for (uint32_t use = 0; use < step.uses.size(); ++use) {
-    const uint32_t segment = step.uses[use] / kObjects;
+  for (uint32_t use = 0; use < step.accesses.size(); ++use) {
+    const uint32_t segment = step.accesses[use] / kObjects;
     if (segment >= step.segments.size()) step.segments.resize(segment + size_t{1});
-    step.segments[segment].uses.push_back(use);
+    step.segments[segment].accesses.push_back(use);
   }
 }
 
@@ -156,19 +156,19 @@ double ProcessorSeconds() {
 }
 
 absl::Status PlanBench::Measure(const PlanCase& of, benchmark::State& state) {
-  StepRecord step =
+  StepTrace step =
       of.seed == 0 ? GptLikeStep(of.uses, kUnitBytes) : RandomStepOfUses(of.seed, of.uses);
   if (of.target == PlanCase::Target::kTightWithSegments) AddSegments(step);
   TargetOptions options = {.link = link_};
   if (of.target != PlanCase::Target::kAuto) {
     PINION_ASSIGN_OR_RETURN(options.memory_bytes, TightBytes(step, link_));
   }
-  const TargetSchedule schedule(options);
-  PlanRow row = {.of = of, .uses = step.uses.size()};
+  const PlannedSchedule schedule(options);
+  PlanRow row = {.of = of, .uses = step.accesses.size()};
   std::vector<double> times_ms;
   for ([[maybe_unused]] auto _ : state) {
     const double begin_s = ProcessorSeconds();
-    PINION_ASSIGN_OR_RETURN(const std::shared_ptr<const KnownStep> known,
+    PINION_ASSIGN_OR_RETURN(const std::shared_ptr<const CachedPlan> known,
                             schedule.Plan(step, of.target == PlanCase::Target::kTightWithSegments));
     const double elapsed_s = ProcessorSeconds() - begin_s;
     state.SetIterationTime(elapsed_s);
@@ -186,7 +186,7 @@ absl::Status PlanBench::Measure(const PlanCase& of, benchmark::State& state) {
 absl::Status PlanBench::MeasureRecorded(const std::string& preset, size_t uses,
                                         benchmark::State& state) {
   RecordedRow row = {.preset = preset};
-  const StepRecord step = GptLikeStep(uses, kReplayedUnitBytes);
+  const StepTrace step = GptLikeStep(uses, kReplayedUnitBytes);
   MethodWorld world;
   PINION_ASSIGN_OR_RETURN(const DevicePreset whole, FindPreset(preset));
   world.preset =
@@ -199,7 +199,7 @@ absl::Status PlanBench::MeasureRecorded(const std::string& preset, size_t uses,
     PINION_ASSIGN_OR_RETURN(row.cost, ReplayRecorded(step, target_bytes, world));
     state.SetIterationTime(row.cost.recorded_us * 1e-6);
   }
-  row.uses = step.uses.size();
+  row.uses = step.accesses.size();
   state.counters["ratio"] = row.ratio();
   recorded_.push_back(row);
   return absl::OkStatus();

@@ -1,9 +1,9 @@
 // Steps that nobody has thought of, drawn from a seed, and one that looks like a GPT's: of any
 // length, for planners to be tried on.
 //
-//   StepRecord step = RandomStep(seed, /*shrink=*/1);    // of 4 to 33 operators
-//   StepRecord step = RandomStepOfUses(seed, 5000);
-//   StepRecord step = GptLikeStep(5000, 4 * kMiB);
+//   StepTrace step = RandomStep(seed, /*shrink=*/1);    // of 4 to 33 operators
+//   StepTrace step = RandomStepOfUses(seed, 5000);
+//   StepTrace step = GptLikeStep(5000, 4 * kMiB);
 //
 // Thread safety: pure functions.
 
@@ -20,14 +20,14 @@ namespace pinion {
 // A forward of operators that save what they make and, at times, what others have made, and a
 // backward that leaves some of them out. Tensors of up to 2 MiB; those and the compute are shrunk
 // by that factor, but never below what is offloaded at all.
-StepRecord RandomStep(uint64_t seed, uint64_t shrink);
+StepTrace RandomStep(uint64_t seed, uint64_t shrink);
 // The same, with as many operators as it takes for that many saves and reads, or some more.
-StepRecord RandomStepOfUses(uint64_t seed, size_t uses);
+StepTrace RandomStepOfUses(uint64_t seed, size_t uses);
 
 // Layers of attention and a wide part behind it, each with norms: what they save, in proportion,
 // and how long they compute. Backward reads all of it. `unit_bytes` is a tensor of one layer's
 // width for each token; compute is in proportion to it.
-StepRecord GptLikeStep(size_t uses, uint64_t unit_bytes);
+StepTrace GptLikeStep(size_t uses, uint64_t unit_bytes);
 
 }  // namespace pinion
 

@@ -36,7 +36,7 @@ absl::StatusOr<Ran> RunOnce(ReplayedStep& step, const ReplayedStep::MakeScope& m
 
 }  // namespace
 
-absl::StatusOr<RecordedReplay> ReplayRecorded(const StepRecord& step, uint64_t target_bytes,
+absl::StatusOr<RecordedReplay> ReplayRecorded(const StepTrace& step, uint64_t target_bytes,
                                               const MethodWorld& world) {
   EmulatedOptions emulated;
   emulated.preset = world.preset;
@@ -58,13 +58,13 @@ absl::StatusOr<RecordedReplay> ReplayRecorded(const StepRecord& step, uint64_t t
   Ran recorded, planned;
   // The first one is not known; then as many as it takes for the session to be sure. Behind these
   // comes one that reads the last record.
-  for (int i = 0; i < 1 + TargetSchedule::kKnownInARow; ++i) {
+  for (int i = 0; i < 1 + PlannedSchedule::kKnownInARow; ++i) {
     PINION_ASSIGN_OR_RETURN(recorded, RunOnce(*replayed, scope, *machine));
   }
   for (int i = 0; i < 2; ++i) {
     PINION_ASSIGN_OR_RETURN(planned, RunOnce(*replayed, scope, *machine));
   }
-  if (recorded.events < planned.events + 2 * step.uses.size()) {
+  if (recorded.events < planned.events + 2 * step.accesses.size()) {
     return absl::InternalError(absl::StrCat("a step was to be recorded, and then another one not: ",
                                             recorded.events, " events, then ", planned.events));
   }

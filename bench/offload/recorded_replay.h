@@ -23,7 +23,7 @@ struct RecordedReplay {
 
 // `step` replayed within `target_bytes`. Internal where a step was recorded that should not have
 // been, or the other way round.
-absl::StatusOr<RecordedReplay> ReplayRecorded(const StepRecord& step, uint64_t target_bytes,
+absl::StatusOr<RecordedReplay> ReplayRecorded(const StepTrace& step, uint64_t target_bytes,
                                               const MethodWorld& world);
 
 }  // namespace pinion

@@ -10,7 +10,7 @@
 // So a method of offloading meets what it would meet in the model, in a thousandth of the time: no
 // operator runs. What the record does not tell is left out: when the program lets go of a tensor
 // that it has saved (taken for the end of the operator that saves it last), and how many kernels
-// there were (one for each stretch, so that the host is further ahead than it was).
+// there were (one for each interval, so that the host is further ahead than it was).
 //
 // Thread safety: none; one step at a time.
 
@@ -43,7 +43,7 @@ class ReplayedStep {
   // what they compute (DevicePreset::launch_us is 0). InvalidArgument for a record that is not one
   // forward and its backward.
   static absl::StatusOr<std::unique_ptr<ReplayedStep>> Create(
-      StepRecord record, std::shared_ptr<EmulatedMachine> machine, int layers,
+      StepTrace record, std::shared_ptr<EmulatedMachine> machine, int layers,
       Readers readers = Readers::kNodes);
   virtual ~ReplayedStep() = default;
 

@@ -65,7 +65,7 @@ using Kind = OffloadMethod::Kind;
 
 constexpr int64_t kVocabulary = 64;
 // The first steps are recorded, measure the link, and pin; a session measures a step of its own
-// now and then, and has found out once whether its plan is right (PlanWatch::kEvery).
+// now and then, and has found out once whether its plan is right (PlanValidator::kEvery).
 constexpr int kWarmupSteps = 40;
 constexpr int kStepsOfATurn = 3;
 constexpr uint64_t kSeed = 1;

@@ -15,7 +15,7 @@ double PieceUs(const LinkCurve& curve) { return std::min(curve.piece_us, curve.f
 
 bool IsKnown(const LinkCalibration& link) { return link.h2d.gb_per_s > 0 && link.d2h.gb_per_s > 0; }
 
-void Append(PackPlan::Group& group, size_t piece, uint64_t size_bytes) {
+void Append(PackingPlan::Group& group, size_t piece, uint64_t size_bytes) {
   const uint64_t offset = AlignUp(group.size_bytes, kPackAlignmentBytes);
   group.pieces.push_back(piece);
   group.offsets.push_back(offset);
@@ -43,10 +43,10 @@ uint64_t FullBatchBytes(const LinkCalibration& link) {
       16 * std::max(link.h2d.HalfPerformanceBytes(), link.d2h.HalfPerformanceBytes()));
 }
 
-PackPlan PlanPacking(absl::Span<const uint64_t> sizes, const LinkCalibration& link,
-                     const GatherCost& gather) {
+PackingPlan PlanPacking(absl::Span<const uint64_t> sizes, const LinkCalibration& link,
+                        const GatherCost& gather) {
   const uint64_t small_bytes = LargestSmallPiece(link);
-  PackPlan plan;
+  PackingPlan plan;
   std::optional<size_t> shared;  // the group of small pieces
   uint64_t shared_bytes = 0;     // without padding
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -61,7 +61,7 @@ PackPlan PlanPacking(absl::Span<const uint64_t> sizes, const LinkCalibration& li
     if (small) shared_bytes += sizes[i];
   }
   if (shared.has_value()) {
-    PackPlan::Group& group = plan.groups[*shared];
+    PackingPlan::Group& group = plan.groups[*shared];
     const double padding_us =
         static_cast<double>(group.size_bytes - shared_bytes) / (link.d2h.gb_per_s * 1e3);
     group.gather = gather.GatherUs(group.pieces.size(), group.size_bytes) + padding_us <

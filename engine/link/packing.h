@@ -1,7 +1,7 @@
 // Which of the pieces that leave a device together share one block of host memory.
 //
-//   const PackPlan plan = PlanPacking(sizes, link);
-//   for (const PackPlan::Group& group : plan.groups) { /* one host block, one copy back */ }
+//   const PackingPlan plan = PlanPacking(sizes, link);
+//   for (const PackingPlan::Group& group : plan.groups) { /* one host block, one copy back */ }
 //
 // Each piece of a copy costs about a microsecond of the link, and more of the host when it comes
 // back by itself. Pieces whose own bytes take less time than that share a block: they come back in
@@ -42,7 +42,7 @@ struct GatherCost {
   double GatherUs(uint64_t pieces, uint64_t size_bytes) const;
 };
 
-struct PackPlan {
+struct PackingPlan {
   struct Group {
     absl::InlinedVector<size_t, 1> pieces;     // by index, ascending; never empty
     absl::InlinedVector<uint64_t, 1> offsets;  // of each in the group's block
@@ -62,8 +62,8 @@ uint64_t FullBatchBytes(const LinkCalibration& link);
 
 // `sizes` are positive. By the times of link and device, out and back, the plan is never slower
 // than all pieces in one batch, or one by one.
-PackPlan PlanPacking(absl::Span<const uint64_t> sizes, const LinkCalibration& link,
-                     const GatherCost& gather = {});
+PackingPlan PlanPacking(absl::Span<const uint64_t> sizes, const LinkCalibration& link,
+                        const GatherCost& gather = {});
 
 }  // namespace pinion
 

@@ -25,13 +25,13 @@ struct Waited {
   double in_us = 0;
 };
 
-Waited WaitedAt(const StepTimes& times, const std::vector<StepMove>& moves, size_t use) {
-  const double arrived_us = times.begins_us[use + 1] - times.stalls_us[use + 1];
+Waited WaitedAt(const StepTimes& times, const std::vector<StepMove>& moves, size_t access) {
+  const double arrived_us = times.begins_us[access + 1] - times.stalls_us[access + 1];
   double out_us = arrived_us;
   for (size_t i = 0; i < moves.size(); ++i) {
-    if (moves[i].drop_at == use) out_us = std::max(out_us, times.out_us[i]);
+    if (moves[i].evict_at == access) out_us = std::max(out_us, times.out_us[i]);
   }
-  return {out_us - arrived_us, times.begins_us[use + 1] - out_us};
+  return {out_us - arrived_us, times.begins_us[access + 1] - out_us};
 }
 
 // Objects that something happens to, each counted once.
@@ -46,7 +46,7 @@ struct Some {
 
 }  // namespace
 
-std::string ExplainPlan(const StepRecord& step, const StepPlan& plan, const LinkCalibration& link) {
+std::string ExplainPlan(const StepTrace& step, const StepPlan& plan, const LinkCalibration& link) {
   const absl::StatusOr<StepTimes> times = SimulateStep(step, plan.moves, link);
   if (!times.ok()) return absl::StrCat(times.status().message(), "\n");
   uint64_t all_bytes = 0;
@@ -54,12 +54,12 @@ std::string ExplainPlan(const StepRecord& step, const StepPlan& plan, const Link
   Some moved, computed;
   for (const StepMove& move : plan.moves) {
     const StepObject& object = step.objects[move.object];
-    (object.recompute_us.has_value() ? computed : moved).Add(move.object, object.size_bytes);
+    (object.recast_us.has_value() ? computed : moved).Add(move.object, object.size_bytes);
   }
   Waited total;
-  for (size_t use = 0; use < step.uses.size(); ++use) {
-    if (times->stalls_us[use + 1] == 0) continue;
-    const Waited waited = WaitedAt(*times, plan.moves, use);
+  for (size_t access = 0; access < step.accesses.size(); ++access) {
+    if (times->stalls_us[access + 1] == 0) continue;
+    const Waited waited = WaitedAt(*times, plan.moves, access);
     total.out_us += waited.out_us;
     total.in_us += waited.in_us;
   }
@@ -72,36 +72,36 @@ std::string ExplainPlan(const StepRecord& step, const StepPlan& plan, const Link
       moved.objects.size(), step.objects.size(), HumanBytes(moved.bytes), HumanBytes(all_bytes),
       Ms(total.out_us), Ms(total.in_us));
   if (!computed.objects.empty()) {
-    absl::StrAppendFormat(&text, "computed again: %d, %s\n", computed.objects.size(),
+    absl::StrAppendFormat(&text, "recast: %d, %s\n", computed.objects.size(),
                           HumanBytes(computed.bytes));
   }
   std::vector<size_t> again;
   size_t segments = 0;  // without those inside of one that is computed again
   for (size_t i = 0; i < step.segments.size(); ++i) {
     const StepSegment& segment = step.segments[i];
-    if (segment.outer.has_value() && step.segments[*segment.outer].computed_again) continue;
+    if (segment.outer.has_value() && step.segments[*segment.outer].is_recomputed) continue;
     ++segments;
-    if (segment.computed_again) again.push_back(i);
+    if (segment.is_recomputed) again.push_back(i);
   }
   if (!again.empty()) {
-    absl::StrAppendFormat(&text, "segments computed again: %d of %d (%s)\n", again.size(), segments,
+    absl::StrAppendFormat(&text, "segments recomputed: %d of %d (%s)\n", again.size(), segments,
                           absl::StrJoin(again, ", "));
   }
   if (plan.moves.empty()) return text;
-  const std::vector<ObjectLife> lives = LivesOf(step);
+  const std::vector<ObjectLiveness> lives = LivenessOf(step);
   absl::StrAppendFormat(&text, "  %6s %10s %6s %10s %6s %6s %6s %10s\n", "object", "size", "made",
                         "out, ms", "gone", "back", "read", "in, ms");
   for (size_t i = 0; i < plan.moves.size(); ++i) {
     const StepMove& move = plan.moves[i];
     const bool comes_back = move.fetch_at != StepMove::kNever;
-    const auto use = [comes_back](uint32_t ordinal) {
+    const auto access = [comes_back](uint32_t ordinal) {
       return comes_back ? absl::StrCat(ordinal) : "never";
     };
     absl::StrAppendFormat(
         &text, "  %6d %10s %6d %10s %6d %6s %6s %10s\n", move.object,
-        HumanBytes(step.objects[move.object].size_bytes), lives[move.object].uses.front(),
-        move.copies_out ? Ms(times->out_us[i]) : "-", move.drop_at, use(move.fetch_at),
-        use(move.read_at), comes_back ? Ms(times->in_us[i]) : "-");
+        HumanBytes(step.objects[move.object].size_bytes), lives[move.object].accesses.front(),
+        move.copies_out ? Ms(times->out_us[i]) : "-", move.evict_at, access(move.fetch_at),
+        access(move.read_at), comes_back ? Ms(times->in_us[i]) : "-");
   }
   return text;
 }

@@ -27,7 +27,7 @@ namespace pinion {
 
 // A planned step, with all that it takes to show it.
 struct PlannedStep {
-  StepRecord step = {};
+  StepTrace step = {};
   StepPlan plan = {};  // that PlanStep has made of the step for that link
   LinkCalibration link = {};
   uint64_t limit_bytes = 0;  // the memory that the plan was to keep to
@@ -36,7 +36,7 @@ struct PlannedStep {
 
 // Of a plan that PlanStep has made of the step for that link. Where that is not so, the text says
 // why.
-std::string ExplainPlan(const StepRecord& step, const StepPlan& plan, const LinkCalibration& link);
+std::string ExplainPlan(const StepTrace& step, const StepPlan& plan, const LinkCalibration& link);
 // The same, and the note.
 std::string ExplainPlan(const PlannedStep& planned);
 

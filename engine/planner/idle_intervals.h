@@ -1,9 +1,9 @@
 // Where the objects of a step may be away: all that a plan can choose from.
 //
-//   std::vector<Gap> gaps = GapsOf(step);
-//   gaps[0].away_from = gaps[0].first;               // it goes as soon as it can, ...
-//   gaps[0].away_until = gaps[0].last;               // ... and comes back when it is read
-//   std::vector<StepMove> moves = MovesOf(step, gaps);
+//   std::vector<IdleInterval> idle_intervals = IdleIntervalsOf(step);
+//   idle_intervals[0].away_from = gaps[0].first;               // it goes as soon as it can, ...
+//   idle_intervals[0].away_until = gaps[0].last;               // ... and comes back when it is
+//   read std::vector<StepMove> moves = MovesOf(step, idle_intervals);
 //
 // Thread safety: pure functions.
 
@@ -20,14 +20,14 @@
 
 namespace pinion {
 
-// Stretches in which an object is idle, so that it can be away.
-struct Gap {
+// Intervals in which an object is idle, so that it can be away.
+struct IdleInterval {
   uint32_t object = 0;
   size_t first = 0;
   size_t last = 0;
   uint32_t read_at = StepMove::kNever;
   int64_t size_bytes = 0;
-  bool computed_again = false;  // when it is read, so that it is away until then
+  bool is_recast = false;  // when it is read, so that it is away until then
 
   // What was decided: in which of them it is away. kStays, if in none. And in which it is away at
   // the latest, whatever room there is.
@@ -38,10 +38,10 @@ struct Gap {
 };
 
 // Of a valid record, in the order in which they begin.
-std::vector<Gap> GapsOf(const StepRecord& step);
+std::vector<IdleInterval> IdleIntervalsOf(const StepTrace& step);
 
 // StepPlan::moves of what was decided.
-std::vector<StepMove> MovesOf(const StepRecord& step, absl::Span<const Gap> gaps);
+std::vector<StepMove> MovesOf(const StepTrace& step, absl::Span<const IdleInterval> idle_intervals);
 
 }  // namespace pinion
 

@@ -19,19 +19,19 @@ namespace pinion {
 namespace {
 
 // So many plans as can be tried in 10 to 20 ms, beside the first two.
-int TriesFor(const StepRecord& step) {
+int TriesFor(const StepTrace& step) {
   constexpr size_t kTriedUses = 50'000;
   constexpr size_t kTriesPerUse = 8;  // a short step has few plans
-  const size_t uses = step.uses.size();
-  const size_t plans = std::min(kTriesPerUse * uses, kTriedUses / (uses + 1));
+  const size_t accesses = step.accesses.size();
+  const size_t plans = std::min(kTriesPerUse * accesses, kTriedUses / (accesses + 1));
   return static_cast<int>(plans - std::min<size_t>(plans, 2));
 }
 
 // What its copies carry, both ways.
-uint64_t CopiedBytes(const StepRecord& step, const std::vector<StepMove>& moves) {
+uint64_t CopiedBytes(const StepTrace& step, const std::vector<StepMove>& moves) {
   uint64_t bytes = 0;
   for (const StepMove& move : moves) {
-    if (step.objects[move.object].recompute_us.has_value()) continue;
+    if (step.objects[move.object].recast_us.has_value()) continue;
     const int copies = (move.copies_out ? 1 : 0) + (move.fetch_at != StepMove::kNever ? 1 : 0);
     bytes += copies * step.objects[move.object].size_bytes;
   }
@@ -41,14 +41,14 @@ uint64_t CopiedBytes(const StepRecord& step, const std::vector<StepMove>& moves)
 // What a plan costs; of two that take the same time the one that copies less is better.
 using Cost = std::pair<double, uint64_t>;
 
-constexpr Choice kChoices[] = {Choice::kHighest, Choice::kFitting};
+constexpr EvictionRule kEvictionRules[] = {EvictionRule::kHighest, EvictionRule::kFitting};
 
 // One or two gaps more that go first or last, whatever their next use, or that are away where they
 // are in the way.
-void Change(PlanWishes& wishes, absl::Span<const InTheWay> in_the_way, std::mt19937& random) {
+void Change(PlanPreferences& wishes, absl::Span<const Blocker> blockers, std::mt19937& random) {
   for (size_t changes = 1 + random() % 2; changes > 0; --changes) {
-    if (!in_the_way.empty() && random() % 2 == 0) {
-      wishes.LetGo(in_the_way[random() % in_the_way.size()]);
+    if (!blockers.empty() && random() % 2 == 0) {
+      wishes.LetGo(blockers[random() % blockers.size()]);
     } else {
       wishes.ranks[random() % wishes.ranks.size()] = random() % 2 == 0 ? 0 : UINT32_MAX;
     }
@@ -57,11 +57,11 @@ void Change(PlanWishes& wishes, absl::Span<const InTheWay> in_the_way, std::mt19
 
 // The same moves, their copies out in another order as long as that makes the step shorter.
 // `times` are those of the plan.
-absl::Status OrderCopies(const StepRecord& step, const StepSimulator& simulator, StepTimes times,
+absl::Status OrderCopies(const StepTrace& step, const StepSimulator& simulator, StepTimes times,
                          StepPlan& plan) {
   constexpr int kRounds = 4;  // each with the times of the one before
   for (int i = 0; i < kRounds; ++i) {
-    std::vector<StepMove> moves = InOrderOfDrops(step, plan.moves, times);
+    std::vector<StepMove> moves = InEvictionOrder(step, plan.moves, times);
     if (moves == plan.moves) break;
     PINION_ASSIGN_OR_RETURN(times, simulator.Run(moves));
     if (times.step_us >= plan.step_us) break;
@@ -74,34 +74,34 @@ absl::Status OrderCopies(const StepRecord& step, const StepSimulator& simulator,
 // The best of the plans that are tried: by each of `choices`, and then, as long as it takes more
 // than `enough_us`, again and again with other wishes: without what was in the way of the plan that
 // is gone on from, and with changes that are drawn.
-absl::StatusOr<StepPlan> BestWithin(const StepRecord& step, const Planner& planner,
+absl::StatusOr<StepPlan> BestWithin(const StepTrace& step, const ResidencyPlanner& planner,
                                     uint64_t memory_bytes, const StepSimulator& simulator,
-                                    double enough_us, absl::Span<const Choice> choices, int tries) {
+                                    double enough_us, absl::Span<const EvictionRule> rules,
+                                    int tries) {
   StepPlan best;
   StepTimes best_times;
   Cost best_cost = {std::numeric_limits<double>::infinity(), UINT64_MAX};
-  for (const Choice choice : choices) {
+  for (const EvictionRule rule : rules) {
     std::mt19937 random;  // of one seed: a step has one plan
-    PlanWishes chosen = planner.ByNextUse();
+    PlanPreferences chosen = planner.ByNextUse();
     Cost chosen_cost = {std::numeric_limits<double>::infinity(), UINT64_MAX};
-    std::vector<InTheWay> in_the_way;  // of what was chosen
-    bool lets_go = false;              // of all of that, next
+    std::vector<Blocker> blockers;  // of what was chosen
+    bool lets_go = false;           // of all of that, next
     for (int i = 0; i <= tries / 2; ++i) {
-      PlanWishes wishes = chosen;
+      PlanPreferences wishes = chosen;
       if (lets_go) {
-        wishes.LetGo(in_the_way);
+        wishes.LetGo(blockers);
       } else if (i > 0) {
-        Change(wishes, in_the_way, random);
+        Change(wishes, blockers, random);
       }
-      PlannedMoves planned =
-          planner.MovesWithin(static_cast<int64_t>(memory_bytes), choice, wishes);
+      PlannedMoves planned = planner.MovesWithin(static_cast<int64_t>(memory_bytes), rule, wishes);
       PINION_ASSIGN_OR_RETURN(StepTimes times, simulator.Run(planned.moves));
       const Cost cost = {times.step_us, CopiedBytes(step, planned.moves)};
-      lets_go = cost < chosen_cost && !planned.in_the_way.empty();
+      lets_go = cost < chosen_cost && !planned.blockers.empty();
       if (cost > chosen_cost) continue;
       chosen = std::move(wishes);
       chosen_cost = cost;
-      in_the_way = std::move(planned.in_the_way);
+      blockers = std::move(planned.blockers);
       if (cost >= best_cost) continue;
       best.moves = std::move(planned.moves);
       best.step_us = times.step_us;
@@ -115,7 +115,7 @@ absl::StatusOr<StepPlan> BestWithin(const StepRecord& step, const Planner& plann
 }
 
 // With its peak, which has to keep within `memory_bytes`.
-absl::StatusOr<StepPlan> Checked(const StepRecord& step, StepPlan plan, uint64_t memory_bytes) {
+absl::StatusOr<StepPlan> Checked(const StepTrace& step, StepPlan plan, uint64_t memory_bytes) {
   const std::vector<int64_t> bytes = DeviceBytes(step, plan.moves);
   plan.peak_bytes = static_cast<uint64_t>(*std::max_element(bytes.begin(), bytes.end()));
   if (plan.peak_bytes <= memory_bytes) return plan;
@@ -125,15 +125,15 @@ absl::StatusOr<StepPlan> Checked(const StepRecord& step, StepPlan plan, uint64_t
 
 }  // namespace
 
-absl::StatusOr<uint64_t> LeastMemoryBytes(const StepRecord& step) {
+absl::StatusOr<uint64_t> LeastMemoryBytes(const StepTrace& step) {
   PINION_RETURN_IF_ERROR(step.Validate());
-  return Planner(step).LeastBytes();
+  return ResidencyPlanner(step).LeastBytes();
 }
 
-absl::StatusOr<StepPlan> PlanStep(const StepRecord& step, uint64_t memory_bytes,
+absl::StatusOr<StepPlan> PlanStep(const StepTrace& step, uint64_t memory_bytes,
                                   const LinkCalibration& link, PlanEffort effort) {
   PINION_RETURN_IF_ERROR(step.Validate());
-  const Planner planner(step);
+  const ResidencyPlanner planner(step);
   if (const uint64_t least_bytes = planner.LeastBytes(); least_bytes > memory_bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the step does not fit into ", memory_bytes, " bytes of device memory (",
@@ -143,20 +143,20 @@ absl::StatusOr<StepPlan> PlanStep(const StepRecord& step, uint64_t memory_bytes,
   PINION_ASSIGN_OR_RETURN(const StepSimulator simulator, StepSimulator::Create(step, link));
   memory_bytes = std::min(memory_bytes, planner.MostBytes());
   const bool tries = effort == PlanEffort::kTries;
-  PINION_ASSIGN_OR_RETURN(StepPlan plan,
-                          BestWithin(step, planner, memory_bytes, simulator, step.compute_us(),
-                                     {kChoices, tries ? 2u : 1u}, tries ? TriesFor(step) : 0));
+  PINION_ASSIGN_OR_RETURN(
+      StepPlan plan, BestWithin(step, planner, memory_bytes, simulator, step.compute_us(),
+                                {kEvictionRules, tries ? 2u : 1u}, tries ? TriesFor(step) : 0));
   return Checked(step, std::move(plan), memory_bytes);
 }
 
-absl::StatusOr<StepPlan> PlanStepWithin(const StepRecord& step, double slowdown,
+absl::StatusOr<StepPlan> PlanStepWithin(const StepTrace& step, double slowdown,
                                         const LinkCalibration& link) {
   PINION_RETURN_IF_ERROR(step.Validate());
-  const Planner planner(step);
+  const ResidencyPlanner planner(step);
   PINION_ASSIGN_OR_RETURN(const StepSimulator simulator, StepSimulator::Create(step, link));
   const double allowed_us = slowdown * step.compute_us();
   const auto plan_within = [&](uint64_t memory_bytes) {
-    return BestWithin(step, planner, memory_bytes, simulator, allowed_us, {kChoices, 1},
+    return BestWithin(step, planner, memory_bytes, simulator, allowed_us, {kEvictionRules, 1},
                       /*tries=*/0);
   };
   uint64_t enough_bytes = planner.MostBytes();

@@ -5,7 +5,7 @@
 //   for (const StepMove& move : plan.moves) ...      // all others stay, and are never copied
 //   plan.step_us, plan.peak_bytes                    // what it comes to
 //
-// Whom: where a stretch needs more than there is, the idle object whose next use is farthest away
+// Whom: where an interval needs more than there is, the idle object whose next use is farthest away
 // goes (Belady's rule), except where another choice that was tried makes the step shorter. What
 // frees nothing stays. When: the copy out begins once the operator that made the object has
 // returned, or behind those whose memory has to go sooner; its device memory is let
@@ -28,9 +28,9 @@
 
 namespace pinion {
 
-// The least memory within which the step can be planned: what its hungriest stretch uses.
+// The least memory within which the step can be planned: what its hungriest interval uses.
 // InvalidArgument for a record that is not valid.
-absl::StatusOr<uint64_t> LeastMemoryBytes(const StepRecord& step);
+absl::StatusOr<uint64_t> LeastMemoryBytes(const StepTrace& step);
 
 enum class PlanEffort {
   kRule,   // one plan, by Belady's rule, its copies in order
@@ -40,13 +40,13 @@ enum class PlanEffort {
 // Within `memory_bytes`, the other bytes of the step included. ResourceExhausted, with the least
 // that can be, where that is not enough. InvalidArgument for a record that is not valid, and for
 // a link that was not measured.
-absl::StatusOr<StepPlan> PlanStep(const StepRecord& step, uint64_t memory_bytes,
+absl::StatusOr<StepPlan> PlanStep(const StepTrace& step, uint64_t memory_bytes,
                                   const LinkCalibration& link,
                                   PlanEffort effort = PlanEffort::kTries);
 
 // As little moved as is needed for a step of at most `slowdown` times its compute alone, in the
 // least memory; 1.01 is "no slower than 1 %".
-absl::StatusOr<StepPlan> PlanStepWithin(const StepRecord& step, double slowdown,
+absl::StatusOr<StepPlan> PlanStepWithin(const StepTrace& step, double slowdown,
                                         const LinkCalibration& link);
 
 }  // namespace pinion

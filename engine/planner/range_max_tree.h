@@ -1,10 +1,10 @@
 // How much of something each place of a row has: added to in ranges, asked for the most in one.
 //
-//   Room room(4);
-//   room.Add(1, 2, 10);                 // places 1 and 2
-//   room.MostIn(0, 3);                  // 10
-//   room.LastAbove(3, 9);               // 2: the last place up to 3 that has more than 9
-//   room.FirstAbove(1, 9);              // 1: the first place from 1 on
+//   RangeMaxTree tree(4);
+//   tree.Add(1, 2, 10);                 // places 1 and 2
+//   tree.MostIn(0, 3);                  // 10
+//   tree.LastAbove(3, 9);               // 2: the last place up to 3 that has more than 9
+//   tree.FirstAbove(1, 9);              // 1: the first place from 1 on
 //
 // A segment tree: every call takes the logarithm of the length.
 
@@ -19,11 +19,11 @@
 
 namespace pinion {
 
-class Room {
+class RangeMaxTree {
  public:
-  explicit Room(size_t places) : Room(std::vector<int64_t>(places)) {}
+  explicit RangeMaxTree(size_t places) : RangeMaxTree(std::vector<int64_t>(places)) {}
   // `amounts` are what the places begin with.
-  explicit Room(const std::vector<int64_t>& amounts) {
+  explicit RangeMaxTree(const std::vector<int64_t>& amounts) {
     while (leaves_ < amounts.size()) leaves_ *= 2;
     most_.resize(2 * leaves_);
     added_.resize(2 * leaves_);

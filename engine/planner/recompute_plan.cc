@@ -20,13 +20,13 @@ namespace {
 
 using Segments = std::vector<uint32_t>;  // ascending
 
-class MixSearch {
+class RecomputeSearch {
  public:
-  MixSearch(const StepRecord& step, uint64_t memory_bytes, const LinkCalibration& link)
+  RecomputeSearch(const StepTrace& step, uint64_t memory_bytes, const LinkCalibration& link)
       : step_(step),
         memory_bytes_(memory_bytes),
         link_(link),
-        candidates_(ThatCanBeComputedAgain(step)),
+        candidates_(RecomputableSegments(step)),
         left_(TriesFor(step)) {}
 
   // Tries sets of segments.
@@ -60,7 +60,7 @@ class MixSearch {
   std::vector<Segments> Best() const {
     constexpr size_t kPlannedUses = 500;
     constexpr size_t kLeast = 2;
-    const size_t most = std::max(kLeast, kPlannedUses / (step_.uses.size() + 1));
+    const size_t most = std::max(kLeast, kPlannedUses / (step_.accesses.size() + 1));
     std::vector<const std::pair<const Segments, double>*> tried;
     for (const auto& segments_us : tried_us_) {
       if (!segments_us.first.empty() && std::isfinite(segments_us.second)) {
@@ -77,11 +77,11 @@ class MixSearch {
   }
 
  private:
-  static int TriesFor(const StepRecord& step) {
+  static int TriesFor(const StepTrace& step) {
     constexpr size_t kTriedUses = 50'000;
     constexpr size_t kMost = 200;
     constexpr size_t kLeast = 12;
-    return static_cast<int>(std::clamp(kTriedUses / (step.uses.size() + 1), kLeast, kMost));
+    return static_cast<int>(std::clamp(kTriedUses / (step.accesses.size() + 1), kLeast, kMost));
   }
 
   // The candidates for which there is room if all else is kept and away. (Together with others some
@@ -90,7 +90,7 @@ class MixSearch {
     Segments with_room;
     for (const uint32_t segment : candidates_) {
       PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes,
-                              LeastMemoryBytes(WithComputedAgain(step_, {segment})));
+                              LeastMemoryBytes(WithRecomputation(step_, {segment})));
       if (least_bytes <= memory_bytes_) with_room.push_back(segment);
     }
     return with_room;
@@ -128,7 +128,7 @@ class MixSearch {
     --left_;
     if (!is_new) return tried->second;
     const absl::StatusOr<StepPlan> plan =
-        PlanStep(WithComputedAgain(step_, tried->first), memory_bytes_, link_, PlanEffort::kRule);
+        PlanStep(WithRecomputation(step_, tried->first), memory_bytes_, link_, PlanEffort::kRule);
     if (!plan.ok() && !absl::IsResourceExhausted(plan.status())) return plan.status();
     tried->second = plan.ok() ? plan->step_us : std::numeric_limits<double>::infinity();
     if (tried->second < best_us_) {
@@ -187,11 +187,11 @@ class MixSearch {
     double us = 0;
     double bytes = 0;
     uint32_t made = 0;
-    for (const uint32_t use : segment.uses) {
-      const uint32_t object = step_.uses[use];
-      if (use > segment.uses.front() && object <= made) continue;
+    for (const uint32_t access : segment.accesses) {
+      const uint32_t object = step_.accesses[access];
+      if (access > segment.accesses.front() && object <= made) continue;
       made = object;
-      us += step_.stretches[use].compute_us;
+      us += step_.intervals[access].compute_us;
       bytes += static_cast<double>(step_.objects[object].size_bytes);
     }
     return us / bytes;
@@ -238,7 +238,7 @@ class MixSearch {
     return segments;
   }
 
-  const StepRecord& step_;
+  const StepTrace& step_;
   const uint64_t memory_bytes_;
   const LinkCalibration& link_;
   const Segments candidates_;
@@ -250,28 +250,28 @@ class MixSearch {
 
 }  // namespace
 
-absl::StatusOr<MixedPlan> PlanMixedStep(const StepRecord& step, uint64_t memory_bytes,
-                                        const LinkCalibration& link) {
-  MixedPlan mixed;
-  PINION_ASSIGN_OR_RETURN(mixed.without, PlanStep(step, memory_bytes, link));
-  mixed.plan = mixed.without;
-  mixed.step = step;
+absl::StatusOr<RecomputePlan> PlanWithRecomputation(const StepTrace& step, uint64_t memory_bytes,
+                                                    const LinkCalibration& link) {
+  RecomputePlan recompute;
+  PINION_ASSIGN_OR_RETURN(recompute.without, PlanStep(step, memory_bytes, link));
+  recompute.plan = recompute.without;
+  recompute.step = step;
   // The link has time for everything.
   constexpr double kWorthIt = 0.999;
-  if (step.compute_us() >= kWorthIt * mixed.without.step_us) return mixed;
-  MixSearch search(step, memory_bytes, link);
+  if (step.compute_us() >= kWorthIt * recompute.without.step_us) return recompute;
+  RecomputeSearch search(step, memory_bytes, link);
   PINION_RETURN_IF_ERROR(search.Run());
-  double shortest_us = kWorthIt * mixed.without.step_us;
+  double shortest_us = kWorthIt * recompute.without.step_us;
   for (Segments& segments : search.Best()) {
-    StepRecord with = WithComputedAgain(step, segments);
+    StepTrace with = WithRecomputation(step, segments);
     PINION_ASSIGN_OR_RETURN(StepPlan plan, PlanStep(with, memory_bytes, link));
     if (plan.step_us >= shortest_us) continue;
     shortest_us = plan.step_us;
-    mixed.computed_again = std::move(segments);
-    mixed.step = std::move(with);
-    mixed.plan = std::move(plan);
+    recompute.segments = std::move(segments);
+    recompute.step = std::move(with);
+    recompute.plan = std::move(plan);
   }
-  return mixed;
+  return recompute;
 }
 
 }  // namespace pinion

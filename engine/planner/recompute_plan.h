@@ -1,7 +1,7 @@
 // A plan that also says which segments of a step are computed again instead of kept.
 //
-//   PINION_ASSIGN_OR_RETURN(MixedPlan mixed, PlanMixedStep(step, memory_bytes, link));
-//   mixed.computed_again                 // segments by index; the others are kept
+//   PINION_ASSIGN_OR_RETURN(RecomputePlan mixed, PlanWithRecomputation(step, memory_bytes, link));
+//   mixed.segments                 // segments by index; the others are kept
 //   mixed.plan                           // of mixed.step, which is the step with these
 //
 // Which: where the link has time for everything, none. Else segments for which there is room alone
@@ -27,19 +27,19 @@
 
 namespace pinion {
 
-struct MixedPlan {
+struct RecomputePlan {
   // Segments of the step, ascending, none of them inside of another.
-  std::vector<uint32_t> computed_again;
+  std::vector<uint32_t> segments;
   // The step as it is then (recomputation.h), as far as that can be known; the step itself if none
   // is computed again.
-  StepRecord step;
+  StepTrace step;
   StepPlan plan;     // of `step`
   StepPlan without;  // of the step itself
 };
 
 // Errors as those of PlanStep.
-absl::StatusOr<MixedPlan> PlanMixedStep(const StepRecord& step, uint64_t memory_bytes,
-                                        const LinkCalibration& link);
+absl::StatusOr<RecomputePlan> PlanWithRecomputation(const StepTrace& step, uint64_t memory_bytes,
+                                                    const LinkCalibration& link);
 
 }  // namespace pinion
 

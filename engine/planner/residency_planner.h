@@ -1,10 +1,10 @@
 // Moves that keep a step within its memory, by a rule that can be told what else is wished for.
 // Part of plan_step.cc.
 //
-//   const Planner planner(step);
-//   PlanWishes wishes = planner.ByNextUse();
-//   PlannedMoves planned = planner.MovesWithin(memory_bytes, Choice::kHighest, wishes);
-//   wishes.LetGo(planned.in_the_way);            // what came back late may come back earlier now
+//   const ResidencyPlanner planner(step);
+//   PlanPreferences wishes = planner.ByNextUse();
+//   PlannedMoves planned = planner.MovesWithin(memory_bytes, EvictionRule::kHighest, wishes);
+//   wishes.LetGo(planned.blockers);            // what came back late may come back earlier now
 //
 // Thread safety: it does not change.
 
@@ -25,69 +25,72 @@
 
 namespace pinion {
 
-// Whom to send away where a stretch needs room.
-enum class Choice {
+// Whom to send away where an interval needs room.
+enum class EvictionRule {
   kHighest,  // of the highest rank
   kFitting,  // the same, but the smallest that makes enough room if one alone does
 };
 
-// Small, and there in a stretch in which a much larger object could be back if the small one were
+// Small, and there in an interval in which a much larger object could be back if the small one were
 // away.
-struct InTheWay {
-  size_t gap = 0;
-  size_t stretch = 0;
+struct Blocker {
+  size_t idle = 0;
+  size_t interval = 0;
 };
 
 // By gap.
-struct PlanWishes {
+struct PlanPreferences {
   std::vector<uint32_t> ranks;    // the highest leaves first
-  std::vector<size_t> leaves_by;  // the stretch in which it is away at the latest; kStays: none
+  std::vector<size_t> leaves_by;  // the interval in which it is away at the latest; kStays: none
 
-  void LetGo(const InTheWay& small) {
-    leaves_by[small.gap] = std::min(leaves_by[small.gap], small.stretch);
+  void LetGo(const Blocker& small) {
+    leaves_by[small.idle] = std::min(leaves_by[small.idle], small.interval);
   }
-  void LetGo(absl::Span<const InTheWay> all) {
-    for (const InTheWay& small : all) LetGo(small);
+  void LetGo(absl::Span<const Blocker> all) {
+    for (const Blocker& small : all) LetGo(small);
   }
 };
 
 struct PlannedMoves {
   std::vector<StepMove> moves;
-  std::vector<InTheWay> in_the_way;
+  std::vector<Blocker> blockers;
 };
 
-class Planner {
+class ResidencyPlanner {
  public:
   // `step`, which is valid, has to outlive it.
-  explicit Planner(const StepRecord& step);
+  explicit ResidencyPlanner(const StepTrace& step);
 
   uint64_t MostBytes() const;
   // With everything away that is idle.
   uint64_t LeastBytes() const;
   // Belady's rule: whose next use is farthest away goes first, behind what costs no copy.
-  PlanWishes ByNextUse() const;
+  PlanPreferences ByNextUse() const;
   // The moves that keep within `limit_bytes`, which is at least LeastBytes(), of a step that has
   // gaps.
-  PlannedMoves MovesWithin(int64_t limit_bytes, Choice choice, const PlanWishes& wishes) const;
+  PlannedMoves MovesWithin(int64_t limit_bytes, EvictionRule rule,
+                           const PlanPreferences& wishes) const;
 
  private:
-  size_t end() const { return step_.stretches.size() - 1; }
-  void SendAway(int64_t limit_bytes, Choice choice, const std::vector<uint32_t>& ranks,
-                std::vector<Gap>& gaps) const;
+  size_t end() const { return step_.intervals.size() - 1; }
+  void SendAway(int64_t limit_bytes, EvictionRule rule, const std::vector<uint32_t>& ranks,
+                std::vector<IdleInterval>& idle_intervals) const;
   // What is there if all of these are away throughout their gaps.
-  Room WithAway(const std::vector<Gap*>& away) const;
-  std::vector<InTheWay> FetchEarly(int64_t limit_bytes, const std::vector<Gap>& gaps,
-                                   std::vector<Gap*>& away, Room& used) const;
-  // Appends what would make room for `gap` in that stretch, where it lacks `lacks_bytes`, if there
-  // is something small enough.
-  void NoteInTheWay(const Gap& gap, size_t stretch, int64_t lacks_bytes,
-                    const std::vector<Gap>& gaps, std::vector<InTheWay>& in_the_way) const;
+  RangeMaxTree WithAway(const std::vector<IdleInterval*>& away) const;
+  std::vector<Blocker> FetchEarly(int64_t limit_bytes,
+                                  const std::vector<IdleInterval>& idle_intervals,
+                                  std::vector<IdleInterval*>& away, RangeMaxTree& used) const;
+  // Appends what would make room for `idle` in that interval, where it lacks `lacks_bytes`, if
+  // there is something small enough.
+  void AddBlocker(const IdleInterval& idle, size_t interval, int64_t lacks_bytes,
+                  const std::vector<IdleInterval>& idle_intervals,
+                  std::vector<Blocker>& blockers) const;
   // What is computed again is let go of when it is saved, so that each reader computes it.
-  void LeaveAltogether(std::vector<Gap>& gaps) const;
+  void LeaveAltogether(std::vector<IdleInterval>& idle_intervals) const;
 
-  const StepRecord& step_;
-  const std::vector<int64_t> used_;  // by stretch, if nothing is moved
-  const std::vector<Gap> gaps_;
+  const StepTrace& step_;
+  const std::vector<int64_t> used_;  // by interval, if nothing is moved
+  const std::vector<IdleInterval> idle_intervals_;
   std::vector<size_t> by_last_;  // gaps in the order in which they end
   std::vector<size_t> by_size_;  // the smallest first
 };
@@ -95,7 +98,7 @@ class Planner {
 // In which order the copies out of a plan go over the link: those whose memory has to go first go
 // first.
 //
-//   std::vector<StepMove> ordered = InOrderOfDrops(step, plan.moves, times);
+//   std::vector<StepMove> ordered = InEvictionOrder(step, plan.moves, times);
 //
 // Copies of one direction go one after the other, so that one which is made early and dropped late
 // may keep others waiting whose memory is needed sooner. Of the copies that could begin when the
@@ -104,8 +107,8 @@ class Planner {
 // (StepMove::copy_at).
 //
 // `times` are those of the moves in some order.
-std::vector<StepMove> InOrderOfDrops(const StepRecord& step, std::vector<StepMove> moves,
-                                     const StepTimes& times);
+std::vector<StepMove> InEvictionOrder(const StepTrace& step, std::vector<StepMove> moves,
+                                      const StepTimes& times);
 
 }  // namespace pinion
 

@@ -11,17 +11,17 @@
 
 namespace pinion {
 
-// An object is away from behind use `drop_at` until use `fetch_at`, which comes later.
+// An object is away from behind use `evict_at` until use `fetch_at`, which comes later.
 struct StepMove {
   static constexpr uint32_t kNever = UINT32_MAX;
   static constexpr uint32_t kAtOnce = 0;
 
   uint32_t object = 0;
-  uint32_t drop_at = 0;   // the compute waits for the copy out here, and the memory goes
+  uint32_t evict_at = 0;  // the compute waits for the copy out here, and the memory goes
   uint32_t fetch_at = 0;  // memory is allocated and the copy in submitted here; kNever: not at all
   uint32_t read_at = 0;   // the compute waits for the copy in here, or computes the object again
-  // The copy out is submitted at this use, behind all that can be by then, and by drop_at. kAtOnce:
-  // once the operator that saves the object has returned.
+  // The copy out is submitted at this use, behind all that can be by then, and by evict_at.
+  // kAtOnce: once the operator that saves the object has returned.
   uint32_t copy_at = kAtOnce;
   bool copies_out = true;  // false: the host has the bytes already, or nobody needs to
 
@@ -31,7 +31,7 @@ struct StepMove {
 struct StepPlan {
   // In the order of copies in; then those that never come back, and those that nobody copies.
   std::vector<StepMove> moves;
-  uint64_t peak_bytes = 0;  // of the device, in any stretch
+  uint64_t peak_bytes = 0;  // of the device, in any interval
   double step_us = 0;       // as SimulateStep has it
 };
 

@@ -101,18 +101,18 @@ class LinkModel {
   std::array<Lane, 2> lanes_;
 };
 
-absl::Status CheckMoves(const StepRecord& step, absl::Span<const StepMove> moves) {
+absl::Status CheckMoves(const StepTrace& step, absl::Span<const StepMove> moves) {
   for (const StepMove& move : moves) {
-    if (move.object >= step.objects.size() || move.drop_at >= step.uses.size() ||
-        move.copy_at > move.drop_at ||
+    if (move.object >= step.objects.size() || move.evict_at >= step.accesses.size() ||
+        move.copy_at > move.evict_at ||
         (move.fetch_at != StepMove::kNever &&
-         (move.fetch_at <= move.drop_at || move.read_at < move.fetch_at ||
-          move.read_at >= step.uses.size()))) {
+         (move.fetch_at <= move.evict_at || move.read_at < move.fetch_at ||
+          move.read_at >= step.accesses.size()))) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "object ", move.object, " cannot be copied at use ", move.copy_at, ", leave at use ",
-          move.drop_at, ", come back at ", move.fetch_at, " and be read at ", move.read_at,
-          ": the step has ", step.objects.size(), " objects and ", step.uses.size(),
-          " uses, which have to come in this order"));
+          "object ", move.object, " cannot be copied at access ", move.copy_at,
+          ", leave at access ", move.evict_at, ", come back at ", move.fetch_at, " and be read at ",
+          move.read_at, ": the step has ", step.objects.size(), " objects and ",
+          step.accesses.size(), " accesses, which have to come in this order"));
     }
   }
   return absl::OkStatus();
@@ -121,7 +121,7 @@ absl::Status CheckMoves(const StepRecord& step, absl::Span<const StepMove> moves
 // Among the copies out that are submitted at the same use.
 std::tuple<bool, uint32_t, uint32_t> PlaceOf(const StepMove& move) {
   const bool waits = move.copy_at != StepMove::kAtOnce;
-  return {waits, waits ? move.drop_at : 0, move.object};
+  return {waits, waits ? move.evict_at : 0, move.object};
 }
 
 // Moves (by index) by the use at which something is to happen, in the order of moves.
@@ -129,7 +129,7 @@ class ByUse {
  public:
   // `use_of` returns kNever where nothing happens.
   template <typename UseOf>
-  ByUse(size_t uses, absl::Span<const StepMove> moves, UseOf use_of) : begins_(uses + 1) {
+  ByUse(size_t accesses, absl::Span<const StepMove> moves, UseOf use_of) : begins_(accesses + 1) {
     std::vector<uint32_t> at;
     for (const StepMove& move : moves) {
       at.push_back(use_of(move));
@@ -144,8 +144,8 @@ class ByUse {
     }
   }
 
-  absl::Span<uint32_t> operator[](size_t use) {
-    return absl::MakeSpan(moves_).subspan(begins_[use], begins_[use + 1] - begins_[use]);
+  absl::Span<uint32_t> operator[](size_t access) {
+    return absl::MakeSpan(moves_).subspan(begins_[access], begins_[access + 1] - begins_[access]);
   }
 
  private:
@@ -155,35 +155,35 @@ class ByUse {
 
 }  // namespace
 
-absl::StatusOr<StepSimulator> StepSimulator::Create(const StepRecord& step,
+absl::StatusOr<StepSimulator> StepSimulator::Create(const StepTrace& step,
                                                     const LinkCalibration& link) {
   PINION_RETURN_IF_ERROR(step.Validate());
   PINION_ASSIGN_OR_RETURN(const LinkRates rates, RatesOf(link));
   return StepSimulator(step, link, rates);
 }
 
-StepSimulator::StepSimulator(const StepRecord& step, const LinkCalibration& link,
+StepSimulator::StepSimulator(const StepTrace& step, const LinkCalibration& link,
                              const LinkRates& rates)
-    : step_(&step), link_(link), rates_(rates), leaves_from_(LeavesFrom(step)) {}
+    : step_(&step), link_(link), rates_(rates), leaves_from_(EarliestOffloads(step)) {}
 
-absl::StatusOr<StepTimes> SimulateStep(const StepRecord& step, absl::Span<const StepMove> moves,
+absl::StatusOr<StepTimes> SimulateStep(const StepTrace& step, absl::Span<const StepMove> moves,
                                        const LinkCalibration& link) {
   PINION_ASSIGN_OR_RETURN(const StepSimulator simulator, StepSimulator::Create(step, link));
   return simulator.Run(moves);
 }
 
 absl::StatusOr<StepTimes> StepSimulator::Run(absl::Span<const StepMove> moves) const {
-  const StepRecord& step = *step_;
+  const StepTrace& step = *step_;
   PINION_RETURN_IF_ERROR(CheckMoves(step, moves));
-  const size_t uses = step.uses.size();
-  ByUse copies_out(uses, moves, [this](const StepMove& move) {
+  const size_t accesses = step.accesses.size();
+  ByUse copies_out(accesses, moves, [this](const StepMove& move) {
     if (!move.copies_out) return StepMove::kNever;
-    const size_t ready_at = std::min<size_t>(leaves_from_[move.object], move.drop_at);
+    const size_t ready_at = std::min<size_t>(leaves_from_[move.object], move.evict_at);
     return std::max(move.copy_at, static_cast<uint32_t>(ready_at));
   });
-  ByUse drops(uses, moves, [](const StepMove& move) { return move.drop_at; });
-  ByUse fetches(uses, moves, [](const StepMove& move) { return move.fetch_at; });
-  ByUse reads(uses, moves, [](const StepMove& move) {
+  ByUse drops(accesses, moves, [](const StepMove& move) { return move.evict_at; });
+  ByUse fetches(accesses, moves, [](const StepMove& move) { return move.fetch_at; });
+  ByUse reads(accesses, moves, [](const StepMove& move) {
     return move.fetch_at == StepMove::kNever ? StepMove::kNever : move.read_at;
   });
   StepTimes times;
@@ -201,11 +201,11 @@ absl::StatusOr<StepTimes> StepSimulator::Run(absl::Span<const StepMove> moves) c
     now_us = std::max(now_us, done_us);
     return done_us;
   };
-  for (size_t i = 0; i <= uses; ++i) {
+  for (size_t i = 0; i <= accesses; ++i) {
     times.begins_us.push_back(now_us);
     times.stalls_us.push_back(std::exchange(stall_us, 0));
-    now_us += step.stretches[i].compute_us;
-    if (i == uses) break;
+    now_us += step.intervals[i].compute_us;
+    if (i == accesses) break;
     model.AdvanceTo(now_us);
     const absl::Span<uint32_t> due = copies_out[i];
     std::sort(due.begin(), due.end(),
@@ -220,13 +220,13 @@ absl::StatusOr<StepTimes> StepSimulator::Run(absl::Span<const StepMove> moves) c
     }
     model.AdvanceTo(now_us);
     for (const uint32_t move : fetches[i]) {
-      if (step.objects[moves[move].object].recompute_us.has_value()) continue;
+      if (step.objects[moves[move].object].recast_us.has_value()) continue;
       in[move] = model.Submit(kIn, step.objects[moves[move].object].size_bytes);
     }
     for (const uint32_t move : reads[i]) {
-      if (const auto& recompute_us = step.objects[moves[move].object].recompute_us) {
+      if (const auto& recast_us = step.objects[moves[move].object].recast_us) {
         times.in_begins_us[move] = now_us;
-        times.in_us[move] = now_us += *recompute_us;
+        times.in_us[move] = now_us += *recast_us;
         continue;
       }
       times.in_us[move] = wait(kIn, in[move]);

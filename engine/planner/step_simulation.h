@@ -2,7 +2,7 @@
 // directions of the link.
 //
 //   PINION_ASSIGN_OR_RETURN(StepTimes times, SimulateStep(step, plan.moves, link));
-//   times.step_us, times.stalls_us[i]          // what stretch i waited before it began
+//   times.step_us, times.stalls_us[i]          // what interval i waited before it began
 //
 // Copies of one direction go one after the other, in the order in which they are submitted: out in
 // the order in which the objects are made, but for those that wait (StepMove::copy_at), in in the
@@ -29,7 +29,7 @@ namespace pinion {
 
 struct StepTimes {
   double step_us = 0;
-  std::vector<double> begins_us;  // of each stretch's compute
+  std::vector<double> begins_us;  // of each interval's compute
   std::vector<double> stalls_us;  // that it waited before that
   // By move, when its copy out and in began and was done; 0 without one. What is computed again
   // comes in by that.
@@ -44,22 +44,22 @@ class StepSimulator {
  public:
   // InvalidArgument for a record that is not valid, and for a link that was not measured. `step`
   // has to outlive the simulator.
-  static absl::StatusOr<StepSimulator> Create(const StepRecord& step, const LinkCalibration& link);
+  static absl::StatusOr<StepSimulator> Create(const StepTrace& step, const LinkCalibration& link);
 
   // InvalidArgument for a move that is impossible in the step.
   absl::StatusOr<StepTimes> Run(absl::Span<const StepMove> moves) const;
 
  private:
-  StepSimulator(const StepRecord& step, const LinkCalibration& link, const LinkRates& rates);
+  StepSimulator(const StepTrace& step, const LinkCalibration& link, const LinkRates& rates);
 
-  const StepRecord* step_;
+  const StepTrace* step_;
   LinkCalibration link_;
   LinkRates rates_;
   std::vector<size_t> leaves_from_;  // by object, the first use at which its copy out may begin
 };
 
 // Errors as those of StepSimulator.
-absl::StatusOr<StepTimes> SimulateStep(const StepRecord& step, absl::Span<const StepMove> moves,
+absl::StatusOr<StepTimes> SimulateStep(const StepTrace& step, absl::Span<const StepMove> moves,
                                        const LinkCalibration& link);
 
 }  // namespace pinion

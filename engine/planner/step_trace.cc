@@ -16,21 +16,21 @@ absl::Status CheckObject(size_t index, const StepObject& object) {
     return absl::InvalidArgumentError(
         absl::StrCat("object ", index, " has 0 bytes: leave it out of the record"));
   }
-  if (object.recompute_us.has_value() && !IsTime(*object.recompute_us)) {
+  if (object.recast_us.has_value() && !IsTime(*object.recast_us)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("object ", index, " cannot be computed again in ", *object.recompute_us,
+        absl::StrCat("object ", index, " cannot be computed again in ", *object.recast_us,
                      " us: give a finite time, or none where it cannot be computed"));
   }
   return absl::OkStatus();
 }
 
-absl::Status CheckSegment(size_t index, const StepSegment& segment, const StepRecord& step) {
-  for (size_t i = 0; i < segment.uses.size(); ++i) {
-    const uint32_t use = segment.uses[i];
-    if (use < step.uses.size() && (i == 0 || segment.uses[i - 1] < use)) continue;
+absl::Status CheckSegment(size_t index, const StepSegment& segment, const StepTrace& step) {
+  for (size_t i = 0; i < segment.accesses.size(); ++i) {
+    const uint32_t access = segment.accesses[i];
+    if (access < step.accesses.size() && (i == 0 || segment.accesses[i - 1] < access)) continue;
     return absl::InvalidArgumentError(absl::StrCat(
-        "segment ", index, " has use ", use, " as its number ", i, ", and the step has ",
-        step.uses.size(), " uses: give those of the segment in ascending order"));
+        "segment ", index, " has access ", access, " as its number ", i, ", and the step has ",
+        step.accesses.size(), " accesses: give those of the segment in ascending order"));
   }
   if (segment.outer.has_value() && *segment.outer >= index) {
     return absl::InvalidArgumentError(absl::StrCat("segment ", index, " is inside of segment ",
@@ -38,10 +38,11 @@ absl::Status CheckSegment(size_t index, const StepSegment& segment, const StepRe
                                                    ", which has to begin before it"));
   }
   if (segment.outer.has_value()) {
-    const std::vector<uint32_t>& around = step.segments[*segment.outer].uses;
-    if (!std::includes(around.begin(), around.end(), segment.uses.begin(), segment.uses.end())) {
+    const std::vector<uint32_t>& around = step.segments[*segment.outer].accesses;
+    if (!std::includes(around.begin(), around.end(), segment.accesses.begin(),
+                       segment.accesses.end())) {
       return absl::InvalidArgumentError(
-          absl::StrCat("segment ", index, " has uses that segment ", *segment.outer,
+          absl::StrCat("segment ", index, " has accesses that segment ", *segment.outer,
                        " does not have, which it is inside of: add them there"));
     }
   }
@@ -69,70 +70,71 @@ std::vector<bool> KeptWhole(absl::Span<const StepSegment> segments) {
   std::vector<bool> kept(segments.size(), true);
   for (size_t i = segments.size(); i-- > 0;) {
     const StepSegment& segment = segments[i];
-    if (segment.computed_again) kept[i] = false;
+    if (segment.is_recomputed) kept[i] = false;
     if (!kept[i] && segment.outer.has_value()) kept[*segment.outer] = false;
   }
   return kept;
 }
 
-StepRecord StepRecord::WithMore(uint64_t size_bytes) const {
-  StepRecord step = *this;
-  for (StepStretch& stretch : step.stretches) stretch.other_bytes += size_bytes;
+StepTrace StepTrace::WithMore(uint64_t size_bytes) const {
+  StepTrace step = *this;
+  for (StepInterval& interval : step.intervals) interval.other_bytes += size_bytes;
   for (StepSegment& segment : step.segments) {
     if (segment.before.has_value()) segment.before->other_bytes += size_bytes;
   }
   return step;
 }
 
-double StepRecord::compute_us() const {
+double StepTrace::compute_us() const {
   double total_us = 0;
-  for (const StepStretch& stretch : stretches) total_us += stretch.compute_us;
+  for (const StepInterval& interval : intervals) total_us += interval.compute_us;
   return total_us;
 }
 
-absl::Status StepRecord::Validate() const {
+absl::Status StepTrace::Validate() const {
   for (size_t i = 0; i < objects.size(); ++i) {
     if (const absl::Status checked = CheckObject(i, objects[i]); !checked.ok()) return checked;
   }
   size_t used = 0;  // objects so far
-  for (size_t i = 0; i < uses.size(); ++i) {
-    if (uses[i] >= objects.size()) {
-      return absl::InvalidArgumentError(absl::StrCat("use ", i, " is of object ", uses[i],
+  for (size_t i = 0; i < accesses.size(); ++i) {
+    if (accesses[i] >= objects.size()) {
+      return absl::InvalidArgumentError(absl::StrCat("access ", i, " is of object ", accesses[i],
                                                      ", but there are ", objects.size(),
-                                                     ": add the object, or take the use away"));
+                                                     ": add the object, or take the access away"));
     }
-    if (uses[i] > used) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("use ", i, " is the first of object ", uses[i], ", and object ", used,
-                       " has not been used yet: number objects in the order of their first uses"));
+    if (accesses[i] > used) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "access ", i, " is the first of object ", accesses[i], ", and object ", used,
+          " has not been used yet: number objects in the order of their first accesses"));
     }
-    if (uses[i] == used) ++used;
+    if (accesses[i] == used) ++used;
   }
   if (used < objects.size()) {
     return absl::InvalidArgumentError(
         absl::StrCat("object ", used, " is never used: leave it out of the record"));
   }
-  if (stretches.size() != uses.size() + 1) {
+  if (intervals.size() != accesses.size() + 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat("there are ", stretches.size(), " stretches around ", uses.size(),
-                     " uses: there has to be one before each use and one after the last"));
+        absl::StrCat("there are ", intervals.size(), " intervals around ", accesses.size(),
+                     " accesses: there has to be one before each access and one after the last"));
   }
-  if (!operators.empty() && operators.size() != uses.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("there are ", operators.size(),
-                                                   " operators for ", uses.size(),
-                                                   " uses: give one for each use, or none at all"));
+  if (!operators.empty() && operators.size() != accesses.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there are ", operators.size(), " operators for ", accesses.size(),
+                     " accesses: give one for each access, or none at all"));
   }
   for (size_t i = 0; i < graph_reads.size(); ++i) {
     const bool ascends = i == 0 || graph_reads[i - 1] < graph_reads[i];
-    if (graph_reads[i] < uses.size() && ascends) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "read ", i, " of a backward that makes a graph is use ", graph_reads[i],
-        ", and the step has ", uses.size(), " uses: give such uses in ascending order"));
+    if (graph_reads[i] < accesses.size() && ascends) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("read ", i, " of a backward that makes a graph is access ", graph_reads[i],
+                     ", and the step has ", accesses.size(),
+                     " accesses: give such accesses in ascending order"));
   }
-  for (size_t i = 0; i < stretches.size(); ++i) {
-    if (!IsTime(stretches[i].compute_us)) {
-      return absl::InvalidArgumentError(absl::StrCat("stretch ", i, " cannot take ",
-                                                     stretches[i].compute_us,
+  for (size_t i = 0; i < intervals.size(); ++i) {
+    if (!IsTime(intervals[i].compute_us)) {
+      return absl::InvalidArgumentError(absl::StrCat("interval ", i, " cannot take ",
+                                                     intervals[i].compute_us,
                                                      " us: its compute has to be a finite time"));
     }
   }

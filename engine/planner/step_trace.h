@@ -1,17 +1,17 @@
 // What a training step does with bytes that may rest on the host meanwhile: which of them it uses,
 // in what order, and what lies between. Bounds and plans are made from it.
 //
-//   stretch 0 | use 0 | stretch 1 | use 1 | ... | use n-1 | stretch n
+//   interval 0 | use 0 | interval 1 | use 1 | ... | use n-1 | interval n
 //
-//   StepRecord step;
+//   StepTrace step;
 //   step.objects = {{.size_bytes = 4 << 20}};        // one saved tensor, ...
-//   step.uses = {0, 0};                              // saved and read
-//   step.stretches = {{.compute_us = 100}, {.compute_us = 50}, {.compute_us = 200}};
+//   step.accesses = {0, 0};                              // saved and read
+//   step.intervals = {{.compute_us = 100}, {.compute_us = 50}, {.compute_us = 200}};
 //   PINION_RETURN_IF_ERROR(step.Validate());
 //
-// An object is bytes that are used as a whole. The stretch before its first use makes it. Whatever
+// An object is bytes that are used as a whole. The interval before its first use makes it. Whatever
 // never leaves the device (parameters, gradients, the temporary tensors of operators) is no object
-// and counts among the other bytes of each stretch.
+// and counts among the other bytes of each interval.
 //
 // A use is known by its ordinal, its place in the row, and an object by the ordinal of its first
 // use among those of all objects. Steps that do the same have the same ordinals, so that a schedule
@@ -37,15 +37,15 @@ struct StepObject {
   bool frees = true;
   // Set: it does not move. While it is away nobody has it, and it takes so long to compute it again
   // from what stays when it is read: a weight that autocast has cast.
-  std::optional<double> recompute_us = std::nullopt;
-  // The last stretch in which somebody may still ask for it, where that is behind those of its
+  std::optional<double> recast_us = std::nullopt;
+  // The last interval in which somebody may still ask for it, where that is behind those of its
   // uses: a graph that is kept needs what it will not read. 0: its uses say it all, and what is
   // never read is needed to the end.
   uint32_t needed_until = 0;
   // The ordinal of the last use that saves it. Whoever saves it again has held it until then, so
   // that it cannot be away before. 0: only its first use saves it.
   uint32_t saved_until = 0;
-  // The last stretch in which the program holds it for itself, so that dropping it frees nothing
+  // The last interval in which the program holds it for itself, so that dropping it frees nothing
   // before: a layer's input, until the layer returns. 0: its saves say it all.
   uint32_t held_until = 0;
   // Who reads it needs memory of its own for it, so that it shares no copy with others.
@@ -56,14 +56,14 @@ struct StepObject {
 };
 
 // Compute between two uses, without any wait for a copy.
-struct StepStretch {
+struct StepInterval {
   double compute_us = 0;
   // On the device at its end, beside all objects; what dropping cannot free is part of it.
   uint64_t other_bytes = 0;
   // And so much more at its peak: what operators take and give back.
   uint64_t transient_bytes = 0;
-  // An object counts in all of a stretch that uses it. Of those that the stretch's operator is the
-  // last to need, so many bytes have gone before the stretch's peak.
+  // An object counts in all of an interval that uses it. Of those that the interval's operator is
+  // the last to need, so many bytes have gone before the interval's peak.
   uint64_t released_bytes = 0;
 
   // What has to fit in beside all objects that count.
@@ -74,15 +74,15 @@ struct StepStretch {
 // again when the first of it is read.
 struct StepSegment {
   // What it saved, and the reads of that, ascending. Empty where it was computed again.
-  std::vector<uint32_t> uses;
+  std::vector<uint32_t> accesses;
   // What it needs to run again: objects, or, from objects.size() on, unsaved inputs.
   std::vector<uint32_t> inputs;
-  // That of the stretch before its first use which had passed when it began, if it was seen to
+  // That of the interval before its first use which had passed when it began, if it was seen to
   // begin: beside all objects that are used before, and its inputs.
-  std::optional<StepStretch> before = std::nullopt;
-  // The step was recorded with this segment computed again: that is part of its stretches, and the
+  std::optional<StepInterval> before = std::nullopt;
+  // The step was recorded with this segment computed again: that is part of its intervals, and the
   // segments inside of it did not begin, but keep their places.
-  bool computed_again = false;
+  bool is_recomputed = false;
   // The innermost segment that this one is inside of, and to whose uses its own belong as well.
   std::optional<uint32_t> outer = std::nullopt;
 };
@@ -97,19 +97,19 @@ std::vector<bool> KeptWhole(absl::Span<const StepSegment> segments);
 // becomes an object where such a segment is computed again.
 struct UnsavedInput {
   uint64_t size_bytes = 0;
-  uint32_t held_until = 0;  // the last stretch in which it is there
+  uint32_t held_until = 0;  // the last interval in which it is there
   bool frees = true;        // as StepObject has it
 };
 
-struct StepRecord {
+struct StepTrace {
   std::vector<StepObject> objects;  // in the order of their first uses
-  std::vector<uint32_t> uses;       // objects by index
+  std::vector<uint32_t> accesses;   // objects by index
   // By use, a number of the operator that makes or reads the object; those next to each other with
   // the same number are one operator's, which has what it uses until the next operator's first use.
   // Empty: each use is an operator of its own.
   std::vector<uint32_t> operators;
-  std::vector<StepStretch> stretches;  // one more than there are uses
-  std::vector<StepSegment> segments;   // in the order in which they begin
+  std::vector<StepInterval> intervals;  // one more than there are uses
+  std::vector<StepSegment> segments;    // in the order in which they begin
   std::vector<UnsavedInput> unsaved_inputs = {};
   uint32_t early_segments = 0;  // of these, those that begin before the first use
   // It adds to gradients that were there when it began, and takes other memory than one that makes
@@ -122,11 +122,11 @@ struct StepRecord {
   // are made ahead of the device: good for an order of magnitude at best.
   bool timed_by_host = false;
 
-  double compute_us() const;  // of all stretches
+  double compute_us() const;  // of all intervals
   // The same step, with so much more on the device that never leaves.
-  StepRecord WithMore(uint64_t size_bytes) const;
+  StepTrace WithMore(uint64_t size_bytes) const;
 
-  // InvalidArgument names the object, use or stretch that breaks a rule above, its value, and what
+  // InvalidArgument names the object, use or interval that breaks a rule above, its value, and what
   // it has to be.
   absl::Status Validate() const;
 };

@@ -8,7 +8,7 @@
 //
 // A schedule is told what happens and is asked what to do. It knows parcels by numbers: when they
 // were saved, how large they are, what device memory their eviction frees. It knows no device, no
-// clock and no lock. WindowSchedule (window_schedule.h) goes by windows of bytes, TargetSchedule
+// clock and no lock. WindowSchedule (window_schedule.h) goes by windows of bytes, PlannedSchedule
 // (planned_schedule.h) by a plan of the step.
 //
 // Thread safety: none; its owner's lock guards it, and the parcels' fields with it.
@@ -45,7 +45,7 @@ struct SavedObject {
 };
 
 // Who uses an object that was saved.
-enum class Use {
+enum class AccessKind {
   kSaved,          // once more, by another operator
   kRead,           // its reader is about to, and lets go of it if it is the last one
   kReadAndKept,    // its reader is about to, in a graph that is kept: it is not let go of
@@ -53,7 +53,7 @@ enum class Use {
 };
 
 // What a schedule makes of it.
-struct Fate {
+struct SaveDecision {
   uint32_t object = 0;  // the schedule's number for it, until nobody needs it any more
   bool leaves = true;   // false: it stays on the device and is not copied
   // A leaf leaves even if the program still holds it: it counts on the program to let go of it.
@@ -71,7 +71,7 @@ struct ScheduledParcel {
   SavedPlace place;  // of what was saved last of it
   uint64_t size_bytes = 0;
   uint64_t stream = 0;  // any number by which to tell streams apart: fetches are batched by it
-  absl::InlinedVector<uint32_t, 1> objects;  // whose bytes it has: Fate::object
+  absl::InlinedVector<uint32_t, 1> objects;  // whose bytes it has: SaveDecision::object
 
   // The schedule's own, from OnLeft on.
   struct Scheduled {
@@ -114,15 +114,15 @@ class OffloadSchedule {
   virtual void OnDeviceBytes(uint64_t /*size_bytes*/, uint64_t /*visiting_bytes*/) {}
 
   // One more tensor was saved.
-  virtual Fate OnSaved(ScopeId scope, const SavedObject& saved) = 0;
+  virtual SaveDecision OnSaved(ScopeId scope, const SavedObject& saved) = 0;
   // Ask for late leavers and for evictions before anything is allocated.
-  virtual void OnUsed(uint32_t /*object*/, Use /*use*/) {}
+  virtual void OnUsed(uint32_t /*object*/, AccessKind /*access*/) {}
   // It was used, and its reader is about to compute it again.
-  virtual void OnComputedAgain(uint32_t /*object*/) {}
+  virtual void OnRecast(uint32_t /*object*/) {}
   // Nobody needs it any more.
   virtual void OnReleased(uint32_t /*object*/) {}
   // Nothing more is saved in the scope. All that it saved has left, stays for good, or waits for
-  // others (TakeLateLeavers).
+  // others (TakeDeferredOffloads).
   virtual void OnScopeEnd(ScopeId scope) = 0;
   // The copy out of the parcel was submitted; evicting it lets go of `held`, one entry for each of
   // its pieces.
@@ -161,10 +161,10 @@ class OffloadSchedule {
   // What shares a parcel goes and comes back together, and what leaves together has left when all
   // of it has: only what has the same company may do either. Asked for when the object is about to
   // leave.
-  virtual uint64_t CompanyOf(uint32_t /*object*/) const { return 0; }
+  virtual uint64_t BatchKey(uint32_t /*object*/) const { return 0; }
   // Objects that were to stay, and are to leave now or have to after all, in the order in which
   // they leave: behind those that are about to by themselves.
-  virtual std::vector<uint32_t> TakeLateLeavers() { return {}; }
+  virtual std::vector<uint32_t> TakeDeferredOffloads() { return {}; }
   // Parcels to evict: those that are in excess, or all that can free anything. One that was evicted
   // before and has come back goes once more: what was fetched is dropped. Ask again, with what the
   // device has then, until there are none.

@@ -20,48 +20,48 @@
 
 namespace pinion {
 
-class KnownSteps {
+class PlanCache {
  public:
   static constexpr size_t kMax = 32;
 
   // Instead of what was known of a step that saves and reads the same.
-  void Learn(std::shared_ptr<const KnownStep> known);
+  void Learn(std::shared_ptr<const CachedPlan> cached);
   // What is known of a step that saves and reads the same; null without one.
-  std::shared_ptr<const KnownStep> FindLike(const StepRecord& step) const;
-  void Forget(const KnownStep& known);
+  std::shared_ptr<const CachedPlan> FindLike(const StepTrace& step) const;
+  void Forget(const CachedPlan& cached);
 
   // The step that begins next has gradients to add to, or none. Find and Likeliest look among known
   // ones that do. Where none is known to add to gradients, those that make them are looked at: they
   // take more.
   void set_begins_with_gradients(bool begins) { begins_with_gradients_ = begins; }
   bool begins_with_gradients() const { return begins_with_gradients_; }
-  bool IsOfKind(const KnownStep& known) const {
-    return known.step().begins_with_gradients == begins_with_gradients_;
+  bool IsOfKind(const CachedPlan& cached) const {
+    return cached.step().begins_with_gradients == begins_with_gradients_;
   }
-  bool MayBe(const KnownStep& known) const;
+  bool MayBe(const CachedPlan& cached) const;
   // A step begins: the one that came after the last step the time before is looked at first.
   void OnBegin();
   // A step has ended, which went on as `ran`; null: as none of them.
-  void OnEnd(const KnownStep* ran);
+  void OnEnd(const CachedPlan* ran);
 
   // The first one that fits, which comes first from now on; null without one.
-  std::shared_ptr<const KnownStep> Find(absl::FunctionRef<bool(const KnownStep&)> fits);
+  std::shared_ptr<const CachedPlan> Find(absl::FunctionRef<bool(const CachedPlan&)> fits);
 
-  const std::list<std::shared_ptr<const KnownStep>>& all() const { return all_; }
+  const std::list<std::shared_ptr<const CachedPlan>>& all() const { return all_; }
   // Of those whose plan keeps to the target, the one that ran last; null without one.
-  std::shared_ptr<const KnownStep> Likeliest() const;
+  std::shared_ptr<const CachedPlan> Likeliest() const;
   // No other one begins like that step: which of them runs would be known too late for a mix.
-  bool MayMix(const StepRecord& step) const;
-  bool AnyWantsMix() const;
+  bool MayRecompute(const StepTrace& step) const;
+  bool AnyWantsRecomputeTrial() const;
 
  private:
   // Who is gone comes after nobody.
   void ForgetOrder();
 
-  std::list<std::shared_ptr<const KnownStep>> all_;
+  std::list<std::shared_ptr<const CachedPlan>> all_;
   bool begins_with_gradients_ = false;  // the step that runs, or begins next
-  const KnownStep* last_ = nullptr;     // that has ended; null if it was not known
-  absl::flat_hash_map<const KnownStep*, const KnownStep*> after_;  // what came after each
+  const CachedPlan* last_ = nullptr;    // that has ended; null if it was not known
+  absl::flat_hash_map<const CachedPlan*, const CachedPlan*> after_;  // what came after each
 };
 
 // Which of the steps that come are worth recording, by how many were known in a row.
@@ -70,24 +70,24 @@ class KnownSteps {
 //   pace.OnEnd(/*is_unknown=*/false);  // it has ended, and went on as a known one
 //
 // Thread safety: none.
-class RecordPace {
+class RecordingBackoff {
  public:
   static constexpr int kKnownInARow = 3;
-  static constexpr int kKnownInARowForMixes = 16;
+  static constexpr int kKnownInARowForRecompute = 16;
 
-  bool WantsRecord(const KnownSteps& known) const {
+  bool WantsRecord(const PlanCache& cached) const {
     if (known_steps_ >= kKnownInARow) {
-      return known_steps_ < kKnownInARowForMixes && known.AnyWantsMix();
+      return known_steps_ < kKnownInARowForRecompute && cached.AnyWantsRecomputeTrial();
     }
     // The longer no step has been known, the more are let pass before one is recorded: a program
-    // whose steps are never alike has KnownSteps::kMax of them recorded while their number doubles.
-    const uint64_t every = std::bit_floor((unknown_steps_ / KnownSteps::kMax) | 1);
+    // whose steps are never alike has PlanCache::kMax of them recorded while their number doubles.
+    const uint64_t every = std::bit_floor((unknown_steps_ / PlanCache::kMax) | 1);
     return unknown_steps_ % every == 0;
   }
   // The next two steps are worth it, whatever was known.
   void RecordAgain() { known_steps_ = std::min(known_steps_, kKnownInARow - 2); }
   void OnEnd(bool is_unknown) {
-    known_steps_ = is_unknown ? 0 : std::min(known_steps_ + 1, kKnownInARowForMixes);
+    known_steps_ = is_unknown ? 0 : std::min(known_steps_ + 1, kKnownInARowForRecompute);
     unknown_steps_ = is_unknown ? unknown_steps_ + 1 : 0;
   }
 

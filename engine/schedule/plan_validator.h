@@ -32,7 +32,7 @@ struct MeasuredStep {
   std::optional<uint64_t> peak_bytes = std::nullopt;
 };
 
-class PlanWatch {
+class PlanValidator {
  public:
   static constexpr uint64_t kEvery = 16;    // steps, as long as plans are right
   static constexpr double kMostOff = 0.02;  // of what is expected

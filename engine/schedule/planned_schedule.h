@@ -1,8 +1,8 @@
 // A schedule by plans: steps that were recorded are known again, and run as planned.
 //
-//   TargetSchedule schedule({.memory_bytes = target, .link = link});
+//   PlannedSchedule schedule({.memory_bytes = target, .link = link});
 //   ... a step runs; schedule.WantsRecord() says that it is worth recording ...
-//   PINION_ASSIGN_OR_RETURN(KnownStep known, schedule.Plan(step));     // takes a while: no lock
+//   PINION_ASSIGN_OR_RETURN(CachedPlan known, schedule.Plan(step));     // takes a while: no lock
 //   schedule.Learn(std::move(known));
 //
 // A step lasts from the first tensor that is saved until nobody needs any of them. A recorded step
@@ -32,9 +32,9 @@
 // Segments that can be computed again are kept, unless a plan within a target computes them again
 // (recompute_trials.h). A step may begin with one, before anything is saved.
 //
-// How far the step has come in the known one is StepProgress's, where its objects are
-// ObjectPlaces's and what the plan has come to DueMoves's. This class decides: it alone knows all
-// three, the windows and the target.
+// How far the step has come in the known one is StepMatcher's, where its objects are
+// ResidencyTracker's and what the plan has come to PlanCursor's. This class decides: it alone knows
+// all three, the windows and the target.
 //
 // Thread safety: none.
 
@@ -77,30 +77,30 @@ struct TargetOptions {
   LinkCalibration link = {};
 };
 
-class TargetSchedule final : public OffloadSchedule {
+class PlannedSchedule final : public OffloadSchedule {
  public:
-  static constexpr size_t kMaxKnown = KnownSteps::kMax;
-  static constexpr int kKnownInARow = RecordPace::kKnownInARow;
-  static constexpr int kKnownInARowForMixes = RecordPace::kKnownInARowForMixes;
+  static constexpr size_t kMaxCached = PlanCache::kMax;
+  static constexpr int kKnownInARow = RecordingBackoff::kKnownInARow;
+  static constexpr int kKnownInARowForRecompute = RecordingBackoff::kKnownInARowForRecompute;
 
-  explicit TargetSchedule(const TargetOptions& options);
+  explicit PlannedSchedule(const TargetOptions& options);
 
   // What the last step has done with its segments, for its record and its plan; to be taken before
   // the next step begins.
-  SegmentChoice::Ran TakeRan() { return segments_.TakeRan(); }
-  // Whether a plan of the step may be a mix (SegmentChoice::MayMix).
-  bool MayMix(const SegmentChoice::Ran& ran, const StepRecord& step) const {
-    return segments_.MayMix(ran, step, known_);
+  RecomputeTrials::SegmentLog TakeSegmentLog() { return trials_.TakeSegmentLog(); }
+  // Whether a plan of the step may be a mix (RecomputeTrials::MayRecompute).
+  bool MayRecompute(const RecomputeTrials::SegmentLog& log, const StepTrace& step) const {
+    return trials_.MayRecompute(log, step, cache_);
   }
   // The plan of a step, for Learn: of the least memory that can be where that is more than the
-  // target, which KnownStep::shortfall() then says. A pure function of the options: no lock is
+  // target, which CachedPlan::shortfall() then says. A pure function of the options: no lock is
   // needed. `mixes`: looks for segments to compute again as well. `aside`: of the target, for what
-  // the step's record leaves out. `margin_bytes`: PlanWatch's.
-  absl::StatusOr<std::shared_ptr<const KnownStep>> Plan(StepRecord step, bool mixes = false,
-                                                        const SetAside& aside = {},
-                                                        uint64_t margin_bytes = 0) const {
-    return PlanKnownStep(std::move(step), options_.memory_bytes, TargetOptions::kSlowdown,
-                         options_.link, mixes, aside, margin_bytes);
+  // the step's record leaves out. `margin_bytes`: PlanValidator's.
+  absl::StatusOr<std::shared_ptr<const CachedPlan>> Plan(StepTrace step, bool may_recompute = false,
+                                                         const SetAside& aside = {},
+                                                         uint64_t margin_bytes = 0) const {
+    return MakeCachedPlan(std::move(step), options_.memory_bytes, TargetOptions::kSlowdown,
+                          options_.link, may_recompute, aside, margin_bytes);
   }
   // While a step runs as planned: the most that its record counts. That is the plan's peak plus
   // some saved bytes: those of objects that the plan has evicted by now and that are on the device
@@ -108,55 +108,56 @@ class TargetSchedule final : public OffloadSchedule {
   std::optional<StepPromise> Promise() const {
     if (!IsInStep() || !IsPlanned()) return std::nullopt;
     const StepPlan& plan = followed()->plan();
-    return StepPromise{.most_bytes = plan.peak_bytes + places_.overdue_bytes(),
+    return StepPromise{.most_bytes = plan.peak_bytes + residency_.overdue_bytes(),
                        .moves = !plan.moves.empty()};
   }
   // Its parcel was evicted, and others hold the object's memory as well.
-  void OnNotFreed(uint32_t object) { places_.OnNotFreed(object, progress_.now()); }
-  void Learn(std::shared_ptr<const KnownStep> known, const SegmentChoice::Ran& ran = {}) {
-    segments_.Learn(ran, std::move(known), known_);
+  void OnNotFreed(uint32_t object) { residency_.OnNotFreed(object, matcher_.now()); }
+  void Learn(std::shared_ptr<const CachedPlan> cached,
+             const RecomputeTrials::SegmentLog& log = {}) {
+    trials_.Learn(log, std::move(cached), cache_);
   }
   // `raised` is planned of the record of `known`, with more on the device.
-  void LearnRaised(std::shared_ptr<const KnownStep> raised, const KnownStep& known) {
-    known_.Learn(known.mix_was_tried() ? raised->WithMixTried() : std::move(raised));
+  void LearnRaised(std::shared_ptr<const CachedPlan> raised, const CachedPlan& cached) {
+    cache_.Learn(cached.recompute_was_tried() ? raised->WithRecomputeTried() : std::move(raised));
   }
   // What is known of any step is wrong: each is recorded again when it comes once more. A step that
   // runs goes on as it was planned.
-  void ForgetKnown() { known_ = KnownSteps(); }
+  void ForgetPlans() { cache_ = PlanCache(); }
   // Whether the step that begins next is recorded: only such a one tries a mix.
   void set_is_recorded(bool is_recorded) { is_recorded_ = is_recorded; }
   // The step that begins next adds to gradients: it goes on as a known one that does, too, if there
   // is one.
-  void set_begins_with_gradients(bool begins) { known_.set_begins_with_gradients(begins); }
+  void set_begins_with_gradients(bool begins) { cache_.set_begins_with_gradients(begins); }
   // Whether a step that begins now may go on as that one.
-  bool MayBe(const KnownStep& known) const { return known_.MayBe(known); }
+  bool MayBe(const CachedPlan& cached) const { return cache_.MayBe(cached); }
   // A segment that can be computed again begins in a scope: its ordinal if it is kept. Nothing: it
   // is computed again.
   std::optional<uint32_t> OnSegment(ScopeId scope);
   // A step was not known, the last one or shortly before: where steps of several kinds take turns,
-  // the next one may be new as well. After kMaxKnown unknown ones in a row, less and less often.
+  // the next one may be new as well. After kMaxCached unknown ones in a row, less and less often.
   // Where a known one has yet to be recorded for its mix, which of them begins is not known: some
   // more are.
-  bool WantsRecord() const { return paces_[known_.begins_with_gradients()].WantsRecord(known_); }
+  bool WantsRecord() const { return backoffs_[cache_.begins_with_gradients()].WantsRecord(cache_); }
   // What is known of a step is no longer right: the next two are worth recording. The first of them
   // may have begun without.
-  void RecordAgain() { Pace().RecordAgain(); }
+  void RecordAgain() { Backoff().RecordAgain(); }
   // A known step, to be shown to people. A pure function of the options: no lock is needed.
-  PlannedStep Shown(const KnownStep& known) const {
-    return {.step = known.step(),
-            .plan = known.plan(),
+  PlannedStep Shown(const CachedPlan& cached) const {
+    return {.step = cached.step(),
+            .plan = cached.plan(),
             .link = options_.link,
-            .limit_bytes = options_.memory_bytes.value_or(known.plan().peak_bytes),
-            .note = known.note()};
+            .limit_bytes = options_.memory_bytes.value_or(cached.plan().peak_bytes),
+            .note = cached.note()};
   }
   // Somebody needs a tensor that was saved.
-  bool IsInStep() const { return progress_.IsRunning(); }
+  bool IsInStep() const { return matcher_.IsRunning(); }
   // Or it begins with a segment that has saved nothing yet.
-  bool HasBegun() const { return IsInStep() || segments_.has_early(); }
+  bool HasBegun() const { return IsInStep() || trials_.has_early(); }
   // What the step that runs, or the last one, goes on as; null: it runs like the first.
-  const std::shared_ptr<const KnownStep>& followed() const { return progress_.followed(); }
+  const std::shared_ptr<const CachedPlan>& followed() const { return matcher_.followed(); }
   // The last one that was followed comes first.
-  const std::list<std::shared_ptr<const KnownStep>>& known() const { return known_.all(); }
+  const std::list<std::shared_ptr<const CachedPlan>>& cached() const { return cache_.all(); }
 
   // The target, if it is one in bytes. No lock is needed.
   std::optional<uint64_t> memory_bytes() const { return options_.memory_bytes; }
@@ -167,13 +168,13 @@ class TargetSchedule final : public OffloadSchedule {
     device_bytes_ = size_bytes;
     visiting_bytes_ = visiting_bytes;
   }
-  Fate OnSaved(ScopeId scope, const SavedObject& saved) override;
-  void OnUsed(uint32_t id, Use use) override;
-  void OnComputedAgain(uint32_t id) override { awaited_bytes_ = places_.SizeBytes(id); }
+  SaveDecision OnSaved(ScopeId scope, const SavedObject& saved) override;
+  void OnUsed(uint32_t id, AccessKind access) override;
+  void OnRecast(uint32_t id) override { awaited_bytes_ = residency_.SizeBytes(id); }
   void OnReleased(uint32_t object) override;
   void OnScopeEnd(ScopeId scope) override {
     window_.OnScopeEnd(scope);
-    if (!IsInStep() && scope == early_scope_) segments_.ForgetEarly();
+    if (!IsInStep() && scope == early_scope_) trials_.ForgetEarly();
   }
   void OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) override;
   void OnSavedAgain(ScheduledParcel& parcel, const SavedPlace& place) override {
@@ -189,7 +190,7 @@ class TargetSchedule final : public OffloadSchedule {
   bool OnRead(ScheduledParcel& parcel) override { return window_.OnRead(parcel); }
   // In a graph that is kept. Nothing that shares a parcel, which is not dropped once more.
   bool StaysFetched(const ScheduledParcel& parcel) const override {
-    return places_.StaysFetched(parcel);
+    return residency_.StaysFetched(parcel);
   }
   bool OnDropped(ScheduledParcel& parcel) override;
   void OnFetchesMade(bool room_was_made) override { window_.OnFetchesMade(room_was_made); }
@@ -198,8 +199,8 @@ class TargetSchedule final : public OffloadSchedule {
 
   uint64_t BatchBytes() const override { return IsPlanned() ? 0 : window_.BatchBytes(); }
   uint64_t LateBytes() const override { return IsPlanned() ? 0 : window_.LateBytes(); }
-  uint64_t CompanyOf(uint32_t object) const override;
-  std::vector<uint32_t> TakeLateLeavers() override;
+  uint64_t BatchKey(uint32_t object) const override;
+  std::vector<uint32_t> TakeDeferredOffloads() override;
   ScheduledParcels TakeEvictions() override;
   ScheduledParcels TakeAllEvictions() override {
     all_leave_ = true;
@@ -212,25 +213,25 @@ class TargetSchedule final : public OffloadSchedule {
 
  private:
   bool IsPlanned() const { return followed() != nullptr; }
-  RecordPace& Pace() { return paces_[known_.begins_with_gradients()]; }
+  RecordingBackoff& Backoff() { return backoffs_[cache_.begins_with_gradients()]; }
   // Goes on with the known step that all so far fits, if there is one. A step that `begins` may try
   // its mix instead.
-  void FindKnown(bool begins);
+  void FindCached(bool begins);
   // By the plan, the object is on the device until its next use, and there is one.
-  bool IsHereUntilNextUse(uint32_t object) const {
-    return followed()->IsHereUntilNextUse(progress_.planned(object), progress_.now());
+  bool IsResidentUntilNextAccess(uint32_t object) const {
+    return followed()->IsResidentUntilNextAccess(matcher_.planned(object), matcher_.now());
   }
   // By the known step; SIZE_MAX: nobody reads it any more.
-  size_t NextUseOf(uint32_t id) const {
-    return followed()->NextUse(progress_.planned(id), progress_.now()).value_or(SIZE_MAX);
+  size_t NextAccessOf(uint32_t id) const {
+    return followed()->NextAccess(matcher_.planned(id), matcher_.now()).value_or(SIZE_MAX);
   }
   // Adds to `late` what the plan keeps, where all that has left by then is too little for what the
   // device lacks: of what frees memory now, what is used last.
-  void LeaveForTarget(std::vector<uint32_t>& late);
+  void OffloadForTarget(std::vector<uint32_t>& late);
   // TakeEvictions, within a target that no plan is known for: all that can go.
   ScheduledParcels TakeUnplanned();
   // What the plan lets go of by now is wanted away.
-  void DropAsPlanned();
+  void EvictAsPlanned();
   // So much of what has left, and then of what was fetched for later, as the device lacks for what
   // comes until the next use.
   ScheduledParcels TakeMissing();
@@ -248,20 +249,20 @@ class TargetSchedule final : public OffloadSchedule {
   const TargetOptions options_;
   const uint64_t small_bytes_;  // tensors of at most so much share parcels
   WindowSchedule window_;
-  KnownSteps known_;
-  SegmentChoice segments_;
-  std::array<RecordPace, 2> paces_;  // of steps that make gradients, and that add to them
-  bool is_recorded_ = false;         // the step that begins next, or runs
-  ScopeId early_scope_ = 0;          // in which a step has begun last with a segment
+  PlanCache cache_;
+  RecomputeTrials trials_;
+  std::array<RecordingBackoff, 2> backoffs_;  // of steps that make gradients, and that add to them
+  bool is_recorded_ = false;                  // the step that begins next, or runs
+  ScopeId early_scope_ = 0;                   // in which a step has begun last with a segment
   uint64_t device_bytes_ = 0;
   uint64_t visiting_bytes_ = 0;  // of these, weights' that come and go
   // That are about to be fetched or computed, by the reader of what was used last.
   uint64_t awaited_bytes_ = 0;
 
   // --- of the step that runs ---
-  StepProgress progress_;  // following none, it runs like the first
-  ObjectPlaces places_;
-  DueMoves due_moves_;      // of the plan that is followed
+  StepMatcher matcher_;  // following none, it runs like the first
+  ResidencyTracker residency_;
+  PlanCursor cursor_;       // of the plan that is followed
   bool is_lost_ = false;    // nothing that is known fits it
   bool has_late_ = false;   // what has stayed may have to leave
   bool all_leave_ = false;  // what waits for others does so no longer

@@ -6,9 +6,9 @@
 //   choice.Follow(known);                                 // or choice.Try(known)
 //   std::optional<uint32_t> ordinal = choice.OnSegment(); // nothing: it is computed again
 //   ... the step ends ...
-//   const SegmentChoice::Ran ran = choice.TakeRan();      // before the next one begins
-//   SegmentChoice::Note(ran, record);                     // into the record of that step
-//   choice.Learn(ran, known_step, known_steps);           // and what is planned of it
+//   const RecomputeTrials::SegmentLog log = choice.TakeSegmentLog();      // before the next one
+//   begins RecomputeTrials::Note(log, record);                     // into the record of that step
+//   choice.Learn(log, known_step, known_steps);           // and what is planned of it
 //
 // What a mix is worth is found out, not guessed: a step that has run as planned is recorded with it
 // once and planned, and the plan is compared with the one without. The longer of the two is
@@ -36,15 +36,15 @@
 
 namespace pinion {
 
-class SegmentChoice {
+class RecomputeTrials {
  public:
   // Of a mix whose trials were other steps than it was made for.
   static constexpr int kMaxTries = 3;
 
   // What a step has done with its segments.
-  struct Ran {
-    std::shared_ptr<const KnownStep> tried = nullptr;  // whose mix it was; null: it tried none
-    std::vector<bool> computed_again = {};  // by ordinal, those inside of such a one as well
+  struct SegmentLog {
+    std::shared_ptr<const CachedPlan> tried = nullptr;  // whose mix it was; null: it tried none
+    std::vector<bool> is_recomputed = {};  // by ordinal, those inside of such a one as well
     // By ordinal of such a one: the segment that it is inside of.
     std::map<uint32_t, uint32_t> outers = {};
     uint32_t early = 0;       // that began before anything was saved
@@ -54,8 +54,8 @@ class SegmentChoice {
   // As OnSegment, where the step has saved nothing yet by which it is known. What is done with the
   // segment is what `next`, the step that is likely to come, does with it (null: it is kept), or
   // what its mix does, if the step `is_recorded` and may try that.
-  std::optional<uint32_t> OnEarlySegment(std::shared_ptr<const KnownStep> next, bool is_recorded,
-                                         const KnownSteps& known_steps);
+  std::optional<uint32_t> OnEarlySegment(std::shared_ptr<const CachedPlan> next, bool is_recorded,
+                                         const PlanCache& cache);
   // The step has begun with segments, and saved nothing yet.
   bool has_early() const { return has_early_; }
   // The step has ended and saved nothing.
@@ -65,43 +65,43 @@ class SegmentChoice {
   // The step goes on as this one; null: as none, and what begins from now on is kept. Returns the
   // one that it went on as before if that has computed segments again which another step should
   // have kept: it is to be forgotten, and no step that begins like it will be mixed.
-  std::shared_ptr<const KnownStep> Follow(std::shared_ptr<const KnownStep> known);
+  std::shared_ptr<const CachedPlan> Follow(std::shared_ptr<const CachedPlan> cached);
   // Whether a step that begins like this one may be run with its mix.
-  bool MayTry(const KnownStep& known, const KnownSteps& known_steps) const;
+  bool MayTry(const CachedPlan& cached, const PlanCache& cache) const;
   // It is.
-  void Try(std::shared_ptr<const KnownStep> known);
+  void Try(std::shared_ptr<const CachedPlan> cached);
   // The step that runs, or ran last, tries a mix.
-  bool IsTrying() const { return ran_.tried != nullptr; }
+  bool IsTrying() const { return log_.tried != nullptr; }
   // The next segment begins. Its ordinal if it is kept. Those inside of one that is computed again
   // do not begin, and keep the ordinals that they would have.
   std::optional<uint32_t> OnSegment();
   // The known step has computed again what this one has so far, and no more.
-  bool Fits(const KnownStep& known) const;
+  bool Fits(const CachedPlan& cached) const;
 
   // Of the last step.
-  Ran TakeRan() { return std::exchange(ran_, {}); }
+  SegmentLog TakeSegmentLog() { return std::exchange(log_, {}); }
   // Marks the segments that were computed again, and those that are not to be.
-  static void Note(const Ran& ran, StepRecord& step);
+  static void Note(const SegmentLog& log, StepTrace& step);
   // Whether it is worth looking for a mix of that step: it has run as planned before, and no mix of
   // it was tried.
-  bool MayMix(const Ran& ran, const StepRecord& step, const KnownSteps& known_steps) const;
+  bool MayRecompute(const SegmentLog& log, const StepTrace& step, const PlanCache& cache) const;
   // Adds what was planned of a step's record to those that are known. Where the step tried a mix,
   // the shorter one of the two stays.
-  void Learn(const Ran& ran, std::shared_ptr<const KnownStep> known, KnownSteps& known_steps);
+  void Learn(const SegmentLog& log, std::shared_ptr<const CachedPlan> cached, PlanCache& cache);
 
  private:
   // No step that begins like this one should keep what it does not.
-  bool IsAlone(const StepRecord& step, const KnownSteps& known_steps) const;
+  bool IsAlone(const StepTrace& step, const PlanCache& cache) const;
   // Whose segments are computed again, or tried; null: nobody's.
-  const KnownStep* Known() const;
+  const CachedPlan* Known() const;
 
-  std::shared_ptr<const KnownStep> followed_;
-  Ran ran_;
+  std::shared_ptr<const CachedPlan> followed_;
+  SegmentLog log_;
   bool has_early_ = false;
   bool early_stay_ = false;  // from now on: it was not known what comes
   uint64_t signature_ = 0;
-  absl::flat_hash_set<uint64_t> unmixed_;  // signatures of steps that are not to be mixed
-  int tries_ = 0;                          // in a row that were other steps
+  absl::flat_hash_set<uint64_t> never_recomputed_;  // signatures of steps that are not to be mixed
+  int tries_ = 0;                                   // in a row that were other steps
 };
 
 }  // namespace pinion

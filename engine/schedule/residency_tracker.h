@@ -25,7 +25,7 @@
 
 namespace pinion {
 
-class ObjectPlaces {
+class ResidencyTracker {
  public:
   // Another step begins.
   void Clear() { objects_.clear(); }

@@ -9,7 +9,7 @@ namespace pinion {
 
 // -------------------------------------------------------------------------------- what it does
 
-void StepProgress::Begin() {
+void StepMatcher::Begin() {
   objects_.clear();
   signatures_.clear();
   unused_.clear();
@@ -17,7 +17,7 @@ void StepProgress::Begin() {
   FollowNone();
 }
 
-StepProgress::Saved StepProgress::OnSaved(uint64_t signature) {
+StepMatcher::Saved StepMatcher::OnSaved(uint64_t signature) {
   if (unused_.empty()) {
     objects_.emplace_back();
     unused_.push_back(static_cast<uint32_t>(objects_.size() - 1));
@@ -27,39 +27,40 @@ StepProgress::Saved StepProgress::OnSaved(uint64_t signature) {
   objects_[id] = {.signature = signature};
   ++live_objects_;
   const size_t before = signatures_[signature]++;
-  if (known_ == nullptr) return {.object = id};
-  const std::optional<uint32_t> planned = known_->Find(signature, before);
+  if (followed_ == nullptr) return {.object = id};
+  const std::optional<uint32_t> planned = followed_->Find(signature, before);
   if (!planned.has_value()) return {.object = id, .fits = false};
   objects_[id].planned = *planned;
   actual_[*planned] = id;
   return {.object = id};
 }
 
-bool StepProgress::OnUsed(uint32_t id, Use use) {
+bool StepMatcher::OnUsed(uint32_t id, AccessKind access) {
   Object& object = objects_[id];
   used_last_ = id;
-  const size_t n = object.uses++;
-  if (use == Use::kSaved) ++object.saves;
-  if (known_ == nullptr) return true;
-  used_.emplace_back(id, use);
-  const std::optional<size_t> reached = Reached(*known_, actual_, object.planned, n, use, now_);
+  const size_t n = object.accesses++;
+  if (access == AccessKind::kSaved) ++object.saves;
+  if (followed_ == nullptr) return true;
+  used_.emplace_back(id, access);
+  const std::optional<size_t> reached =
+      Reached(*followed_, actual_, object.planned, n, access, now_);
   if (!reached.has_value()) return false;
   skips_ = skips_ || *reached != used_.size() - 1;
   now_ = *reached;
   return !IsOverdue();
 }
 
-void StepProgress::OnReleased(uint32_t object) {
+void StepMatcher::OnReleased(uint32_t object) {
   // A step without a plan may be one that never ends: somebody keeps a graph for good.
-  if (known_ == nullptr) unused_.push_back(object);
+  if (followed_ == nullptr) unused_.push_back(object);
   objects_[object].is_live = false;
   --live_objects_;
 }
 
-bool StepProgress::IsOverdue() {
-  const std::vector<uint32_t>& overs = known_->overs();
+bool StepMatcher::IsOverdue() {
+  const std::vector<uint32_t>& overs = followed_->overs();
   for (; next_over_ < overs.size(); ++next_over_) {
-    if (!known_->IsOverBy(overs[next_over_], now_)) return false;
+    if (!followed_->IsOverBy(overs[next_over_], now_)) return false;
     const uint32_t id = actual_[overs[next_over_]];
     if (id != UINT32_MAX && objects_[id].is_live) return true;
   }
@@ -68,58 +69,58 @@ bool StepProgress::IsOverdue() {
 
 // ------------------------------------------------------------------------------ whom it follows
 
-std::optional<size_t> StepProgress::Reached(const KnownStep& known,
-                                            const std::vector<uint32_t>& actual, uint32_t planned,
-                                            size_t n, Use use, size_t now) const {
+std::optional<size_t> StepMatcher::Reached(const CachedPlan& cached,
+                                           const std::vector<uint32_t>& actual, uint32_t planned,
+                                           size_t n, AccessKind access, size_t now) const {
   // What is saved may come in any order: branches leave some of it out.
-  if (use == Use::kSaved) return std::max(now, known.Use(planned, n));
-  const std::optional<size_t> next = known.NextRead(planned, now, use);
+  if (access == AccessKind::kSaved) return std::max(now, cached.AccessIndex(planned, n));
+  const std::optional<size_t> next = cached.NextRead(planned, now, access);
   for (size_t left_out = now + 1; left_out < next.value_or(0); ++left_out) {
-    const uint32_t other = known.step().uses[left_out];
+    const uint32_t other = cached.step().accesses[left_out];
     if (actual[other] == UINT32_MAX) continue;
     // A branch that is left out reads nothing, but it saves nothing either.
     const Object& object = objects_[actual[other]];
-    if (object.is_live && object.saves >= known.Saves(other)) return std::nullopt;
+    if (object.is_live && object.saves >= cached.Saves(other)) return std::nullopt;
   }
   return next;
 }
 
-std::optional<StepProgress::Match> StepProgress::MatchWith(const KnownStep& known) const {
+std::optional<StepMatcher::Match> StepMatcher::MatchWith(const CachedPlan& cached) const {
   Match match;
-  match.actual.assign(known.step().objects.size(), UINT32_MAX);
+  match.actual.assign(cached.step().objects.size(), UINT32_MAX);
   absl::flat_hash_map<uint64_t, size_t> seen;
   for (const Object& object : objects_) {
-    const std::optional<uint32_t> found = known.Find(object.signature, seen[object.signature]++);
+    const std::optional<uint32_t> found = cached.Find(object.signature, seen[object.signature]++);
     if (!found.has_value()) return std::nullopt;
     match.actual[*found] = static_cast<uint32_t>(match.planned.size());
     match.planned.push_back(*found);
   }
-  std::vector<size_t> uses(objects_.size());
+  std::vector<size_t> accesses(objects_.size());
   size_t so_far = 0;
-  for (const auto& [object, use] : used_) {
+  for (const auto& [object, access] : used_) {
     const std::optional<size_t> reached =
-        Reached(known, match.actual, match.planned[object], uses[object]++, use, match.now);
+        Reached(cached, match.actual, match.planned[object], accesses[object]++, access, match.now);
     if (!reached.has_value()) return std::nullopt;
     match.skips = match.skips || *reached != so_far++;
     match.now = *reached;
   }
   for (size_t i = 0; i < objects_.size(); ++i) {
-    if (objects_[i].is_live && known.IsOverBy(match.planned[i], match.now)) return std::nullopt;
+    if (objects_[i].is_live && cached.IsOverBy(match.planned[i], match.now)) return std::nullopt;
   }
   return match;
 }
 
-void StepProgress::Follow(std::shared_ptr<const KnownStep> known, Match match) {
+void StepMatcher::Follow(std::shared_ptr<const CachedPlan> cached, Match match) {
   FollowNone();
-  known_ = std::move(known);
+  followed_ = std::move(cached);
   now_ = match.now;
   skips_ = match.skips;
   actual_ = std::move(match.actual);
   for (size_t i = 0; i < objects_.size(); ++i) objects_[i].planned = match.planned[i];
 }
 
-void StepProgress::FollowNone() {
-  known_ = nullptr;
+void StepMatcher::FollowNone() {
+  followed_ = nullptr;
   actual_.clear();
   now_ = next_over_ = 0;
   skips_ = false;

@@ -2,9 +2,10 @@
 // on as.
 //
 //   progress.Begin();
-//   const StepProgress::Saved saved = progress.OnSaved(signature);
+//   const StepMatcher::Saved saved = progress.OnSaved(signature);
 //   if (const auto match = progress.MatchWith(*known)) progress.Follow(known, *std::move(match));
-//   if (!progress.OnUsed(saved.object, Use::kRead)) ...  // it is another step: follow that one
+//   if (!progress.OnUsed(saved.object, AccessKind::kRead)) ...  // it is another step: follow that
+//   one
 //
 // Objects have numbers of their own, beside those that the known step has for them: what a branch
 // leaves out never comes, and the rest comes in its own order.
@@ -27,7 +28,7 @@
 
 namespace pinion {
 
-class StepProgress {
+class StepMatcher {
  public:
   struct Saved {
     uint32_t object = 0;  // its number, until it is released
@@ -47,18 +48,18 @@ class StepProgress {
   Saved OnSaved(uint64_t signature);
   // False if the step that is followed does not use the object now, or has let go by now of one
   // that somebody needs.
-  bool OnUsed(uint32_t object, Use use);
+  bool OnUsed(uint32_t object, AccessKind access);
   void OnReleased(uint32_t object);
 
   // Nothing if the step has done what the known one does not.
-  std::optional<Match> MatchWith(const KnownStep& known) const;
-  void Follow(std::shared_ptr<const KnownStep> known, Match match);
+  std::optional<Match> MatchWith(const CachedPlan& cached) const;
+  void Follow(std::shared_ptr<const CachedPlan> cached, Match match);
   void FollowNone();
 
   // Somebody needs an object.
   bool IsRunning() const { return live_objects_ > 0; }
   // Whom the step follows, or the last one did until it ended; null: nobody.
-  const std::shared_ptr<const KnownStep>& followed() const { return known_; }
+  const std::shared_ptr<const CachedPlan>& followed() const { return followed_; }
   size_t object_count() const { return objects_.size(); }
   // The object that was used last, whose reader is about to read it unless that was a save.
   std::optional<uint32_t> used_last() const { return used_last_; }
@@ -80,7 +81,7 @@ class StepProgress {
  private:
   struct Object {
     uint64_t signature = 0;
-    size_t uses = 0;
+    size_t accesses = 0;
     size_t saves = 0;  // among them
     uint32_t planned = 0;
     bool is_live = true;  // somebody needs it
@@ -88,23 +89,23 @@ class StepProgress {
 
   // Which use of the known step that one of a `planned` object is, its `n`-th; none if it is none
   // of its. `actual` is as in Match.
-  std::optional<size_t> Reached(const KnownStep& known, const std::vector<uint32_t>& actual,
-                                uint32_t planned, size_t n, Use use, size_t now) const;
+  std::optional<size_t> Reached(const CachedPlan& cached, const std::vector<uint32_t>& actual,
+                                uint32_t planned, size_t n, AccessKind access, size_t now) const;
   // Something is still needed that the known step has let go of by now.
   bool IsOverdue();
 
   std::vector<Object> objects_;
-  std::vector<uint32_t> unused_;                // of these, that can be given out again
-  std::vector<std::pair<uint32_t, Use>> used_;  // objects, while a step is followed
+  std::vector<uint32_t> unused_;                       // of these, that can be given out again
+  std::vector<std::pair<uint32_t, AccessKind>> used_;  // objects, while a step is followed
   size_t live_objects_ = 0;
   absl::flat_hash_map<uint64_t, size_t> signatures_;  // how often each has come
   std::optional<uint32_t> used_last_;
 
-  std::shared_ptr<const KnownStep> known_;
+  std::shared_ptr<const CachedPlan> followed_;
   std::vector<uint32_t> actual_;  // objects by their number in the known step
   size_t now_ = 0;
   bool skips_ = false;
-  size_t next_over_ = 0;  // in known_->overs()
+  size_t next_over_ = 0;  // in followed_->overs()
 };
 
 }  // namespace pinion

@@ -24,9 +24,9 @@ uint64_t BytesOf(const void* owner, const ScheduledParcel& parcel) {
 
 // -------------------------------------------------------------------------------------- windows
 
-Fate WindowSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
+SaveDecision WindowSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
   if (scopes_[scope].Add(saved.size_bytes)) SetAutoBytes();
-  return Fate();
+  return SaveDecision();
 }
 
 void WindowSchedule::OnScopeEnd(ScopeId scope) {

@@ -74,7 +74,7 @@ class WindowSchedule final : public OffloadSchedule {
  public:
   explicit WindowSchedule(const WindowOptions& options) : options_(options) {}
 
-  Fate OnSaved(ScopeId scope, const SavedObject& saved) override;
+  SaveDecision OnSaved(ScopeId scope, const SavedObject& saved) override;
   void OnScopeEnd(ScopeId scope) override;
   void OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) override;
   void OnSavedAgain(ScheduledParcel& parcel, const SavedPlace& place) override;

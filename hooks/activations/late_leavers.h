@@ -23,8 +23,8 @@ void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const Nod
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock);
 
 // Evicts until the step keeps within its target, or nothing more can be evicted.
-void LeaveForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Device device,
-                    const NodeId& node, TensorDepartures& departures);
+void OffloadForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Device device,
+                      const NodeId& node, TensorDepartures& departures);
 
 }  // namespace pinion
 

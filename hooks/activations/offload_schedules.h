@@ -18,11 +18,11 @@ struct ChosenSchedule {
   OffloadSchedule* operator->() const { return schedule.get(); }
 
   std::unique_ptr<OffloadSchedule> schedule;
-  TargetSchedule* target = nullptr;    // the same, if it is one
+  PlannedSchedule* target = nullptr;   // the same, if it is one
   WindowSchedule* counting = nullptr;  // the same, if its window is one of tensors
 };
 
-// A TargetSchedule with a memory target, a WindowSchedule without.
+// A PlannedSchedule with a memory target, a WindowSchedule without.
 ChosenSchedule ScheduleFor(const OffloadOptions& options, const LinkCalibration& link);
 
 }  // namespace pinion

@@ -131,7 +131,7 @@ struct OffloadState {
   Books books ABSL_GUARDED_BY(mu);
   const ChosenSchedule schedule ABSL_GUARDED_BY(mu);
   // The schedule if it goes by plans, for what no lock is needed for.
-  const TargetSchedule* const planner;
+  const PlannedSchedule* const planner;
   const bool asks_for_device_bytes;
   uint64_t last_sequence ABSL_GUARDED_BY(mu) = 0;              // of what was saved
   absl::flat_hash_set<int64_t> backwards ABSL_GUARDED_BY(mu);  // those that run

@@ -46,20 +46,20 @@ class PlanMeter {
 
   // A step begins, so that the last one has ended, which ran by `last` (null: by no plan). One that
   // `is_recorded` is not measured. True: a plan was found to be off, and should be made again.
-  bool BeginStep(const std::shared_ptr<const KnownStep>& last, bool is_recorded);
+  bool BeginStep(const std::shared_ptr<const CachedPlan>& last, bool is_recorded);
   // Nobody needs a tensor of the step any more. Takes no lock.
   void EndStep() { is_in_step_ = false; }
   bool IsInStep() const { return is_in_step_; }
   Overshoot overshoot() const { return {steps_over_, most_over_bytes_}; }
-  // PlanWatch's, for plans that are made now.
+  // PlanValidator's, for plans that are made now.
   uint64_t margin_bytes() const;
 
  private:
   struct Step {
     StreamClock::Moment begin;
     std::optional<StreamClock::Moment> end = std::nullopt;
-    std::shared_ptr<const KnownStep> ran = nullptr;  // once it has ended
-    int64_t peak_bytes = 0;                          // the same; 0: nobody has told
+    std::shared_ptr<const CachedPlan> ran = nullptr;  // once it has ended
+    int64_t peak_bytes = 0;                           // the same; 0: nobody has told
   };
 
   void Keep(Step step);
@@ -76,7 +76,7 @@ class PlanMeter {
   std::atomic<uint64_t> most_over_bytes_{0};
 
   mutable Mutex mu_;
-  PlanWatch watch_ ABSL_GUARDED_BY(mu_);
+  PlanValidator watch_ ABSL_GUARDED_BY(mu_);
   std::optional<Step> step_ ABSL_GUARDED_BY(mu_);  // that is measured
   uint64_t plans_over_ ABSL_GUARDED_BY(mu_) = 0;   // steps that ran by one and had more
 };

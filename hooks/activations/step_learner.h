@@ -117,16 +117,16 @@ class StepLearner {
   // Whether any of the leaves has a gradient by now. From now on others may be noted.
   bool FindGradients();
   // In the log: each least that is more than those before, and once that a step had more.
-  void TellOfShortfall(const KnownStep& known);
+  void TellOfShortfall(const CachedPlan& cached);
   void TellOfOvershoot();
   // The step's first tensor is about to be saved. Plans that it may go on by, and whose records had
   // less on the device by now than there is, are made anew with the difference.
   void RaisePlans(const at::Tensor& tensor, uint64_t place);
   // The plan of a step; `wanted` by weights.
-  absl::StatusOr<std::shared_ptr<const KnownStep>> Plan(StepRecord step, bool mixes,
-                                                        const SetAside& wanted) const;
-  // `ran`: what that step has done with its segments. `wanted`: by weights, beside it.
-  void Learn(DeviceRecording& recording, bool had_gradients, const SegmentChoice::Ran& ran,
+  absl::StatusOr<std::shared_ptr<const CachedPlan>> Plan(StepTrace step, bool may_recompute,
+                                                         const SetAside& wanted) const;
+  // `log`: what that step has done with its segments. `wanted`: by weights, beside it.
+  void Learn(DeviceRecording& recording, bool had_gradients, const RecomputeTrials::SegmentLog& log,
              const SetAside& wanted);
 
   const c10::Device device_;

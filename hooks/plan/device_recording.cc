@@ -109,7 +109,7 @@ DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at
       saved.IsComputedAgain() && (object.handles == 1 || object.is_computed_again);
   object.last_save = uses_;
   Append(begin, end, {.used = id, .by = place / 2, .part = part});
-  // What was one of the other bytes until here is an object's in all of the stretch, which began
+  // What was one of the other bytes until here is an object's in all of the interval, which began
   // behind the last use.
   const int64_t object_bytes = other_bytes - entries_.back().other_bytes;
   auto entry = entries_.rbegin();
@@ -235,7 +235,7 @@ void DeviceRecording::Append(const Moment& begin, const Moment& end, NotedEntry 
   what.end = end.time;
   what.peak_other_bytes = begin.peak_bytes;
   what.object_bytes = end.bytes.allocated - objects_.storages().OtherBytes(end.bytes);
-  // Objects that have gone since then count in all of the stretch, so they are no other bytes.
+  // Objects that have gone since then count in all of the interval, so they are no other bytes.
   if (!entries_.empty()) what.peak_other_bytes -= entries_.back().object_bytes;
   what.other_bytes = objects_.storages().OtherBytes(end.bytes);
   if (what.used.has_value()) ++uses_;
@@ -244,7 +244,7 @@ void DeviceRecording::Append(const Moment& begin, const Moment& end, NotedEntry 
   has_no_end_ = entries_.size() >= kMaxEntries;
 }
 
-absl::StatusOr<StepRecord> DeviceRecording::Finish() {
+absl::StatusOr<StepTrace> DeviceRecording::Finish() {
   const Moment end = Begin();
   std::vector<StreamClock::Moment> moments;
   {

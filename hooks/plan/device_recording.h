@@ -1,4 +1,4 @@
-// What a step saves and reads on one device, noted as it happens and made into a StepRecord in the
+// What a step saves and reads on one device, noted as it happens and made into a StepTrace in the
 // end.
 //
 //   DeviceRecording::Moment begin = recording->Begin();
@@ -100,7 +100,7 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   // FailedPrecondition while the current stream captures: the last event would be the graph's.
   absl::Status CheckNotCapturing() const;
   // Errors as those of StreamClock::Read.
-  absl::StatusOr<StepRecord> Finish();
+  absl::StatusOr<StepTrace> Finish();
 
  private:
   // What packers do when a backward ends lies between our first call at its end and our second.

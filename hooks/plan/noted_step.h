@@ -1,6 +1,6 @@
-// What a recording has noted of a step, entry by entry, and the StepRecord that comes of it.
+// What a recording has noted of a step, entry by entry, and the StepTrace that comes of it.
 //
-//   StepRecord step = StepOf(entries, objects, times);
+//   StepTrace step = StepOf(entries, objects, times);
 //
 // Thread safety: pure functions, but for the objects that they are given.
 
@@ -39,7 +39,7 @@ struct NotedObject {
   std::vector<const SavedTensor*> saved = {};  // by the handles whose packer still has its memory
   size_t first_use = 0;
   size_t last_save = 0;        // a use, too
-  size_t let_go = 0;           // the stretch in which the program let go of it; 0: not seen
+  size_t let_go = 0;           // the interval in which the program let go of it; 0: not seen
   size_t gone_by = 0;          // the entry by which others took its place then; 0: none did
   size_t uses_at_release = 0;  // of all objects, when the last handle went
 
@@ -56,8 +56,8 @@ struct NotedInput {
   SavedVersion version;
   StorageExtent extent;
   bool is_leaf = false;
-  size_t begin = 0;   // the stretch in which the segment began
-  size_t let_go = 0;  // the stretch in which its memory went, or the step ended
+  size_t begin = 0;   // the interval in which the segment began
+  size_t let_go = 0;  // the interval in which its memory went, or the step ended
 };
 
 // Something that whoever packs did: between its begin and its end nothing is the step's own.
@@ -68,7 +68,7 @@ struct NotedEntry {
   std::optional<uint32_t> released = std::nullopt;  // the object whose last handle went
   std::optional<uint32_t> begins = std::nullopt;    // the segment, which is kept
   bool computed_again = false;                      // by who read it
-  bool into_graph = false;                          // a read, as StepRecord::graph_reads has it
+  bool into_graph = false;                          // a read, as StepTrace::graph_reads has it
   uint64_t by = 0;                                  // which operator has used it, by any number
   std::optional<SegmentPart> part = std::nullopt;   // of forward, in which it was saved or begins
   int64_t other_bytes = 0;
@@ -82,8 +82,8 @@ void NoteGone(const DevicePeaks::Since& since, absl::Span<NotedObject* const> go
 
 // The first entry is the step's begin, the last one its end. `times` are those of each entry's
 // begin and end, in turn.
-StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedObject> objects,
-                  absl::Span<const NotedInput> inputs, const StreamClock::Times& times);
+StepTrace StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedObject> objects,
+                 absl::Span<const NotedInput> inputs, const StreamClock::Times& times);
 
 }  // namespace pinion
 

@@ -1,4 +1,4 @@
-// Records what a step of training saves and reads, for those who plan: as one StepRecord for each
+// Records what a step of training saves and reads, for those who plan: as one StepTrace for each
 // device (engine/planner/step_trace.h).
 //
 //   PINION_ASSIGN_OR_RETURN(auto recorder, StepRecorder::Create(CudaBackend()));
@@ -9,7 +9,7 @@
 //   }
 //   loss.backward();
 //   PINION_ASSIGN_OR_RETURN(auto steps, recorder->Finish());
-//   const StepRecord& step = steps[0];               // of device 0
+//   const StepTrace& step = steps[0];               // of device 0
 //
 // It stands beside whatever packs the saved tensors, and changes nothing of what they do. The
 // record is of the step as if nothing was offloaded: a session's waits, and the memory that it lets
@@ -24,7 +24,7 @@
 //
 // Compute is timed on the device, by an event before and one behind each save, read and release,
 // which are read in Finish: the device is not synchronised before. A device without such events
-// gives the host's time, and StepRecord::timed_by_host says so. Compute begins where RecordScope
+// gives the host's time, and StepTrace::timed_by_host says so. Compute begins where RecordScope
 // does on the device that is current there, and on others with their first save. What is submitted
 // between two events counts, so that a device that idles for the host's calls idles in the record,
 // too.
@@ -32,8 +32,8 @@
 // Other live bytes are those that LibTorch's allocator of the device has given out, at each use.
 // What operators take and give back in between is seen where the allocator reports it to profilers
 // and nobody else is in their place (hooks/autograd/memory_observer.h); elsewhere
-// StepStretch::transient_bytes is what was there at the stretch's begin and has gone at its end. A
-// profiler may run before a RecordScope begins, and may start when it has ended, but not inside.
+// StepInterval::transient_bytes is what was there at the interval's begin and has gone at its end.
+// A profiler may run before a RecordScope begins, and may start when it has ended, but not inside.
 //
 // A step costs some microseconds a save more: record a step now and then, not each.
 //
@@ -65,10 +65,10 @@ class StepRecorder {
   virtual ~StepRecorder() = default;
 
   // What was recorded since the last call, by device, after waiting for the devices to get there.
-  // The last stretch ends here. Reads of graphs that are left are not recorded any more. The errors
-  // of a device that is broken, or that does not get there within a minute. FailedPrecondition,
-  // with nothing lost, while a current stream captures a graph.
-  virtual absl::StatusOr<std::map<int, StepRecord>> Finish() = 0;
+  // The last interval ends here. Reads of graphs that are left are not recorded any more. The
+  // errors of a device that is broken, or that does not get there within a minute.
+  // FailedPrecondition, with nothing lost, while a current stream captures a graph.
+  virtual absl::StatusOr<std::map<int, StepTrace>> Finish() = 0;
 };
 
 // While it lives, what autograd saves on this thread is recorded. Scopes may be opened one after

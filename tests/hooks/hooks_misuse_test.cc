@@ -132,8 +132,8 @@ TEST(OffloadScopeMisuseDeathTest, NoSessionNoRecorderAndNoHeadAreNamed) {
   EXPECT_DEATH(OffloadScope{nullptr}, "OffloadScope needs a session");
   EXPECT_DEATH(RecordScope{nullptr}, "RecordScope needs a recorder");
   struct Foreign : StepRecorder {
-    absl::StatusOr<std::map<int, StepRecord>> Finish() override {
-      return std::map<int, StepRecord>();
+    absl::StatusOr<std::map<int, StepTrace>> Finish() override {
+      return std::map<int, StepTrace>();
     }
   };
   EXPECT_DEATH(RecordScope{std::make_shared<Foreign>()}, "a recorder of StepRecorder::Create");

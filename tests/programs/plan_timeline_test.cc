@@ -28,10 +28,10 @@ using ::testing::SizeIs;
 constexpr uint64_t kSize = 10 << 10;  // 10.24 us on the link
 
 // Two objects: uses 0 1 | 1 0, with 10 us of compute each time. Object 0 is away at the turn.
-StepRecord TwoObjects() { return ForwardAndBackward(kSize, {1, 2}); }
+StepTrace TwoObjects() { return ForwardAndBackward(kSize, {1, 2}); }
 StepPlan Plan() {
   StepPlan plan;
-  plan.moves = {{.object = 0, .drop_at = 1, .fetch_at = 3, .read_at = 3}};
+  plan.moves = {{.object = 0, .evict_at = 1, .fetch_at = 3, .read_at = 3}};
   return plan;
 }
 PlanTimeline Timeline(const StepPlan& plan = Plan(), uint64_t limit_bytes = 3 * kSize / 2) {
@@ -61,14 +61,14 @@ TEST(PlanTimeline, ComputeAndWaitsFillTheStep) {
 TEST(PlanTimeline, AWaitSaysWhereItIsAndForWhichCopy) {
   const PlanTimeline timeline = Timeline();
   ASSERT_THAT(timeline.waits, SizeIs(2));
-  EXPECT_EQ(timeline.waits[0].what, "use 1 waits 0.010 ms for the copy out of object 0, 10 KiB");
-  EXPECT_EQ(timeline.waits[1].what, "use 3 waits 0.010 ms for the copy in of object 0, 10 KiB");
+  EXPECT_EQ(timeline.waits[0].what, "access 1 waits 0.010 ms for the copy out of object 0, 10 KiB");
+  EXPECT_EQ(timeline.waits[1].what, "access 3 waits 0.010 ms for the copy in of object 0, 10 KiB");
 }
 
 TEST(PlanTimeline, CopiesLastFromWhenTheLinkTakesThemUntilTheyAreDone) {
   StepPlan plan = Plan();
   plan.moves.push_back(
-      {.object = 1, .drop_at = 2, .fetch_at = StepMove::kNever, .read_at = StepMove::kNever});
+      {.object = 1, .evict_at = 2, .fetch_at = StepMove::kNever, .read_at = StepMove::kNever});
   const PlanTimeline timeline = Timeline(plan);
   EXPECT_THAT(Ends(timeline.copies_out), AreAbout({20, 30.24, 40.24, 50.48}));
   EXPECT_THAT(Ends(timeline.copies_in), AreAbout({60.48, 70.72}));
@@ -76,9 +76,9 @@ TEST(PlanTimeline, CopiesLastFromWhenTheLinkTakesThemUntilTheyAreDone) {
 
 TEST(PlanTimeline, ACopyBeginsWhenTheOneBeforeItIsDone) {
   StepPlan plan = Plan();
-  plan.moves[0].drop_at = 2;
+  plan.moves[0].evict_at = 2;
   plan.moves.push_back(
-      {.object = 1, .drop_at = 2, .fetch_at = StepMove::kNever, .read_at = StepMove::kNever});
+      {.object = 1, .evict_at = 2, .fetch_at = StepMove::kNever, .read_at = StepMove::kNever});
   EXPECT_THAT(Ends(Timeline(plan).copies_out), AreAbout({20, 30.24, 30.24, 40.48}));
 }
 
@@ -93,13 +93,13 @@ TEST(PlanTimeline, WhatMovesSaysWhenItIsReadNextAndWhatWouldBeTooMuch) {
   const PlanTimeline timeline = Timeline();
   EXPECT_TRUE(timeline.objects[0].moves);
   EXPECT_EQ(timeline.objects[0].why,
-            "object 0, 10 KiB: away behind use 1 until use 3, its next read is "
-            "use 3; if it "
-            "stayed, 5 KiB too much before use 2");
+            "object 0, 10 KiB: away behind access 1 until access 3, its next read is "
+            "access 3; if it "
+            "stayed, 5 KiB too much before access 2");
 }
 
 TEST(PlanTimeline, WhatStaysSaysWhy) {
-  StepRecord step = TwoObjects();
+  StepTrace step = TwoObjects();
   step.objects[0].frees = false;
   const PlanTimeline timeline = TimelineOf(step, StepPlan(), RoundLink(), 2 * kSize).value();
   EXPECT_FALSE(timeline.objects[0].moves);
@@ -109,14 +109,14 @@ TEST(PlanTimeline, WhatStaysSaysWhy) {
 
 TEST(PlanTimeline, WhatIsNeverReadAgainSaysSo) {
   StepPlan plan;
-  plan.moves = {{.object = 1, .drop_at = 3, .fetch_at = StepMove::kNever, .copies_out = false}};
+  plan.moves = {{.object = 1, .evict_at = 3, .fetch_at = StepMove::kNever, .copies_out = false}};
   const PlanTimeline timeline = Timeline(plan);
-  EXPECT_THAT(timeline.objects[1].why, HasSubstr("away behind use 3, not read any more"));
+  EXPECT_THAT(timeline.objects[1].why, HasSubstr("away behind access 3, not read any more"));
   EXPECT_THAT(timeline.copies_out, IsEmpty());
   EXPECT_THAT(timeline.copies_in, IsEmpty());
 }
 
-TEST(PlanTimeline, TheDevicesBytesAreThoseOfEachStretch) {
+TEST(PlanTimeline, TheDevicesBytesAreThoseOfEachInterval) {
   std::vector<uint64_t> bytes;
   for (const PlanTimeline::Bytes& at : Timeline().device) bytes.push_back(at.bytes / kSize);
   EXPECT_THAT(bytes, ElementsAre(1, 2, 1, 1, 1));
@@ -131,7 +131,7 @@ TEST(PlanTimeline, AMoveThatIsImpossibleHasNone) {
 
 TEST(PlanTimeline, TheTraceHasRowsWaitsReasonsAndTheDevicesBytes) {
   EXPECT_THAT(ChromeTraceOf(Timeline()),
-              AllOf(HasSubstr("\"copies out\""), HasSubstr("use 3 waits 0.010 ms"),
+              AllOf(HasSubstr("\"copies out\""), HasSubstr("access 3 waits 0.010 ms"),
                     HasSubstr("if it stayed, 5 KiB too much"), HasSubstr("\"bytes\":20480"),
                     HasSubstr("\"stays\":[\"object 1, 10 KiB: stays, there is "
                               "room for it\"]")));
@@ -141,13 +141,13 @@ TEST(PlanTimeline, ThePictureHasLanesReasonsAndTheTarget) {
   EXPECT_THAT(
       SvgOf(Timeline(), "within <15 KiB>"),
       AllOf(HasSubstr("<svg "), HasSubstr("within &lt;15 KiB&gt;"), HasSubstr("copies in"),
-            HasSubstr("<title>use 1 waits"), HasSubstr("if it stayed, 5 KiB too much"),
+            HasSubstr("<title>access 1 waits"), HasSubstr("if it stayed, 5 KiB too much"),
             HasSubstr("stays, there is room"), HasSubstr(">15 KiB</text>"), Not(HasSubstr("nan"))));
 }
 
 TEST(PlanTimeline, AStepThatTakesNoTimeHasAPicture) {
-  StepRecord step = TwoObjects();
-  for (StepStretch& stretch : step.stretches) stretch.compute_us = 0;
+  StepTrace step = TwoObjects();
+  for (StepInterval& interval : step.intervals) interval.compute_us = 0;
   const PlanTimeline timeline = TimelineOf(step, StepPlan(), RoundLink(), 0).value();
   EXPECT_THAT(SvgOf(timeline, ""), AllOf(HasSubstr("</svg>"), Not(HasSubstr("nan"))));
 }

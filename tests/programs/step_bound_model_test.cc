@@ -33,21 +33,21 @@ constexpr size_t kMaxObjects = 4;
 constexpr int kTooLong = 60;
 
 struct State {
-  size_t stretch = 0;
-  int left_us = -1;  // of the stretch; -1: it has not begun
+  size_t interval = 0;
+  int left_us = -1;  // of the interval; -1: it has not begun
   std::array<int, kMaxObjects> on_device{};
   std::array<int, kMaxObjects> on_host{};
 
   friend bool operator<(const State& a, const State& b) {
-    return std::tie(a.stretch, a.left_us, a.on_device, a.on_host) <
-           std::tie(b.stretch, b.left_us, b.on_device, b.on_host);
+    return std::tie(a.interval, a.left_us, a.on_device, a.on_host) <
+           std::tie(b.interval, b.left_us, b.on_device, b.on_host);
   }
 };
 
 class Model {
  public:
   // Where the directions hinder each other, only one of them carries anything in a microsecond.
-  Model(const StepRecord& step, int memory, bool hinder)
+  Model(const StepTrace& step, int memory, bool hinder)
       : step_(step), memory_(memory), hinder_(hinder) {}
 
   // The shortest step; kTooLong where it takes so long or does not fit at all.
@@ -72,17 +72,17 @@ class Model {
   }
   // The ordinals of the object's first and last use.
   size_t First(size_t object) const {
-    return static_cast<size_t>(std::find(step_.uses.begin(), step_.uses.end(), object) -
-                               step_.uses.begin());
+    return static_cast<size_t>(std::find(step_.accesses.begin(), step_.accesses.end(), object) -
+                               step_.accesses.begin());
   }
   size_t Last(size_t object) const {
     size_t last = 0;
-    for (size_t use = 0; use < step_.uses.size(); ++use) {
-      if (step_.uses[use] == object) last = use;
+    for (size_t access = 0; access < step_.accesses.size(); ++access) {
+      if (step_.accesses[access] == object) last = access;
     }
     return last;
   }
-  bool IsMadeIn(size_t object, size_t stretch) const { return First(object) == stretch; }
+  bool IsMadeIn(size_t object, size_t interval) const { return First(object) == interval; }
   // Whether those uses are one operator's: all between them are as well.
   bool IsOneOperator(size_t first, size_t last) const {
     if (first == last) return true;
@@ -91,102 +91,101 @@ class Model {
   // The last of the uses that save it.
   size_t LastSave(size_t object) const {
     size_t last = First(object);
-    for (size_t use = last; use <= step_.objects[object].saved_until; ++use) {
-      if (step_.uses[use] == object) last = use;
+    for (size_t access = last; access <= step_.objects[object].saved_until; ++access) {
+      if (step_.accesses[access] == object) last = access;
     }
     return last;
   }
-  // The stretch in which its operator goes on at the latest: it has returned by the next use of
+  // The interval in which its operator goes on at the latest: it has returned by the next use of
   // another one, unless that saves the object, too.
   size_t LeavesBehind(size_t object) const {
     size_t save = First(object);
-    for (size_t use = save + 1; use < step_.uses.size(); ++use) {
-      if (step_.uses[use] == object && use <= step_.objects[object].saved_until) {
-        save = use;
-      } else if (!IsOneOperator(save, use)) {
-        return use;
+    for (size_t access = save + 1; access < step_.accesses.size(); ++access) {
+      if (step_.accesses[access] == object && access <= step_.objects[object].saved_until) {
+        save = access;
+      } else if (!IsOneOperator(save, access)) {
+        return access;
       }
     }
-    return step_.uses.size();
+    return step_.accesses.size();
   }
-  // The last stretch in which somebody may ask for what is never read.
+  // The last interval in which somebody may ask for what is never read.
   size_t NeededUntil(size_t object) const {
     const size_t needed_until = step_.objects[object].needed_until;
-    if (needed_until == 0) return step_.stretches.size() - 1;
+    if (needed_until == 0) return step_.intervals.size() - 1;
     size_t end = Last(object);
-    while (end + 1 < step_.uses.size() && IsOneOperator(Last(object), end + 1)) ++end;
+    while (end + 1 < step_.accesses.size() && IsOneOperator(Last(object), end + 1)) ++end;
     return std::max(needed_until, end + 1);
   }
   // By the program, as long as anybody may ask for it.
-  bool IsHeldIn(size_t object, size_t stretch) const {
+  bool IsHeldIn(size_t object, size_t interval) const {
     const bool is_read = Last(object) > First(object);
     const size_t over = is_read ? Last(object) + 1 : NeededUntil(object);
     const size_t last_save = LastSave(object);
     const size_t saved_until = last_save > First(object) ? last_save + 1 : 0;
-    return First(object) <= stretch &&
-           stretch <=
+    return First(object) <= interval &&
+           interval <=
                std::max(saved_until, std::min<size_t>(step_.objects[object].held_until, over));
   }
-  bool IsComputedAgain(size_t object) const {
-    return step_.objects[object].recompute_us.has_value();
-  }
-  bool IsUsedIn(size_t object, size_t stretch) const {
-    if (IsMadeIn(object, stretch) || IsHeldIn(object, stretch)) return true;
-    if (stretch == 0 || step_.uses[stretch - 1] != object) return false;
-    return First(object) != stretch - 1;
+  bool IsRecast(size_t object) const { return step_.objects[object].recast_us.has_value(); }
+  bool IsUsedIn(size_t object, size_t interval) const {
+    if (IsMadeIn(object, interval) || IsHeldIn(object, interval)) return true;
+    if (interval == 0 || step_.accesses[interval - 1] != object) return false;
+    return First(object) != interval - 1;
   }
   bool Fits(const State& state) const {
-    int bytes = static_cast<int>(step_.stretches[state.stretch].other_bytes / kUnitBytes);
+    int bytes = static_cast<int>(step_.intervals[state.interval].other_bytes / kUnitBytes);
     for (size_t i = 0; i < step_.objects.size(); ++i) {
       if (state.on_device[i] > 0) bytes += Size(i);
     }
     return bytes <= memory_;
   }
-  bool IsOver(const State& state) const { return state.stretch == step_.stretches.size(); }
+  bool IsOver(const State& state) const { return state.interval == step_.intervals.size(); }
 
   // Adds what takes no time from `state`, and that itself.
   void Reach(const State& state, std::set<State>& reached) const {
     if (!reached.insert(state).second) return;
     const bool runs = state.left_us >= 0;
     for (size_t i = 0; i < step_.objects.size(); ++i) {
-      const bool used = runs && IsUsedIn(i, state.stretch);
+      const bool used = runs && IsUsedIn(i, state.interval);
       if (!used && state.on_device[i] > 0 && state.on_host[i] == Size(i)) {
         State dropped = state;
         dropped.on_device[i] = 0;
         Reach(dropped, reached);
       }
     }
-    if (state.stretch == step_.stretches.size()) return;
+    if (state.interval == step_.intervals.size()) return;
     if (!runs) {
       State begun = state;
-      begun.left_us = static_cast<int>(step_.stretches[state.stretch].compute_us);
+      begun.left_us = static_cast<int>(step_.intervals[state.interval].compute_us);
       for (size_t i = 0; i < step_.objects.size(); ++i) {
-        const bool computed = IsComputedAgain(i) && IsUsedIn(i, state.stretch);
-        if (computed || IsMadeIn(i, state.stretch)) begun.on_device[i] = Size(i);
-        if (IsUsedIn(i, state.stretch) && begun.on_device[i] < Size(i)) return;
+        const bool computed = IsRecast(i) && IsUsedIn(i, state.interval);
+        if (computed || IsMadeIn(i, state.interval)) begun.on_device[i] = Size(i);
+        if (IsUsedIn(i, state.interval) && begun.on_device[i] < Size(i)) return;
       }
       if (Fits(begun)) Reach(begun, reached);
     } else if (state.left_us == 0) {
       State ended = state;
       for (size_t i = 0; i < step_.objects.size(); ++i) {
-        const bool made_here = IsMadeIn(i, state.stretch);
+        const bool made_here = IsMadeIn(i, state.interval);
         // What is computed again takes no copy, as if the host had it.
-        if (made_here && IsComputedAgain(i)) ended.on_host[i] = Size(i);
+        if (made_here && IsRecast(i)) ended.on_host[i] = Size(i);
         const bool is_read = Last(i) > First(i);
-        const bool over = is_read ? Last(i) + 1 == state.stretch : NeededUntil(i) == state.stretch;
+        const bool over =
+            is_read ? Last(i) + 1 == state.interval : NeededUntil(i) == state.interval;
         if (over) ended.on_device[i] = 0;
       }
-      ++ended.stretch;
+      ++ended.interval;
       ended.left_us = -1;
       Reach(ended, reached);
     }
   }
 
   bool MayLeave(const State& state, size_t object) const {
-    return state.stretch > LeavesBehind(object) && state.on_host[object] < Size(object);
+    return state.interval > LeavesBehind(object) && state.on_host[object] < Size(object);
   }
   bool MayComeIn(const State& state, size_t object) const {
-    return state.stretch > First(object) && state.on_device[object] < Size(object) &&
+    return state.interval > First(object) && state.on_device[object] < Size(object) &&
            state.on_host[object] > 0;
   }
 
@@ -202,13 +201,13 @@ class Model {
         if (out != none) ++later.on_host[out];
         if (in != none) ++later.on_device[in];
         if (later.left_us > 0) --later.left_us;
-        if (later.left_us >= 0 && later.stretch < step_.stretches.size() && !Fits(later)) continue;
+        if (later.left_us >= 0 && later.interval < step_.intervals.size() && !Fits(later)) continue;
         Reach(later, next);
       }
     }
   }
 
-  const StepRecord& step_;
+  const StepTrace& step_;
   const int memory_;
   const bool hinder_;
 };
@@ -225,10 +224,10 @@ int Draw(std::mt19937& random, int from, int to) {
 }
 
 // Uses in any order, objects of every kind.
-StepRecord AnyStep(std::mt19937& random) {
-  StepRecord step;
-  const int uses = Draw(random, 4, 8);
-  for (int i = 0; i < uses; ++i) {
+StepTrace AnyStep(std::mt19937& random) {
+  StepTrace step;
+  const int accesses = Draw(random, 4, 8);
+  for (int i = 0; i < accesses; ++i) {
     const int known = static_cast<int>(step.objects.size());
     const auto object =
         static_cast<uint32_t>(Draw(random, 0, std::min(known, static_cast<int>(kMaxObjects) - 1)));
@@ -236,51 +235,52 @@ StepRecord AnyStep(std::mt19937& random) {
       StepObject made;
       made.size_bytes = static_cast<uint64_t>(Draw(random, 1, 2)) * kUnitBytes;
       if (Draw(random, 0, 5) == 0) made.held_until = static_cast<uint32_t>(Draw(random, 1, 6));
-      if (Draw(random, 0, 4) == 0) made.recompute_us = 0;
+      if (Draw(random, 0, 4) == 0) made.recast_us = 0;
       if (Draw(random, 0, 2) == 0) made.needed_until = static_cast<uint32_t>(Draw(random, 1, 6));
       step.objects.push_back(made);
     }
-    step.uses.push_back(object);
+    step.accesses.push_back(object);
   }
-  step.stretches.resize(step.uses.size() + 1);
+  step.intervals.resize(step.accesses.size() + 1);
   if (Draw(random, 0, 1) == 0) return step;
   uint32_t operators = 0;
-  for (size_t use = 0; use < step.uses.size(); ++use) {
+  for (size_t access = 0; access < step.accesses.size(); ++access) {
     step.operators.push_back(operators);
     if (Draw(random, 0, 2) > 0) ++operators;
     // Some of the uses behind the first one save it again.
-    StepObject& object = step.objects[step.uses[use]];
-    const bool is_first = std::find(step.uses.begin(), step.uses.end(), step.uses[use]) ==
-                          step.uses.begin() + static_cast<ptrdiff_t>(use);
+    StepObject& object = step.objects[step.accesses[access]];
+    const bool is_first =
+        std::find(step.accesses.begin(), step.accesses.end(), step.accesses[access]) ==
+        step.accesses.begin() + static_cast<ptrdiff_t>(access);
     if (!is_first && Draw(random, 0, 2) == 0) {
-      object.saved_until = static_cast<uint32_t>(use);
+      object.saved_until = static_cast<uint32_t>(access);
     }
   }
   return step;
 }
 
 // A forward and its backward.
-StepRecord Chain(std::mt19937& random) {
-  StepRecord step;
+StepTrace Chain(std::mt19937& random) {
+  StepTrace step;
   const auto layers = static_cast<uint32_t>(Draw(random, 2, kMaxObjects));
   step.objects.resize(layers);
   for (StepObject& object : step.objects) {
     object.size_bytes = static_cast<uint64_t>(Draw(random, 1, 3)) * kUnitBytes;
   }
-  for (uint32_t i = 0; i < layers; ++i) step.uses.push_back(i);
-  for (uint32_t i = layers; i-- > 0;) step.uses.push_back(i);
-  step.stretches.resize(step.uses.size() + 1);
+  for (uint32_t i = 0; i < layers; ++i) step.accesses.push_back(i);
+  for (uint32_t i = layers; i-- > 0;) step.accesses.push_back(i);
+  step.intervals.resize(step.accesses.size() + 1);
   return step;
 }
 
-void Fill(std::mt19937& random, StepRecord& step) {
-  for (StepStretch& stretch : step.stretches) {
-    stretch.compute_us = Draw(random, 0, 2);
-    stretch.other_bytes = static_cast<uint64_t>(Draw(random, 0, 2)) * kUnitBytes;
+void Fill(std::mt19937& random, StepTrace& step) {
+  for (StepInterval& interval : step.intervals) {
+    interval.compute_us = Draw(random, 0, 2);
+    interval.other_bytes = static_cast<uint64_t>(Draw(random, 0, 2)) * kUnitBytes;
   }
 }
 
-double Bound(const StepRecord& step, int memory, bool hinder) {
+double Bound(const StepTrace& step, int memory, bool hinder) {
   const absl::StatusOr<double> bound_us =
       StepLowerBoundUs(step, static_cast<uint64_t>(memory) * kUnitBytes, OneUnitPerUs(hinder));
   EXPECT_TRUE(bound_us.ok()) << bound_us.status();
@@ -293,7 +293,7 @@ struct Waiting {
   double shortest_us = 0;
   double bound_us = 0;
 
-  void Add(const StepRecord& step, int memory, bool hinder) {
+  void Add(const StepTrace& step, int memory, bool hinder) {
     const int step_us = Model(step, memory, hinder).ShortestUs();
     const double step_bound_us = Bound(step, memory, hinder);
     if (std::isinf(step_bound_us)) {
@@ -312,7 +312,7 @@ TEST(StepBoundModelTest, NoScheduleBeatsTheBound) {
   Waiting waiting;
   for (unsigned seed = 0; seed < 11000; ++seed) {
     std::mt19937 random(seed);
-    StepRecord step = AnyStep(random);
+    StepTrace step = AnyStep(random);
     Fill(random, step);
     const int memory = Draw(random, 2, 4);
     const bool hinder = Draw(random, 0, 1) == 1;
@@ -328,9 +328,9 @@ TEST(StepBoundModelTest, TheBestScheduleOfAForwardAndItsBackwardIsNearTheBound) 
   Waiting waiting;
   for (unsigned seed = 0; seed < 1500; ++seed) {
     std::mt19937 random(seed);
-    StepRecord step = Chain(random);
+    StepTrace step = Chain(random);
     Fill(random, step);
-    for (StepStretch& stretch : step.stretches) stretch.other_bytes = kUnitBytes;
+    for (StepInterval& interval : step.intervals) interval.other_bytes = kUnitBytes;
     const int memory = Draw(random, 4, 8);
     SCOPED_TRACE(::testing::Message() << "seed " << seed << ", memory " << memory);
     waiting.Add(step, memory, /*hinder=*/true);

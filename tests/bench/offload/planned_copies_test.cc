@@ -19,20 +19,20 @@ namespace planned_copies_test {
 constexpr uint64_t kUnitBytes = 64 * 1024;
 
 // Objects 0 and 2 have to go before object 4 is made. While object 0 is copied object 1 could be
-// copied next, but somebody holds it until the turn. A stretch takes as long as a third of the copy
-// of object 0 or 1.
-StepRecord Step(double copy_us) {
-  StepRecord step;
+// copied next, but somebody holds it until the turn. An interval takes as long as a third of the
+// copy of object 0 or 1.
+StepTrace Step(double copy_us) {
+  StepTrace step;
   for (const uint64_t units : {30, 30, 4, 4, 4}) {
     step.objects.push_back({.size_bytes = units * kUnitBytes});
   }
   step.objects[1].held_until = 5;
-  step.uses = {0, 1, 2, 3, 4, 4, 3, 2, 1, 0};
+  step.accesses = {0, 1, 2, 3, 4, 4, 3, 2, 1, 0};
   // Of a backward that lets go of what it has read.
   for (uint32_t object = 0; object < 5; ++object) step.objects[object].needed_until = 10 - object;
-  step.stretches.assign(step.uses.size() + 1, {.compute_us = copy_us / 3});
-  step.stretches[4].transient_bytes = 36 * kUnitBytes;
-  step.stretches[6].transient_bytes = 50 * kUnitBytes;
+  step.intervals.assign(step.accesses.size() + 1, {.compute_us = copy_us / 3});
+  step.intervals[4].transient_bytes = 36 * kUnitBytes;
+  step.intervals[6].transient_bytes = 50 * kUnitBytes;
   return step;
 }
 
@@ -41,7 +41,7 @@ TEST(PlannedCopies, WhatHasToGoFirstIsCopiedFirst) {
   world.preset = FindPreset("a100_pcie4").value();
   world.preset.launch_us = 0;
   world.link = LinkOf(world.preset).value();
-  const StepRecord step = Step(30 * kUnitBytes / world.link.d2h.gb_per_s / 1e3);
+  const StepTrace step = Step(30 * kUnitBytes / world.link.d2h.gb_per_s / 1e3);
   const uint64_t target_bytes = 74 * kUnitBytes;
   const StepPlan plan = PlanStep(step, target_bytes, world.link).value();
   std::vector<StepMove> as_made = plan.moves;

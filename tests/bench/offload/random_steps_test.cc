@@ -28,7 +28,7 @@ constexpr uint64_t kShrink = 16;
 // enough to travel together.
 constexpr double kShortestUs = 30;
 
-absl::StatusOr<MethodCost> Replay(const StepRecord& step, const MethodWorld& world,
+absl::StatusOr<MethodCost> Replay(const StepTrace& step, const MethodWorld& world,
                                   const OffloadMethod& method) {
   // The device refuses every byte above a target.
   MethodWorld limited = world;
@@ -46,7 +46,7 @@ TEST(RandomSteps, APlannedStepKeepsWithinTheMemoryOfWindowsAndIsNotSlower) {
   uint64_t binding = 0;
   for (uint64_t seed = 1; seed <= kSteps; ++seed) {
     SCOPED_TRACE(seed);
-    const StepRecord step = RandomStep(seed, kShrink);
+    const StepTrace step = RandomStep(seed, kShrink);
     ASSERT_THAT(step.Validate(), IsOk());
     const MethodCost alone = Replay(step, world, {Kind::kNone}).value();
     EXPECT_EQ(alone.peak_bytes, PlanStep(step, uint64_t{1} << 40, world.link)->peak_bytes);

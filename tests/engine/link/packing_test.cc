@@ -29,9 +29,9 @@ LinkCalibration Pcie5() {
   return link;
 }
 
-std::vector<size_t> GroupSizes(const PackPlan& plan) {
+std::vector<size_t> GroupSizes(const PackingPlan& plan) {
   std::vector<size_t> sizes;
-  for (const PackPlan::Group& group : plan.groups) sizes.push_back(group.pieces.size());
+  for (const PackingPlan::Group& group : plan.groups) sizes.push_back(group.pieces.size());
   return sizes;
 }
 
@@ -42,14 +42,14 @@ double TransferUs(const LinkCurve& curve, uint64_t pieces, uint64_t size_bytes) 
 }
 
 // Microseconds of link and device that the plan takes, out and back, if nothing overlaps.
-double PlanUs(const PackPlan& plan, absl::Span<const uint64_t> sizes, const LinkCalibration& link,
-              const GatherCost& gather = {}) {
+double PlanUs(const PackingPlan& plan, absl::Span<const uint64_t> sizes,
+              const LinkCalibration& link, const GatherCost& gather = {}) {
   if (plan.groups.empty()) return 0;
   double gather_us = 0;
   uint64_t pieces_out = 0;
   uint64_t bytes_out = 0;
   uint64_t bytes_in = 0;
-  for (const PackPlan::Group& group : plan.groups) {
+  for (const PackingPlan::Group& group : plan.groups) {
     bytes_in += group.size_bytes;
     if (group.gather) {
       gather_us += gather.GatherUs(group.pieces.size(), group.size_bytes);
@@ -64,28 +64,28 @@ double PlanUs(const PackPlan& plan, absl::Span<const uint64_t> sizes, const Link
          TransferUs(link.h2d, plan.groups.size(), bytes_in);
 }
 
-TEST(PackPlan, ManySmallPiecesAreGatheredIntoOneBlock) {
+TEST(PackingPlan, ManySmallPiecesAreGatheredIntoOneBlock) {
   const std::vector<uint64_t> sizes(100, 4 * kKiB);
-  const PackPlan plan = PlanPacking(sizes, Pcie5());
+  const PackingPlan plan = PlanPacking(sizes, Pcie5());
   ASSERT_THAT(plan.groups, SizeIs(1));
   EXPECT_TRUE(plan.groups[0].gather);
   EXPECT_EQ(plan.groups[0].size_bytes, 400 * kKiB);
 }
 
-TEST(PackPlan, ALargePieceBesideThemDoesNotChangeThat) {
+TEST(PackingPlan, ALargePieceBesideThemDoesNotChangeThat) {
   std::vector<uint64_t> sizes(100, 4 * kKiB);
   sizes.push_back(kMiB);
   EXPECT_TRUE(PlanPacking(sizes, Pcie5()).groups[0].gather);
 }
 
-TEST(PackPlan, AGatherCostsALaunchPer64PiecesAndTwoPassesOverTheBytes) {
+TEST(PackingPlan, AGatherCostsALaunchPer64PiecesAndTwoPassesOverTheBytes) {
   EXPECT_DOUBLE_EQ(GatherCost().GatherUs(64, 250'000), 5 + 2 * 0.5);
   EXPECT_DOUBLE_EQ(GatherCost().GatherUs(65, 250'000), 2 * 5 + 2 * 0.5);
 }
 
 // Of a link that moves a page of packing in a microsecond, as long as a piece costs: of three
 // pieces a gather saves 2 us, and it copies the padding.
-TEST(PackPlan, AGatherPaysForPaddingToo) {
+TEST(PackingPlan, AGatherPaysForPaddingToo) {
   LinkCalibration link;
   link.h2d = link.d2h = {.fixed_us = 3, .piece_us = 1, .gb_per_s = 0.512};
   const auto gathers = [&link](uint64_t size_bytes, double launch_us) {
@@ -98,7 +98,7 @@ TEST(PackPlan, AGatherPaysForPaddingToo) {
   EXPECT_TRUE(gathers(1, 1e-3));
 }
 
-TEST(PackPlan, WhereAGatherGainsNothingThereIsNone) {
+TEST(PackingPlan, WhereAGatherGainsNothingThereIsNone) {
   LinkCalibration link;
   link.h2d = link.d2h = {.fixed_us = 8, .piece_us = 4, .gb_per_s = 10};
   const GatherCost cost = {.launch_us = 2, .memory_gb_per_s = 0.512};  // 2 + 6 us for 1536 bytes
@@ -106,21 +106,21 @@ TEST(PackPlan, WhereAGatherGainsNothingThereIsNone) {
 }
 
 // A kernel on the compute stream costs more than what three pieces cost the link.
-TEST(PackPlan, AFewSmallPiecesShareABlockWithoutAGather) {
+TEST(PackingPlan, AFewSmallPiecesShareABlockWithoutAGather) {
   const std::vector<uint64_t> sizes(3, 4 * kKiB);
-  const PackPlan plan = PlanPacking(sizes, Pcie5());
+  const PackingPlan plan = PlanPacking(sizes, Pcie5());
   ASSERT_THAT(plan.groups, SizeIs(1));
   EXPECT_FALSE(plan.groups[0].gather);
 }
 
-TEST(PackPlan, AFullBatchSpendsASeventeenthOfItsTimeOnFixedCosts) {
+TEST(PackingPlan, AFullBatchSpendsASeventeenthOfItsTimeOnFixedCosts) {
   LinkCalibration link = Pcie5();
   EXPECT_NEAR(link.d2h.CopyUs(FullBatchBytes(link)), 17 * link.d2h.fixed_us, 0.01);
   link.h2d.fixed_us *= 2;  // the dearer direction decides
   EXPECT_NEAR(link.h2d.CopyUs(FullBatchBytes(link)), 17 * link.h2d.fixed_us, 0.01);
 }
 
-TEST(PackPlan, ALinkIsKnownOnceBothDirectionsAre) {
+TEST(PackingPlan, ALinkIsKnownOnceBothDirectionsAre) {
   LinkCalibration slow;
   slow.h2d = slow.d2h = {.fixed_us = 3, .piece_us = 2, .gb_per_s = 0.5};
   EXPECT_NEAR(FullBatchBytes(slow), 16 * 1500, 1);
@@ -135,7 +135,7 @@ TEST(PackPlan, ALinkIsKnownOnceBothDirectionsAre) {
   }
 }
 
-TEST(PackPlan, ALinkThatIsAssumedIsKnownInBothDirections) {
+TEST(PackingPlan, ALinkThatIsAssumedIsKnownInBothDirections) {
   const LinkCalibration link = AssumedLink();
   for (const LinkCurve& curve : {link.h2d, link.d2h}) {
     EXPECT_DOUBLE_EQ(curve.HalfPerformanceBytes(), 60e3) << "3 us at PCIe 4's 20 GB/s";
@@ -146,54 +146,55 @@ TEST(PackPlan, ALinkThatIsAssumedIsKnownInBothDirections) {
   EXPECT_LT(link.d2h_duplex_gb_per_s, link.d2h.gb_per_s);
 }
 
-TEST(PackPlan, LargePiecesStayAlone) {
+TEST(PackingPlan, LargePiecesStayAlone) {
   const std::vector<uint64_t> sizes(100, kMiB);
   EXPECT_THAT(GroupSizes(PlanPacking(sizes, Pcie5())), Each(1));
 }
 
-TEST(PackPlan, SmallPiecesBetweenLargeOnesFindEachOther) {
-  const PackPlan plan = PlanPacking({kMiB, 4 * kKiB, kMiB, 8 * kKiB, 2 * kMiB, 16 * kKiB}, Pcie5());
+TEST(PackingPlan, SmallPiecesBetweenLargeOnesFindEachOther) {
+  const PackingPlan plan =
+      PlanPacking({kMiB, 4 * kKiB, kMiB, 8 * kKiB, 2 * kMiB, 16 * kKiB}, Pcie5());
   ASSERT_THAT(plan.groups, SizeIs(4));
   EXPECT_THAT(plan.groups[1].pieces, ElementsAre(1, 3, 5));
   EXPECT_THAT(plan.groups[1].offsets, ElementsAre(0, 4 * kKiB, 12 * kKiB));
 }
 
-TEST(PackPlan, NothingSharesABlockWherePiecesAreFree) {
+TEST(PackingPlan, NothingSharesABlockWherePiecesAreFree) {
   LinkCalibration link = Pcie5();
   link.h2d.piece_us = 0;
   EXPECT_EQ(LargestSmallPiece(link), 0u);
   EXPECT_THAT(GroupSizes(PlanPacking({512, 512, 512}, link)), ElementsAre(1, 1, 1));
 }
 
-TEST(PackPlan, NothingSharesABlockOnALinkThatNobodyHasMeasured) {
+TEST(PackingPlan, NothingSharesABlockOnALinkThatNobodyHasMeasured) {
   EXPECT_THAT(GroupSizes(PlanPacking({512, 512, 512}, LinkCalibration())), ElementsAre(1, 1, 1));
 }
 
-TEST(PackPlan, APieceIsSmallWhileItsBytesTakeNoLongerThanItsFixedCost) {
+TEST(PackingPlan, APieceIsSmallWhileItsBytesTakeNoLongerThanItsFixedCost) {
   const uint64_t limit = LargestSmallPiece(Pcie5());
   EXPECT_EQ(limit, 55000 / 512 * 512u);
   EXPECT_THAT(GroupSizes(PlanPacking({limit, limit}, Pcie5())), ElementsAre(2));
   EXPECT_THAT(GroupSizes(PlanPacking({limit + 1, limit + 1}, Pcie5())), ElementsAre(1, 1));
 }
 
-TEST(PackPlan, NothingIsGatheredWhereTheKernelCostsMoreThanThePieces) {
+TEST(PackingPlan, NothingIsGatheredWhereTheKernelCostsMoreThanThePieces) {
   const std::vector<uint64_t> sizes(50, 4 * kKiB);
   EXPECT_TRUE(PlanPacking(sizes, Pcie5(), {.launch_us = 40}).groups[0].gather);
   EXPECT_FALSE(PlanPacking(sizes, Pcie5(), {.launch_us = 60}).groups[0].gather);
 }
 
-TEST(PackPlan, NothingComesOfNothing) {
+TEST(PackingPlan, NothingComesOfNothing) {
   EXPECT_THAT(PlanPacking({}, Pcie5()).groups, SizeIs(0));
-  EXPECT_EQ(PlanUs(PackPlan(), {}, Pcie5()), 0);
+  EXPECT_EQ(PlanUs(PackingPlan(), {}, Pcie5()), 0);
 }
 
-TEST(PackPlanDeathTest, AnEmptyPieceIsTheCallersBug) {
+TEST(PackingPlanDeathTest, AnEmptyPieceIsTheCallersBug) {
   EXPECT_DEATH(PlanPacking({512, 0}, Pcie5()), "piece 1 is empty");
 }
 
 // --- Any link, any pieces ---
 
-class PackPlanSeeds : public ::testing::TestWithParam<uint64_t> {
+class PackingPlanSeeds : public ::testing::TestWithParam<uint64_t> {
  protected:
   double Uniform(double from, double to) {
     return std::uniform_real_distribution<double>(from, to)(random_);
@@ -221,13 +222,13 @@ class PackPlanSeeds : public ::testing::TestWithParam<uint64_t> {
   std::mt19937_64 random_{GetParam()};
 };
 
-TEST_P(PackPlanSeeds, EveryPieceHasAPlaceOfItsOwnThatIsAligned) {
+TEST_P(PackingPlanSeeds, EveryPieceHasAPlaceOfItsOwnThatIsAligned) {
   for (int round = 0; round < 20; ++round) {
     const std::vector<uint64_t> sizes = AnySizes();
-    const PackPlan plan = PlanPacking(sizes, AnyLink(), AnyGather());
+    const PackingPlan plan = PlanPacking(sizes, AnyLink(), AnyGather());
     std::vector<int> seen(sizes.size(), 0);
     size_t first = 0;
-    for (const PackPlan::Group& group : plan.groups) {
+    for (const PackingPlan::Group& group : plan.groups) {
       ASSERT_FALSE(group.pieces.empty());
       ASSERT_EQ(group.pieces.size(), group.offsets.size());
       EXPECT_TRUE(std::is_sorted(group.pieces.begin(), group.pieces.end()));
@@ -249,7 +250,7 @@ TEST_P(PackPlanSeeds, EveryPieceHasAPlaceOfItsOwnThatIsAligned) {
   }
 }
 
-TEST_P(PackPlanSeeds, ThePlanIsNeverSlowerThanTheBatchOrTheLoop) {
+TEST_P(PackingPlanSeeds, ThePlanIsNeverSlowerThanTheBatchOrTheLoop) {
   for (int round = 0; round < 20; ++round) {
     const std::vector<uint64_t> sizes = AnySizes();
     const LinkCalibration link = AnyLink();
@@ -265,15 +266,15 @@ TEST_P(PackPlanSeeds, ThePlanIsNeverSlowerThanTheBatchOrTheLoop) {
   }
 }
 
-TEST_P(PackPlanSeeds, AnotherPieceNeverMakesThePlanFasterNorSplitsAGroup) {
+TEST_P(PackingPlanSeeds, AnotherPieceNeverMakesThePlanFasterNorSplitsAGroup) {
   for (int round = 0; round < 20; ++round) {
     std::vector<uint64_t> sizes = AnySizes();
     const LinkCalibration link = AnyLink();
     const GatherCost gather = AnyGather();
-    const PackPlan before = PlanPacking(sizes, link, gather);
+    const PackingPlan before = PlanPacking(sizes, link, gather);
     const double before_us = PlanUs(before, sizes, link, gather);
     sizes.push_back(Integer(1, 64 * kKiB));
-    const PackPlan after = PlanPacking(sizes, link, gather);
+    const PackingPlan after = PlanPacking(sizes, link, gather);
     EXPECT_GE(PlanUs(after, sizes, link, gather), before_us * (1 - 1e-9));
     ASSERT_GE(after.groups.size(), before.groups.size());
     for (size_t i = 0; i < before.groups.size(); ++i) {
@@ -282,7 +283,7 @@ TEST_P(PackPlanSeeds, AnotherPieceNeverMakesThePlanFasterNorSplitsAGroup) {
   }
 }
 
-TEST_P(PackPlanSeeds, DearerPiecesNeverShareLess) {
+TEST_P(PackingPlanSeeds, DearerPiecesNeverShareLess) {
   for (int round = 0; round < 20; ++round) {
     const std::vector<uint64_t> sizes = AnySizes();
     LinkCalibration link = AnyLink();
@@ -295,7 +296,7 @@ TEST_P(PackPlanSeeds, DearerPiecesNeverShareLess) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, PackPlanSeeds, ::testing::Range<uint64_t>(1, 21),
+INSTANTIATE_TEST_SUITE_P(Seeds, PackingPlanSeeds, ::testing::Range<uint64_t>(1, 21),
                          [](const auto& info) { return "Seed" + std::to_string(info.param); });
 
 }  // namespace

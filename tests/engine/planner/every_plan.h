@@ -1,7 +1,7 @@
 // Every plan that there is, for steps that are small enough to try them all: each object may stay
 // in each of its gaps, or be away in any part of it; copies out go in the order in which objects
-// are made. The peak is counted here by hand, stretch by stretch; times are those of SimulateStep,
-// which has tests of its own.
+// are made. The peak is counted here by hand, interval by interval; times are those of
+// SimulateStep, which has tests of its own.
 
 #ifndef PINION_TESTS_ENGINE_PLANNER_EVERY_PLAN_H_
 #define PINION_TESTS_ENGINE_PLANNER_EVERY_PLAN_H_
@@ -20,7 +20,7 @@ namespace pinion::testing {
 // What these steps' copies go over.
 LinkCalibration SmallLink();
 
-uint64_t CountedPeak(const StepRecord& step, const std::vector<StepMove>& moves);
+uint64_t CountedPeak(const StepTrace& step, const std::vector<StepMove>& moves);
 
 struct BestPlan {
   uint64_t least_bytes = std::numeric_limits<uint64_t>::max();
@@ -28,13 +28,13 @@ struct BestPlan {
 };
 
 // Of all plans of the step over SmallLink().
-BestPlan BestOfEveryPlan(const StepRecord& step, uint64_t memory_bytes);
+BestPlan BestOfEveryPlan(const StepTrace& step, uint64_t memory_bytes);
 
 // One forward of `objects` and its backward.
-StepRecord RandomChain(std::mt19937& random, uint32_t objects, bool equal_sizes);
+StepTrace RandomChain(std::mt19937& random, uint32_t objects, bool equal_sizes);
 
 // Objects are read in any order, once, twice or never, and some free nothing.
-StepRecord RandomOrder(std::mt19937& random);
+StepTrace RandomOrder(std::mt19937& random);
 
 }  // namespace pinion::testing
 

@@ -20,13 +20,13 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 // Two objects are made and read in reverse; 10 us of compute each time, and 10.24 on the link.
-StepRecord TwoObjects() {
+StepTrace TwoObjects() {
   return ForwardAndBackward({{.size_bytes = 10 << 10}, {.size_bytes = 10 << 10}});
 }
 
 TEST(ExplainPlan, SaysWhatMovesWhenAndWhatWaits) {
   StepPlan plan;
-  plan.moves = {{.object = 0, .drop_at = 1, .fetch_at = 3, .read_at = 3}};
+  plan.moves = {{.object = 0, .evict_at = 1, .fetch_at = 3, .read_at = 3}};
   plan.peak_bytes = 20 << 10;
   EXPECT_EQ(ExplainPlan(TwoObjects(), plan, RoundLink()),
             "0.070 ms (modelled), 1.410 x the compute alone (0.050 ms), within 20 KiB; 1 of 2 "
@@ -47,35 +47,35 @@ TEST(ExplainPlan, AStepOfWhichNothingMovesHasNoTable) {
 
 TEST(ExplainPlan, WhatNeverComesBackIsSaidSo) {
   StepPlan plan;
-  plan.moves = {{.object = 1, .drop_at = 3, .fetch_at = StepMove::kNever, .copies_out = false}};
+  plan.moves = {{.object = 1, .evict_at = 3, .fetch_at = StepMove::kNever, .copies_out = false}};
   EXPECT_THAT(ExplainPlan(TwoObjects(), plan, RoundLink()),
               HasSubstr("       1     10 KiB      1          -      3  never  never          -\n"));
 }
 
 TEST(ExplainPlan, WhatIsComputedAgainDoesNotMove) {
-  StepRecord step = TwoObjects();
-  step.objects[0].recompute_us = 3;
+  StepTrace step = TwoObjects();
+  step.objects[0].recast_us = 3;
   StepPlan plan;
-  plan.moves = {{.object = 0, .drop_at = 1, .fetch_at = 3, .read_at = 3, .copies_out = false}};
+  plan.moves = {{.object = 0, .evict_at = 1, .fetch_at = 3, .read_at = 3, .copies_out = false}};
   const std::string text = ExplainPlan(step, plan, RoundLink());
   EXPECT_THAT(text, HasSubstr("; 0 of 2 objects move, 0 B of 20 KiB\n"));
-  EXPECT_THAT(text, HasSubstr("computed again: 1, 10 KiB\n"));
+  EXPECT_THAT(text, HasSubstr("recast: 1, 10 KiB\n"));
   EXPECT_THAT(text,
               HasSubstr("       0     10 KiB      0          -      1      3      3      0.043\n"));
 }
 
 TEST(ExplainPlan, SegmentsInsideOfOneThatIsComputedAgainAreNotCounted) {
-  StepRecord step = TwoObjects();
+  StepTrace step = TwoObjects();
   step.segments.resize(5);
   step.segments[1].outer = step.segments[2].outer = 0;
   step.segments[4].outer = 3;
-  for (const size_t i : {0, 1, 2, 4}) step.segments[i].computed_again = true;
+  for (const size_t i : {0, 1, 2, 4}) step.segments[i].is_recomputed = true;
   EXPECT_THAT(ExplainPlan(step, StepPlan(), RoundLink()),
-              HasSubstr("segments computed again: 2 of 3 (0, 4)\n"));
+              HasSubstr("segments recomputed: 2 of 3 (0, 4)\n"));
 }
 
 TEST(ExplainPlan, TimesOfTheHostsClockAreCalledThat) {
-  StepRecord step = TwoObjects();
+  StepTrace step = TwoObjects();
   EXPECT_THAT(ExplainPlan(step, StepPlan(), RoundLink()), Not(HasSubstr("clock")));
   step.timed_by_host = true;
   EXPECT_THAT(ExplainPlan(step, StepPlan(), RoundLink()), HasSubstr("by the host's clock"));
@@ -93,21 +93,21 @@ TEST(ExplainPlan, ANoteStandsBelow) {
 
 // It returns no status: the text is the error.
 TEST(ExplainPlan, WhatIsNoStepNoMoveOrNoLinkIsSaid) {
-  StepRecord no_stretches = TwoObjects();
-  no_stretches.stretches.clear();
+  StepTrace no_intervals = TwoObjects();
+  no_intervals.intervals.clear();
   StepPlan impossible;
-  impossible.moves = {{.object = 7, .drop_at = 1, .fetch_at = 3, .read_at = 3}};
+  impossible.moves = {{.object = 7, .evict_at = 1, .fetch_at = 3, .read_at = 3}};
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double infinity = std::numeric_limits<double>::infinity();
   StepPlan moves;
-  moves.moves = {{.object = 0, .drop_at = 1, .fetch_at = 3, .read_at = 3}};
+  moves.moves = {{.object = 0, .evict_at = 1, .fetch_at = 3, .read_at = 3}};
   const struct {
-    StepRecord step;
+    StepTrace step;
     StepPlan plan;
     LinkCalibration link;
     const char* message;
   } rows[] = {
-      {no_stretches, {}, RoundLink(), "0 stretches"},
+      {no_intervals, {}, RoundLink(), "0 intervals"},
       {TwoObjects(), impossible, RoundLink(), "object 7 cannot be copied"},
       {TwoObjects(), moves, RoundLink(1, nan), "fixed_us is nan; it must be finite"},
       {TwoObjects(), moves, RoundLink(1, infinity), "fixed_us is inf; it must be finite"},

@@ -28,7 +28,7 @@ struct TimesOverBest {
 
   double mean() const { return sum / plans; }
 
-  void Add(const StepRecord& step) {
+  void Add(const StepTrace& step) {
     const uint64_t all_bytes = CountedPeak(step, {});
     EXPECT_EQ(PlanStep(step, uint64_t{1} << 40, SmallLink()).value().peak_bytes, all_bytes);
     const uint64_t least_bytes = LeastMemoryBytes(step).value();

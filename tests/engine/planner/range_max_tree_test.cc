@@ -27,14 +27,14 @@ std::optional<size_t> FirstAbove(const std::vector<int64_t>& row, size_t first, 
   return std::nullopt;
 }
 
-TEST(Room, SaysWhatAPlainRowSays) {
+TEST(RangeMaxTree, SaysWhatAPlainRowSays) {
   for (uint32_t seed = 0; seed < 20; ++seed) {
     SCOPED_TRACE(seed);
     std::mt19937 random(seed);
     const auto below = [&random](size_t end) { return random() % end; };
     const size_t places = 1 + below(40);
     std::vector<int64_t> row(places);
-    Room room(places);
+    RangeMaxTree room(places);
     for (int step = 0; step < 200; ++step) {
       const size_t first = below(places);
       const size_t last = first + below(places - first);
@@ -57,8 +57,8 @@ TEST(Room, SaysWhatAPlainRowSays) {
   }
 }
 
-TEST(Room, ARangeThatEndsBeforeItBeginsIsEmpty) {
-  Room room(3);
+TEST(RangeMaxTree, ARangeThatEndsBeforeItBeginsIsEmpty) {
+  RangeMaxTree room(3);
   room.Add(2, 1, 5);
   EXPECT_EQ(room.MostIn(0, 2), 0);
   EXPECT_EQ(room.MostIn(2, 1), INT64_MIN);

@@ -25,17 +25,17 @@ inline LinkCalibration RoundLink(double duplex_gb_per_s = 1, double fixed_us = 0
 
 // One forward that makes these objects, and its backward, which reads them in reverse; 10 us of
 // compute each time.
-inline StepRecord ForwardAndBackward(const std::vector<StepObject>& objects) {
-  StepRecord step;
+inline StepTrace ForwardAndBackward(const std::vector<StepObject>& objects) {
+  StepTrace step;
   step.objects = objects;
-  for (uint32_t i = 0; i < objects.size(); ++i) step.uses.push_back(i);
-  for (size_t i = objects.size(); i-- > 0;) step.uses.push_back(static_cast<uint32_t>(i));
-  step.stretches.assign(step.uses.size() + 1, {.compute_us = 10});
+  for (uint32_t i = 0; i < objects.size(); ++i) step.accesses.push_back(i);
+  for (size_t i = objects.size(); i-- > 0;) step.accesses.push_back(static_cast<uint32_t>(i));
+  step.intervals.assign(step.accesses.size() + 1, {.compute_us = 10});
   return step;
 }
 
 // Of one size, with these signatures.
-inline StepRecord ForwardAndBackward(uint64_t size_bytes, const std::vector<uint64_t>& signatures) {
+inline StepTrace ForwardAndBackward(uint64_t size_bytes, const std::vector<uint64_t>& signatures) {
   std::vector<StepObject> objects;
   for (const uint64_t signature : signatures) {
     objects.push_back({.size_bytes = size_bytes, .signature = signature});

@@ -29,11 +29,11 @@ using ::testing::HasSubstr;
 LinkCalibration Link(double fixed_us = 0) { return RoundLink(/*duplex_gb_per_s=*/0.5, fixed_us); }
 
 // Two objects of 10 us on the link are made and read in reverse order; 10 us of compute each time.
-StepRecord TwoObjects() {
+StepTrace TwoObjects() {
   return ForwardAndBackward({{.size_bytes = 10000}, {.size_bytes = 10000}});
 }
 
-StepTimes Simulated(const StepRecord& step, const std::vector<StepMove>& moves,
+StepTimes Simulated(const StepTrace& step, const std::vector<StepMove>& moves,
                     const LinkCalibration& link) {
   return SimulateStep(step, moves, link).value();
 }
@@ -48,7 +48,7 @@ TEST(StepSimulation, WithoutMovesAStepTakesItsCompute) {
 TEST(StepSimulation, ACopyOutBeginsOnceTheOperatorHasReturnedAndTheComputeWaitsWhereTheMemoryGoes) {
   // Made at 10 us; its operator has returned at 20; gone at 30.
   const StepTimes times =
-      Simulated(TwoObjects(), {{.object = 0, .drop_at = 1, .fetch_at = 3, .read_at = 3}}, Link());
+      Simulated(TwoObjects(), {{.object = 0, .evict_at = 1, .fetch_at = 3, .read_at = 3}}, Link());
   EXPECT_EQ(times.out_us[0], 30);
   // Asked for at 50, when its use comes.
   EXPECT_EQ(times.in_us[0], 60);
@@ -57,10 +57,10 @@ TEST(StepSimulation, ACopyOutBeginsOnceTheOperatorHasReturnedAndTheComputeWaitsW
 }
 
 TEST(StepSimulation, WhatIsComputedAgainTakesTheComputesTimeAndNoCopy) {
-  StepRecord step = TwoObjects();
-  step.objects[0].recompute_us = 3;
+  StepTrace step = TwoObjects();
+  step.objects[0].recast_us = 3;
   const StepTimes times = Simulated(
-      step, {{.object = 0, .drop_at = 1, .fetch_at = 3, .read_at = 3, .copies_out = false}},
+      step, {{.object = 0, .evict_at = 1, .fetch_at = 3, .read_at = 3, .copies_out = false}},
       Link());
   EXPECT_EQ(times.in_begins_us[0], 40);
   EXPECT_EQ(times.in_us[0], 43);
@@ -69,35 +69,35 @@ TEST(StepSimulation, WhatIsComputedAgainTakesTheComputesTimeAndNoCopy) {
 }
 
 TEST(StepSimulation, AnOperatorThatMakesSeveralObjectsReturnsBehindTheLastOne) {
-  StepRecord step = TwoObjects();
+  StepTrace step = TwoObjects();
   step.operators = {7, 7, 8, 9};
   const StepTimes times =
-      Simulated(step, {{.object = 0, .drop_at = 2, .fetch_at = 3, .read_at = 3}}, Link());
-  EXPECT_EQ(times.out_us[0], 40) << "30 us until the operator of uses 0 and 1 has returned";
+      Simulated(step, {{.object = 0, .evict_at = 2, .fetch_at = 3, .read_at = 3}}, Link());
+  EXPECT_EQ(times.out_us[0], 40) << "30 us until the operator of accesses 0 and 1 has returned";
 }
 
 TEST(StepSimulation, ACopyInThatIsAskedForEarlyHidesBehindTheCompute) {
   const StepTimes times =
-      Simulated(TwoObjects(), {{.object = 0, .drop_at = 1, .fetch_at = 2, .read_at = 3}}, Link());
+      Simulated(TwoObjects(), {{.object = 0, .evict_at = 1, .fetch_at = 2, .read_at = 3}}, Link());
   EXPECT_EQ(times.in_us[0], 50);
   EXPECT_EQ(times.step_us, 60) << "the wait for the copy out alone";
 }
 
 TEST(StepSimulation, BothDirectionsAtOnceGoAtTheDuplexRates) {
   // Out: object 0 from 20, object 1 from 30 on. In: object 0 from 30 on.
-  StepRecord step = TwoObjects();
-  step.uses = {0, 1, 0, 1};
+  StepTrace step = TwoObjects();
+  step.accesses = {0, 1, 0, 1};
   const StepTimes times = Simulated(step,
-                                    {{.object = 0, .drop_at = 1, .fetch_at = 2, .read_at = 2},
-                                     {.object = 1, .drop_at = 2, .fetch_at = 3, .read_at = 3}},
+                                    {{.object = 0, .evict_at = 1, .fetch_at = 2, .read_at = 2},
+                                     {.object = 1, .evict_at = 2, .fetch_at = 3, .read_at = 3}},
                                     Link());
   // Object 0 is out at 30, object 1 leaves as soon as its operator has returned, at 40.
   EXPECT_EQ(times.out_us[0], 30);
   EXPECT_EQ(times.out_us[1], 50);
   EXPECT_EQ(times.in_us[0], 60);
   const StepTimes beside = Simulated(TwoObjects(),
-                                     {{.object = 0, .drop_at = 1, .fetch_at = 2, .read_at = 3},
-                                      {.object = 1, .drop_at = 3, .fetch_at = StepMove::kNever}},
+                                     {{.object = 0, .evict_at = 1, .fetch_at = 2, .read_at = 3},
+                                      {.object = 1, .evict_at = 3, .fetch_at = StepMove::kNever}},
                                      Link());
   // Object 1 leaves at 40, when object 0 is fetched: both take twice as long.
   EXPECT_EQ(beside.out_us[1], 60);
@@ -106,8 +106,8 @@ TEST(StepSimulation, BothDirectionsAtOnceGoAtTheDuplexRates) {
 
 TEST(StepSimulation, TheFixedCostOfACopyHindersNobody) {
   const StepTimes times = Simulated(TwoObjects(),
-                                    {{.object = 0, .drop_at = 1, .fetch_at = 2, .read_at = 3},
-                                     {.object = 1, .drop_at = 3, .fetch_at = StepMove::kNever}},
+                                    {{.object = 0, .evict_at = 1, .fetch_at = 2, .read_at = 3},
+                                     {.object = 1, .evict_at = 3, .fetch_at = StepMove::kNever}},
                                     Link(/*fixed_us=*/4));
   EXPECT_EQ(times.out_us[0], 34);
   // Asked for at 44, both carry from 48 on, half as fast.
@@ -117,17 +117,17 @@ TEST(StepSimulation, TheFixedCostOfACopyHindersNobody) {
 
 TEST(StepSimulation, WhatTheHostHasAlreadyGoesWithoutACopy) {
   const StepTimes times = Simulated(
-      TwoObjects(), {{.object = 0, .drop_at = 1, .fetch_at = 2, .read_at = 3, .copies_out = false}},
-      Link());
+      TwoObjects(),
+      {{.object = 0, .evict_at = 1, .fetch_at = 2, .read_at = 3, .copies_out = false}}, Link());
   EXPECT_EQ(times.out_us[0], 0);
   EXPECT_EQ(times.step_us, 50);
 }
 
 TEST(StepSimulation, CopiesOfOneDirectionGoOneAfterTheOther) {
-  const StepRecord step = ForwardAndBackward({{.size_bytes = 30000}, {.size_bytes = 10000}});
+  const StepTrace step = ForwardAndBackward({{.size_bytes = 30000}, {.size_bytes = 10000}});
   const StepTimes times = Simulated(step,
-                                    {{.object = 1, .drop_at = 2, .fetch_at = StepMove::kNever},
-                                     {.object = 0, .drop_at = 2, .fetch_at = 3, .read_at = 3}},
+                                    {{.object = 1, .evict_at = 2, .fetch_at = StepMove::kNever},
+                                     {.object = 0, .evict_at = 2, .fetch_at = 3, .read_at = 3}},
                                     Link());
   EXPECT_EQ(times.out_us[1], 50) << "object 0, which was made first";
   EXPECT_EQ(times.out_us[0], 60);
@@ -135,10 +135,10 @@ TEST(StepSimulation, CopiesOfOneDirectionGoOneAfterTheOther) {
 
 TEST(StepSimulation, ACopyOutThatWaitsGoesBehindThoseOfTheUseThatItWaitsFor) {
   // Objects of 20 us on the link, made at 10, 20 and 30 us: object 0 could go at 20 us.
-  const StepRecord step =
+  const StepTrace step =
       ForwardAndBackward({{.size_bytes = 20000}, {.size_bytes = 20000}, {.size_bytes = 20000}});
-  const StepMove moves[] = {{.object = 1, .drop_at = 2, .fetch_at = 4, .read_at = 4},
-                            {.object = 0, .drop_at = 2, .fetch_at = 5, .read_at = 5}};
+  const StepMove moves[] = {{.object = 1, .evict_at = 2, .fetch_at = 4, .read_at = 4},
+                            {.object = 0, .evict_at = 2, .fetch_at = 5, .read_at = 5}};
   EXPECT_THAT(SimulateStep(step, moves, Link()).value().out_us, ElementsAre(60, 40));
   std::vector<StepMove> waits(std::begin(moves), std::end(moves));
   waits[1].copy_at = 2;
@@ -146,17 +146,17 @@ TEST(StepSimulation, ACopyOutThatWaitsGoesBehindThoseOfTheUseThatItWaitsFor) {
 }
 
 TEST(StepSimulation, OfCopiesThatWaitForOneUseTheFirstToBeDroppedGoesFirst) {
-  const StepRecord step = ForwardAndBackward(
+  const StepTrace step = ForwardAndBackward(
       {{.size_bytes = 1000}, {.size_bytes = 1000}, {.size_bytes = 1000}, {.size_bytes = 1000}});
   EXPECT_THAT(Simulated(step,
-                        {{.object = 1, .drop_at = 3, .fetch_at = 6, .read_at = 6, .copy_at = 2},
-                         {.object = 0, .drop_at = 4, .fetch_at = 7, .read_at = 7, .copy_at = 2}},
+                        {{.object = 1, .evict_at = 3, .fetch_at = 6, .read_at = 6, .copy_at = 2},
+                         {.object = 0, .evict_at = 4, .fetch_at = 7, .read_at = 7, .copy_at = 2}},
                         Link())
                   .out_us,
               ElementsAre(31, 32));
   EXPECT_THAT(Simulated(step,
-                        {{.object = 1, .drop_at = 4, .fetch_at = 6, .read_at = 6, .copy_at = 2},
-                         {.object = 0, .drop_at = 3, .fetch_at = 7, .read_at = 7, .copy_at = 2}},
+                        {{.object = 1, .evict_at = 4, .fetch_at = 6, .read_at = 6, .copy_at = 2},
+                         {.object = 0, .evict_at = 3, .fetch_at = 7, .read_at = 7, .copy_at = 2}},
                         Link())
                   .out_us,
               ElementsAre(32, 31));
@@ -166,24 +166,24 @@ TEST(StepSimulation, RefusesACopyOutBehindTheDrop) {
   EXPECT_THAT(
       SimulateStep(TwoObjects(),
                    std::vector<StepMove>{
-                       {.object = 0, .drop_at = 1, .fetch_at = 3, .read_at = 3, .copy_at = 2}},
+                       {.object = 0, .evict_at = 1, .fetch_at = 3, .read_at = 3, .copy_at = 2}},
                    Link()),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("object 0 cannot be copied at use 2, leave at use 1")));
+               HasSubstr("object 0 cannot be copied at access 2, leave at access 1")));
 }
 
 TEST(StepSimulation, RefusesAMoveThatIsImpossible) {
   const auto refused = [](const StepMove& move) {
     return SimulateStep(TwoObjects(), {&move, 1}, Link()).status();
   };
-  EXPECT_THAT(refused({.object = 2, .drop_at = 1, .fetch_at = 2, .read_at = 3}),
+  EXPECT_THAT(refused({.object = 2, .evict_at = 1, .fetch_at = 2, .read_at = 3}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("object 2")));
-  EXPECT_THAT(refused({.object = 0, .drop_at = 2, .fetch_at = 2, .read_at = 3}),
+  EXPECT_THAT(refused({.object = 0, .evict_at = 2, .fetch_at = 2, .read_at = 3}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("come back at 2")));
-  EXPECT_THAT(refused({.object = 0, .drop_at = 1, .fetch_at = 3, .read_at = 2}),
+  EXPECT_THAT(refused({.object = 0, .evict_at = 1, .fetch_at = 3, .read_at = 2}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("be read at 2")));
-  EXPECT_THAT(refused({.object = 0, .drop_at = 4, .fetch_at = StepMove::kNever}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("leave at use 4")));
+  EXPECT_THAT(refused({.object = 0, .evict_at = 4, .fetch_at = StepMove::kNever}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("leave at access 4")));
   EXPECT_THAT(SimulateStep(TwoObjects(), {}, LinkCalibration()).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("d2h.gb_per_s")));
 }

@@ -15,127 +15,127 @@ namespace {
 using ::testing::HasSubstr;
 
 // Two saved tensors, read in reverse.
-StepRecord TwoTensors() {
-  StepRecord step;
+StepTrace TwoTensors() {
+  StepTrace step;
   step.objects = {{.size_bytes = 100}, {.size_bytes = 200}};
-  step.uses = {0, 1, 1, 0};
-  step.stretches = {{.compute_us = 1}, {.compute_us = 2}, {}, {.compute_us = 3}, {.compute_us = 4}};
+  step.accesses = {0, 1, 1, 0};
+  step.intervals = {{.compute_us = 1}, {.compute_us = 2}, {}, {.compute_us = 3}, {.compute_us = 4}};
   return step;
 }
 
-void ExpectRefused(const StepRecord& step, const std::string& text) {
+void ExpectRefused(const StepTrace& step, const std::string& text) {
   EXPECT_THAT(step.Validate(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
 }
 
-TEST(StepRecordTest, AStepOfTwoTensorsIsValid) { EXPECT_THAT(TwoTensors().Validate(), IsOk()); }
+TEST(StepTraceTest, AStepOfTwoTensorsIsValid) { EXPECT_THAT(TwoTensors().Validate(), IsOk()); }
 
-TEST(StepRecordTest, AStepWithoutObjectsIsOneStretch) {
-  StepRecord step;
-  step.stretches = {{.compute_us = 5}};
+TEST(StepTraceTest, AStepWithoutObjectsIsOneInterval) {
+  StepTrace step;
+  step.intervals = {{.compute_us = 5}};
   EXPECT_THAT(step.Validate(), IsOk());
-  ExpectRefused(StepRecord(), "there are 0 stretches around 0 uses");
+  ExpectRefused(StepTrace(), "there are 0 intervals around 0 accesses");
 }
 
-TEST(StepRecordTest, ComputeIsTheSumOfAllStretches) {
+TEST(StepTraceTest, ComputeIsTheSumOfAllIntervals) {
   EXPECT_DOUBLE_EQ(TwoTensors().compute_us(), 10);
 }
 
-TEST(StepRecordTest, RefusesAnObjectWithoutBytes) {
-  StepRecord step = TwoTensors();
+TEST(StepTraceTest, RefusesAnObjectWithoutBytes) {
+  StepTrace step = TwoTensors();
   step.objects[1].size_bytes = 0;
   ExpectRefused(step, "object 1 has 0 bytes: leave it out");
 }
 
-TEST(StepRecordTest, RefusesATimeToComputeAgainThatIsNone) {
-  StepRecord step = TwoTensors();
-  step.objects[1].recompute_us = 0;
+TEST(StepTraceTest, RefusesATimeToComputeAgainThatIsNone) {
+  StepTrace step = TwoTensors();
+  step.objects[1].recast_us = 0;
   EXPECT_THAT(step.Validate(), IsOk());
   for (const double us : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
-    step.objects[1].recompute_us = us;
+    step.objects[1].recast_us = us;
     ExpectRefused(step, "object 1 cannot be computed again in");
   }
 }
 
-TEST(StepRecordTest, RefusesAUseOfAnObjectThatThereIsNot) {
-  StepRecord step = TwoTensors();
-  step.uses[3] = 2;
-  ExpectRefused(step, "use 3 is of object 2, but there are 2");
+TEST(StepTraceTest, RefusesAUseOfAnObjectThatThereIsNot) {
+  StepTrace step = TwoTensors();
+  step.accesses[3] = 2;
+  ExpectRefused(step, "access 3 is of object 2, but there are 2");
 }
 
-TEST(StepRecordTest, RefusesObjectsThatAreNotNumberedByTheirFirstUses) {
-  StepRecord step = TwoTensors();
-  step.uses = {1, 0, 0, 1};
-  ExpectRefused(step, "use 0 is the first of object 1, and object 0 has not been used yet");
+TEST(StepTraceTest, RefusesObjectsThatAreNotNumberedByTheirFirstUses) {
+  StepTrace step = TwoTensors();
+  step.accesses = {1, 0, 0, 1};
+  ExpectRefused(step, "access 0 is the first of object 1, and object 0 has not been used yet");
 }
 
-TEST(StepRecordTest, RefusesAnObjectThatIsNeverUsed) {
-  StepRecord step = TwoTensors();
+TEST(StepTraceTest, RefusesAnObjectThatIsNeverUsed) {
+  StepTrace step = TwoTensors();
   step.objects.push_back({.size_bytes = 1});
   ExpectRefused(step, "object 2 is never used");
 }
 
-TEST(StepRecordTest, RefusesStretchesThatDoNotSurroundTheUses) {
-  StepRecord step = TwoTensors();
-  step.stretches.pop_back();
-  ExpectRefused(step, "there are 4 stretches around 4 uses");
+TEST(StepTraceTest, RefusesIntervalsThatDoNotSurroundTheUses) {
+  StepTrace step = TwoTensors();
+  step.intervals.pop_back();
+  ExpectRefused(step, "there are 4 intervals around 4 accesses");
 }
 
-TEST(StepRecordTest, AnOperatorForEachUseIsValid) {
-  StepRecord step = TwoTensors();
+TEST(StepTraceTest, AnOperatorForEachUseIsValid) {
+  StepTrace step = TwoTensors();
   step.operators = {9, 9, 4, 9};
   EXPECT_THAT(step.Validate(), IsOk());
 }
 
-TEST(StepRecordTest, RefusesOperatorsThatAreNotThoseOfTheUses) {
-  StepRecord step = TwoTensors();
+TEST(StepTraceTest, RefusesOperatorsThatAreNotThoseOfTheUses) {
+  StepTrace step = TwoTensors();
   step.operators = {1, 2, 3};
-  ExpectRefused(step, "there are 3 operators for 4 uses");
+  ExpectRefused(step, "there are 3 operators for 4 accesses");
   step.operators = {1, 2, 3, 4, 5};
-  ExpectRefused(step, "there are 5 operators for 4 uses");
+  ExpectRefused(step, "there are 5 operators for 4 accesses");
 }
 
-TEST(StepRecordTest, ReadsOfABackwardThatMakesAGraphAreAscendingUses) {
-  StepRecord step = TwoTensors();
+TEST(StepTraceTest, ReadsOfABackwardThatMakesAGraphAreAscendingUses) {
+  StepTrace step = TwoTensors();
   step.graph_reads = {2, 3};
   EXPECT_THAT(step.Validate(), IsOk());
   step.graph_reads = {3, 2};
-  ExpectRefused(step, "read 1 of a backward that makes a graph is use 2");
+  ExpectRefused(step, "read 1 of a backward that makes a graph is access 2");
   step.graph_reads = {4};
-  ExpectRefused(step, "is use 4, and the step has 4 uses");
+  ExpectRefused(step, "is access 4, and the step has 4 accesses");
 }
 
-TEST(StepRecordTest, RefusesComputeThatIsNoTime) {
-  StepRecord step = TwoTensors();
+TEST(StepTraceTest, RefusesComputeThatIsNoTime) {
+  StepTrace step = TwoTensors();
   for (const double us : {-0.5, std::nan(""), std::numeric_limits<double>::infinity()}) {
-    step.stretches[4].compute_us = us;
-    ExpectRefused(step, "stretch 4 cannot take");
+    step.intervals[4].compute_us = us;
+    ExpectRefused(step, "interval 4 cannot take");
   }
 }
 
-TEST(StepRecordTest, SegmentsHaveUsesAndInputsOfTheStep) {
-  StepRecord step = TwoTensors();
-  step.segments = {{.uses = {1, 2}, .inputs = {0}}};
+TEST(StepTraceTest, SegmentsHaveUsesAndInputsOfTheStep) {
+  StepTrace step = TwoTensors();
+  step.segments = {{.accesses = {1, 2}, .inputs = {0}}};
   EXPECT_THAT(step.Validate(), IsOk());
-  step.segments = {{.uses = {2, 1}, .inputs = {}}};
-  ExpectRefused(step, "segment 0 has use 1 as its number 1, and the step has 4 uses");
-  step.segments = {{}, {.uses = {1, 4}, .inputs = {}}};
-  ExpectRefused(step, "segment 1 has use 4 as its number 1");
-  step.segments = {{.uses = {}, .inputs = {2}}};
+  step.segments = {{.accesses = {2, 1}, .inputs = {}}};
+  ExpectRefused(step, "segment 0 has access 1 as its number 1, and the step has 4 accesses");
+  step.segments = {{}, {.accesses = {1, 4}, .inputs = {}}};
+  ExpectRefused(step, "segment 1 has access 4 as its number 1");
+  step.segments = {{.accesses = {}, .inputs = {2}}};
   ExpectRefused(step, "segment 0 needs object 2, but there are 2");
 }
 
-TEST(StepRecordTest, ASegmentIsInsideOfOneThatBeganBeforeItAndHasItsUses) {
-  StepRecord step = TwoTensors();
-  step.segments = {{.uses = {0, 1, 2}, .inputs = {}}, {.uses = {1, 2}, .inputs = {}}};
+TEST(StepTraceTest, ASegmentIsInsideOfOneThatBeganBeforeItAndHasItsUses) {
+  StepTrace step = TwoTensors();
+  step.segments = {{.accesses = {0, 1, 2}, .inputs = {}}, {.accesses = {1, 2}, .inputs = {}}};
   step.segments[1].outer = 0;
   EXPECT_THAT(step.Validate(), IsOk());
-  step.segments[0].uses = {0, 1};
-  ExpectRefused(step, "segment 1 has uses that segment 0 does not have");
+  step.segments[0].accesses = {0, 1};
+  ExpectRefused(step, "segment 1 has accesses that segment 0 does not have");
   step.segments[1].outer = 1;
   ExpectRefused(step, "segment 1 is inside of segment 1, which has to begin before it");
 }
 
-TEST(StepRecordTest, InsideIsAtAnyDepth) {
+TEST(StepTraceTest, InsideIsAtAnyDepth) {
   std::vector<StepSegment> segments(5);
   segments[1].outer = segments[3].outer = 0;
   segments[2].outer = 1;

@@ -26,7 +26,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace target_schedule_test {
+namespace planned_schedule_test {
 
 using ::testing::Contains;
 using ::testing::ElementsAre;
@@ -43,42 +43,42 @@ TargetOptions Within(uint64_t memory_bytes) {
 }
 
 // Tensors with these signatures.
-StepRecord Chain(const std::vector<uint64_t>& signatures) {
+StepTrace Chain(const std::vector<uint64_t>& signatures) {
   return ForwardAndBackward(kSize, signatures);
 }
 
 // A plan of the test's own.
-std::shared_ptr<const KnownStep> Planned(StepRecord step, std::vector<StepMove> moves) {
+std::shared_ptr<const CachedPlan> Planned(StepTrace step, std::vector<StepMove> moves) {
   StepPlan plan;
   plan.moves = std::move(moves);
-  return std::make_shared<const KnownStep>(std::move(step), std::move(plan));
+  return std::make_shared<const CachedPlan>(std::move(step), std::move(plan));
 }
 
 // Four tensors, uses 0 to 3 and in reverse 4 to 7. Tensor 0 goes when the third one has been saved,
 // and is fetched when the third one is read.
-std::shared_ptr<const KnownStep> FourTensors() {
-  return Planned(Chain({1, 2, 3, 4}), {{.object = 0, .drop_at = 2, .fetch_at = 5, .read_at = 7}});
+std::shared_ptr<const CachedPlan> FourTensors() {
+  return Planned(Chain({1, 2, 3, 4}), {{.object = 0, .evict_at = 2, .fetch_at = 5, .read_at = 7}});
 }
 
 // Four tensors. The operator behind the second one takes as much as three for a moment.
-std::shared_ptr<const KnownStep> MuchBehindTheSecond() {
-  StepRecord step = Chain({1, 2, 3, 4});
-  step.stretches[2].transient_bytes = 3 * kSize;
-  return Planned(std::move(step), {{.object = 0, .drop_at = 4, .fetch_at = 5, .read_at = 7}});
+std::shared_ptr<const CachedPlan> MuchBehindTheSecond() {
+  StepTrace step = Chain({1, 2, 3, 4});
+  step.intervals[2].transient_bytes = 3 * kSize;
+  return Planned(std::move(step), {{.object = 0, .evict_at = 4, .fetch_at = 5, .read_at = 7}});
 }
 
-std::vector<uint64_t> FirstSignatures(const TargetSchedule& schedule) {
+std::vector<uint64_t> FirstSignatures(const PlannedSchedule& schedule) {
   std::vector<uint64_t> signatures;
-  for (const auto& known : schedule.known()) {
-    signatures.push_back(known->step().objects[0].signature);
+  for (const auto& cached : schedule.cached()) {
+    signatures.push_back(cached->step().objects[0].signature);
   }
   return signatures;
 }
 
 // --- Without knowledge ---
 
-TEST(TargetSchedule, WhileNoStepIsKnownAllLeaveAndAreDroppedAtOnce) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhileNoStepIsKnownAllLeaveAndAreDroppedAtOnce) {
+  PlannedSchedule schedule(Within(100 * kSize));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3});
   EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0", "out 1", "drop 1"));
@@ -86,8 +86,8 @@ TEST(TargetSchedule, WhileNoStepIsKnownAllLeaveAndAreDroppedAtOnce) {
   EXPECT_THAT(player.Happened(), ElementsAre("out 2", "drop 2"));
 }
 
-TEST(TargetSchedule, WhileNoStepIsKnownNothingIsFetchedAhead) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhileNoStepIsKnownNothingIsFetchedAhead) {
+  PlannedSchedule schedule(Within(100 * kSize));
   TargetPlayer player(schedule);
   player.Play({1, 2, 3});
   EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0", "out 1", "drop 1", "out 2",
@@ -96,8 +96,8 @@ TEST(TargetSchedule, WhileNoStepIsKnownNothingIsFetchedAhead) {
 
 // What several readers have saved is unpacked once for each of them, and each fetch brings another
 // copy: the one before has its own.
-TEST(TargetSchedule, WhileNoStepIsKnownWhatIsReadSeveralTimesInARowGoesBehindTheLast) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhileNoStepIsKnownWhatIsReadSeveralTimesInARowGoesBehindTheLast) {
+  PlannedSchedule schedule(Within(100 * kSize));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3});
   player.EndForward();
@@ -110,59 +110,60 @@ TEST(TargetSchedule, WhileNoStepIsKnownWhatIsReadSeveralTimesInARowGoesBehindThe
   EXPECT_THAT(player.Happened(), ElementsAre("drop 2", "demand 1"));
 }
 
-TEST(TargetSchedule, WithATargetNothingWaitsForCompany) {
+TEST(PlannedSchedule, WithATargetNothingWaitsForCompany) {
   TargetOptions options = Within(100 * kSize);
   options.windows = {.eviction_bytes = 100 * kSize, .full_batch_bytes = kSize};
-  const TargetSchedule schedule(options);
+  const PlannedSchedule schedule(options);
   EXPECT_EQ(schedule.BatchBytes(), 0u);
   EXPECT_EQ(schedule.LateBytes(), 0u);
 }
 
 // A parcel that comes back brings all that is in it, which nobody has planned for.
-TEST(TargetSchedule, WithATargetNothingSmallSharesAParcelUntilTheStepIsKnown) {
+TEST(PlannedSchedule, WithATargetNothingSmallSharesAParcelUntilTheStepIsKnown) {
   TargetOptions options = Within(100 * kSize);
   options.link = AssumedLink();  // of which 20,000 bytes are small
-  TargetSchedule schedule(options);
-  const auto company = [&schedule](uint64_t size_bytes) {
-    return schedule.CompanyOf(schedule.OnSaved(/*scope=*/1, {size_bytes, /*signature=*/9}).object);
+  PlannedSchedule schedule(options);
+  const auto batch_key = [&schedule](uint64_t size_bytes) {
+    return schedule.BatchKey(schedule.OnSaved(/*scope=*/1, {size_bytes, /*signature=*/9}).object);
   };
-  const uint64_t first = company(kSize);
+  const uint64_t first = batch_key(kSize);
   EXPECT_NE(first, 0u);
-  EXPECT_NE(company(kSize), first);
-  EXPECT_EQ(company(1 << 20), 0u) << "what is large has a parcel of its own anyhow";
+  EXPECT_NE(batch_key(kSize), first);
+  EXPECT_EQ(batch_key(1 << 20), 0u) << "what is large has a parcel of its own anyhow";
   options.memory_bytes.reset();
-  TargetSchedule by_windows(options);
-  EXPECT_EQ(by_windows.CompanyOf(by_windows.OnSaved(1, {kSize, 9}).object), 0u);
+  PlannedSchedule by_windows(options);
+  EXPECT_EQ(by_windows.BatchKey(by_windows.OnSaved(1, {kSize, 9}).object), 0u);
 }
 
-TEST(TargetSchedule, WhatHasStayedAndLeavesLateSharesNoParcelEither) {
+TEST(PlannedSchedule, WhatHasStayedAndLeavesLateSharesNoParcelEither) {
   TargetOptions options = Within(100 * kSize);
   options.link = AssumedLink();
-  TargetSchedule schedule(options);
+  PlannedSchedule schedule(options);
   schedule.Learn(Planned(Chain({1, 2, 3}), {}));
   const uint32_t first = schedule.OnSaved(/*scope=*/1, {kSize, 1}).object;
   const uint32_t second = schedule.OnSaved(/*scope=*/1, {kSize, 2}).object;
   schedule.OnSaved(/*scope=*/1, {kSize, /*signature=*/77});
-  ASSERT_THAT(schedule.TakeLateLeavers(), ElementsAre(first, second));
-  EXPECT_NE(schedule.CompanyOf(first), 0u);
-  EXPECT_NE(schedule.CompanyOf(first), schedule.CompanyOf(second));
+  ASSERT_THAT(schedule.TakeDeferredOffloads(), ElementsAre(first, second));
+  EXPECT_NE(schedule.BatchKey(first), 0u);
+  EXPECT_NE(schedule.BatchKey(first), schedule.BatchKey(second));
 }
 
-TEST(TargetSchedule, WhatIsSmallSharesAParcelWithWhatThePlanMovesAtTheSameTimes) {
+TEST(PlannedSchedule, WhatIsSmallSharesAParcelWithWhatThePlanMovesAtTheSameTimes) {
   TargetOptions options = Within(100 * kSize);
   options.link = AssumedLink();
-  TargetSchedule schedule(options);
-  StepRecord step = Chain({1, 2, 3});
+  PlannedSchedule schedule(options);
+  StepTrace step = Chain({1, 2, 3});
   step.operators = {0, 1, 2, 3, 4, 4};  // one reads both that the plan moves
-  schedule.Learn(Planned(step, {{.object = 0, .drop_at = 2, .fetch_at = 3, .read_at = 5},
-                                {.object = 1, .drop_at = 2, .fetch_at = 3, .read_at = 4}}));
+  schedule.Learn(Planned(step, {{.object = 0, .evict_at = 2, .fetch_at = 3, .read_at = 5},
+                                {.object = 1, .evict_at = 2, .fetch_at = 3, .read_at = 4}}));
   for (const uint64_t signature : {1, 2, 3}) schedule.OnSaved(/*scope=*/1, {kSize, signature});
-  EXPECT_EQ(schedule.CompanyOf(0), schedule.CompanyOf(1));
-  EXPECT_EQ(schedule.CompanyOf(2), KnownStep::AloneCompany(2)) << "it leaves for the target alone";
+  EXPECT_EQ(schedule.BatchKey(0), schedule.BatchKey(1));
+  EXPECT_EQ(schedule.BatchKey(2), CachedPlan::UniqueBatchKey(2))
+      << "it leaves for the target alone";
 }
 
-TEST(TargetSchedule, AStepLastsAsLongAsAnyTensorIsNeeded) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AStepLastsAsLongAsAnyTensorIsNeeded) {
+  PlannedSchedule schedule(Within(100 * kSize));
   TargetPlayer player(schedule);
   EXPECT_FALSE(schedule.IsInStep());
   player.SaveAll({1, 2});
@@ -174,45 +175,45 @@ TEST(TargetSchedule, AStepLastsAsLongAsAnyTensorIsNeeded) {
 
 // --- What is worth recording ---
 
-TEST(TargetSchedule, TheFirstStepIsWorthRecording) {
-  TargetSchedule schedule(Within(3 * kSize));
+TEST(PlannedSchedule, TheFirstStepIsWorthRecording) {
+  PlannedSchedule schedule(Within(3 * kSize));
   EXPECT_TRUE(schedule.WantsRecord());
   TargetPlayer(schedule).Play({1, 2, 3, 4});
   EXPECT_TRUE(schedule.WantsRecord());
 }
 
-TEST(TargetSchedule, AfterThreeKnownStepsInARowNothingIsWorthRecording) {
-  TargetSchedule schedule(Within(3 * kSize));
+TEST(PlannedSchedule, AfterThreeKnownStepsInARowNothingIsWorthRecording) {
+  PlannedSchedule schedule(Within(3 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
-  for (int step = 0; step < TargetSchedule::kKnownInARow; ++step) {
+  for (int step = 0; step < PlannedSchedule::kKnownInARow; ++step) {
     EXPECT_TRUE(schedule.WantsRecord()) << step;
     player.Play({1, 2, 3, 4});
   }
   EXPECT_FALSE(schedule.WantsRecord());
 }
 
-TEST(TargetSchedule, AStepThatTurnsOutToBeUnknownMakesTheNextThreeWorthRecording) {
-  TargetSchedule schedule(Within(3 * kSize));
+TEST(PlannedSchedule, AStepThatTurnsOutToBeUnknownMakesTheNextThreeWorthRecording) {
+  PlannedSchedule schedule(Within(3 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
-  for (int step = 0; step < TargetSchedule::kKnownInARow; ++step) player.Play({1, 2, 3, 4});
+  for (int step = 0; step < PlannedSchedule::kKnownInARow; ++step) player.Play({1, 2, 3, 4});
   ASSERT_FALSE(schedule.WantsRecord());
   player.SaveAll({1, 2});
   player.Save(9);
   player.EndStep();
-  for (int step = 0; step < TargetSchedule::kKnownInARow; ++step) {
+  for (int step = 0; step < PlannedSchedule::kKnownInARow; ++step) {
     EXPECT_TRUE(schedule.WantsRecord()) << step;
     player.Play({1, 2, 3, 4});
   }
   EXPECT_FALSE(schedule.WantsRecord());
 }
 
-TEST(TargetSchedule, AStepThatIsNoLongerWhatIsKnownOfItIsWorthRecordingTwice) {
-  TargetSchedule schedule(Within(3 * kSize));
+TEST(PlannedSchedule, AStepThatIsNoLongerWhatIsKnownOfItIsWorthRecordingTwice) {
+  PlannedSchedule schedule(Within(3 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
-  for (int step = 0; step < TargetSchedule::kKnownInARow; ++step) player.Play({1, 2, 3, 4});
+  for (int step = 0; step < PlannedSchedule::kKnownInARow; ++step) player.Play({1, 2, 3, 4});
   ASSERT_FALSE(schedule.WantsRecord());
   schedule.RecordAgain();
   for (int step = 0; step < 2; ++step) {
@@ -222,14 +223,14 @@ TEST(TargetSchedule, AStepThatIsNoLongerWhatIsKnownOfItIsWorthRecordingTwice) {
   EXPECT_FALSE(schedule.WantsRecord());
 }
 
-TEST(TargetSchedule, StepsThatAddToGradientsAreRecordedAsOftenAsThoseThatMakeThem) {
-  TargetSchedule schedule(Within(3 * kSize));
+TEST(PlannedSchedule, StepsThatAddToGradientsAreRecordedAsOftenAsThoseThatMakeThem) {
+  PlannedSchedule schedule(Within(3 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
-  for (int step = 0; step < TargetSchedule::kKnownInARow; ++step) player.Play({1, 2, 3, 4});
+  for (int step = 0; step < PlannedSchedule::kKnownInARow; ++step) player.Play({1, 2, 3, 4});
   EXPECT_FALSE(schedule.WantsRecord());
   schedule.set_begins_with_gradients(true);
-  for (int step = 0; step < TargetSchedule::kKnownInARow; ++step) {
+  for (int step = 0; step < PlannedSchedule::kKnownInARow; ++step) {
     EXPECT_TRUE(schedule.WantsRecord()) << step;
     player.Play({1, 2, 3, 4});
   }
@@ -240,23 +241,23 @@ TEST(TargetSchedule, StepsThatAddToGradientsAreRecordedAsOftenAsThoseThatMakeThe
   EXPECT_FALSE(schedule.WantsRecord()) << "nothing is wrong with those";
 }
 
-TEST(TargetSchedule, AStepThatIsRaisedMayHaveAMixUnlessItWasTried) {
-  StepRecord step = Chain({1, 2});
+TEST(PlannedSchedule, AStepThatIsRaisedMayHaveAMixUnlessItWasTried) {
+  StepTrace step = Chain({1, 2});
   step.segments.resize(1);
   for (const bool was_tried : {false, true}) {
-    TargetSchedule schedule(Within(100 * kSize));
-    auto known = Planned(step, {});
-    if (was_tried) known = known->WithMixTried();
-    schedule.Learn(known);
-    schedule.LearnRaised(Planned(step.WithMore(kSize), {}), *known);
-    ASSERT_EQ(schedule.known().size(), 1u);
-    EXPECT_EQ(schedule.known().front()->step().stretches[0].other_bytes, kSize);
-    EXPECT_EQ(schedule.known().front()->WantsMix(), !was_tried);
+    PlannedSchedule schedule(Within(100 * kSize));
+    auto cached = Planned(step, {});
+    if (was_tried) cached = cached->WithRecomputeTried();
+    schedule.Learn(cached);
+    schedule.LearnRaised(Planned(step.WithMore(kSize), {}), *cached);
+    ASSERT_EQ(schedule.cached().size(), 1u);
+    EXPECT_EQ(schedule.cached().front()->step().intervals[0].other_bytes, kSize);
+    EXPECT_EQ(schedule.cached().front()->WantsRecomputeTrial(), !was_tried);
   }
 }
 
-TEST(TargetSchedule, WhatIsForgottenRunsLikeTheFirstStepAndIsWorthRecording) {
-  TargetSchedule schedule(Within(3 * kSize));
+TEST(PlannedSchedule, WhatIsForgottenRunsLikeTheFirstStepAndIsWorthRecording) {
+  PlannedSchedule schedule(Within(3 * kSize));
   TargetPlayer player(schedule);
   const std::vector<std::vector<uint64_t>> shapes = {{1, 2, 3, 4}, {11, 12, 13, 14}, {21, 22, 23}};
   for (const auto& shape : shapes) schedule.Learn(schedule.Plan(Chain(shape)).value());
@@ -264,8 +265,8 @@ TEST(TargetSchedule, WhatIsForgottenRunsLikeTheFirstStepAndIsWorthRecording) {
     for (const auto& shape : shapes) player.Play(shape);
   }
   ASSERT_FALSE(schedule.WantsRecord());
-  schedule.ForgetKnown();
-  EXPECT_THAT(schedule.known(), IsEmpty());
+  schedule.ForgetPlans();
+  EXPECT_THAT(schedule.cached(), IsEmpty());
   for (const auto& shape : shapes) {
     player.Play(shape);
     EXPECT_EQ(schedule.followed(), nullptr);
@@ -273,24 +274,24 @@ TEST(TargetSchedule, WhatIsForgottenRunsLikeTheFirstStepAndIsWorthRecording) {
   }
 }
 
-TEST(TargetSchedule, AStepThatRunsWhenAllIsForgottenGoesOnAsPlanned) {
-  TargetSchedule schedule(Within(100 * kSize));
-  const std::shared_ptr<const KnownStep> known = FourTensors();
-  schedule.Learn(known);
+TEST(PlannedSchedule, AStepThatRunsWhenAllIsForgottenGoesOnAsPlanned) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  const std::shared_ptr<const CachedPlan> cached = FourTensors();
+  schedule.Learn(cached);
   TargetPlayer player(schedule);
   player.SaveAll({1, 2});
-  schedule.ForgetKnown();
+  schedule.ForgetPlans();
   player.SaveAll({3, 4});
   player.EndForward();
   EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "stay 2", "drop 0", "stay 3"));
-  EXPECT_EQ(schedule.followed(), known);
+  EXPECT_EQ(schedule.followed(), cached);
   player.EndStep();
   player.Save(1);
   EXPECT_EQ(schedule.followed(), nullptr);
 }
 
 // How many of that many steps, which are all different, are recorded.
-int RecordsOf(TargetSchedule& schedule, uint64_t steps) {
+int RecordsOf(PlannedSchedule& schedule, uint64_t steps) {
   TargetPlayer player(schedule);
   int records = 0;
   for (uint64_t step = 1; step <= steps; ++step) {
@@ -303,16 +304,16 @@ int RecordsOf(TargetSchedule& schedule, uint64_t steps) {
   return records;
 }
 
-TEST(TargetSchedule, WhereStepsAreNeverAlikeTheyAreRecordedLessAndLessOften) {
-  TargetSchedule schedule(Within(3 * kSize));
+TEST(PlannedSchedule, WhereStepsAreNeverAlikeTheyAreRecordedLessAndLessOften) {
+  PlannedSchedule schedule(Within(3 * kSize));
   const int of_the_first = RecordsOf(schedule, 1000);
   EXPECT_LT(of_the_first, 250);
-  TargetSchedule other(Within(3 * kSize));
-  EXPECT_LT(RecordsOf(other, 8000), of_the_first + 3 * TargetSchedule::kMaxKnown + 3);
+  PlannedSchedule other(Within(3 * kSize));
+  EXPECT_LT(RecordsOf(other, 8000), of_the_first + 3 * PlannedSchedule::kMaxCached + 3);
 }
 
-TEST(TargetSchedule, WhereStepsBeginToBeAlikeTheyAreRecordedAgainSoon) {
-  TargetSchedule schedule(Within(3 * kSize));
+TEST(PlannedSchedule, WhereStepsBeginToBeAlikeTheyAreRecordedAgainSoon) {
+  PlannedSchedule schedule(Within(3 * kSize));
   RecordsOf(schedule, 1000);
   TargetPlayer player(schedule);
   int steps = 0;
@@ -320,8 +321,8 @@ TEST(TargetSchedule, WhereStepsBeginToBeAlikeTheyAreRecordedAgainSoon) {
   EXPECT_LE(steps, 1000 / 32);
 }
 
-TEST(TargetSchedule, AKnownStepAmongOthersMakesAllOfThemWorthRecording) {
-  TargetSchedule schedule(Within(3 * kSize));
+TEST(PlannedSchedule, AKnownStepAmongOthersMakesAllOfThemWorthRecording) {
+  PlannedSchedule schedule(Within(3 * kSize));
   RecordsOf(schedule, 1000);
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
@@ -331,23 +332,23 @@ TEST(TargetSchedule, AKnownStepAmongOthersMakesAllOfThemWorthRecording) {
   EXPECT_TRUE(schedule.WantsRecord());
 }
 
-TEST(TargetSchedule, WhatWasFollowedIsToldUntilTheNextStepBegins) {
-  TargetSchedule schedule(Within(3 * kSize));
+TEST(PlannedSchedule, WhatWasFollowedIsToldUntilTheNextStepBegins) {
+  PlannedSchedule schedule(Within(3 * kSize));
   TargetPlayer player(schedule);
   player.Play({1, 2, 3, 4});
   EXPECT_EQ(schedule.followed(), nullptr);
-  const std::shared_ptr<const KnownStep> known = FourTensors();
-  schedule.Learn(known);
+  const std::shared_ptr<const CachedPlan> cached = FourTensors();
+  schedule.Learn(cached);
   player.Play({1, 2, 3, 4});
-  EXPECT_EQ(schedule.followed(), known);
+  EXPECT_EQ(schedule.followed(), cached);
   player.Play({9});
   EXPECT_EQ(schedule.followed(), nullptr);
 }
 
 // --- A known step ---
 
-TEST(TargetSchedule, WhatThePlanDoesNotMoveStays) {
-  TargetSchedule schedule(Within(3 * kSize));
+TEST(PlannedSchedule, WhatThePlanDoesNotMoveStays) {
+  PlannedSchedule schedule(Within(3 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
@@ -355,11 +356,11 @@ TEST(TargetSchedule, WhatThePlanDoesNotMoveStays) {
   EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "stay 2", "drop 0", "stay 3"));
 }
 
-TEST(TargetSchedule, AKnownStepIsDroppedAtThePlannedUsesAndNotBefore) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AKnownStepIsDroppedAtThePlannedUsesAndNotBefore) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(
-      Planned(Chain({1, 2, 3, 4}), {{.object = 1, .drop_at = 3, .fetch_at = 6, .read_at = 6},
-                                    {.object = 0, .drop_at = 4, .fetch_at = 7, .read_at = 7}}));
+      Planned(Chain({1, 2, 3, 4}), {{.object = 1, .evict_at = 3, .fetch_at = 6, .read_at = 6},
+                                    {.object = 0, .evict_at = 4, .fetch_at = 7, .read_at = 7}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3});
   EXPECT_THAT(player.Happened(), ElementsAre("out 0", "stay 2", "out 1"));
@@ -371,8 +372,8 @@ TEST(TargetSchedule, AKnownStepIsDroppedAtThePlannedUsesAndNotBefore) {
   EXPECT_THAT(player.Happened(), ElementsAre("drop 0"));
 }
 
-TEST(TargetSchedule, AKnownStepIsFetchedFromThePlannedUsesOnAndNotBefore) {
-  TargetSchedule schedule(Within(3 * kSize));
+TEST(PlannedSchedule, AKnownStepIsFetchedFromThePlannedUsesOnAndNotBefore) {
+  PlannedSchedule schedule(Within(3 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
@@ -385,14 +386,14 @@ TEST(TargetSchedule, AKnownStepIsFetchedFromThePlannedUsesOnAndNotBefore) {
 }
 
 // Tensor 1 is copied before tensor 0, which it is dropped before.
-std::shared_ptr<const KnownStep> FourTensorsOfWhichOneWaits() {
+std::shared_ptr<const CachedPlan> FourTensorsOfWhichOneWaits() {
   return Planned(Chain({1, 2, 3, 4}),
-                 {{.object = 1, .drop_at = 2, .fetch_at = 5, .read_at = 6},
-                  {.object = 0, .drop_at = 3, .fetch_at = 6, .read_at = 7, .copy_at = 2}});
+                 {{.object = 1, .evict_at = 2, .fetch_at = 5, .read_at = 6},
+                  {.object = 0, .evict_at = 3, .fetch_at = 6, .read_at = 7, .copy_at = 2}});
 }
 
-TEST(TargetSchedule, WhatIsCopiedBehindOthersStaysUntilTheyHaveLeft) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhatIsCopiedBehindOthersStaysUntilTheyHaveLeft) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensorsOfWhichOneWaits());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2});
@@ -403,12 +404,12 @@ TEST(TargetSchedule, WhatIsCopiedBehindOthersStaysUntilTheyHaveLeft) {
   EXPECT_THAT(player.Happened(), ElementsAre("stay 3", "drop 0"));
 }
 
-TEST(TargetSchedule, OfThoseThatWaitForOneUseTheFirstToBeDroppedLeavesFirst) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, OfThoseThatWaitForOneUseTheFirstToBeDroppedLeavesFirst) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(Planned(Chain({1, 2, 3, 4}),
-                         {{.object = 1, .drop_at = 3, .fetch_at = 6, .read_at = 6, .copy_at = 3},
-                          {.object = 0, .drop_at = 4, .fetch_at = 7, .read_at = 7, .copy_at = 3},
-                          {.object = 2, .drop_at = 3, .fetch_at = 5, .read_at = 5}}));
+                         {{.object = 1, .evict_at = 3, .fetch_at = 6, .read_at = 6, .copy_at = 3},
+                          {.object = 0, .evict_at = 4, .fetch_at = 7, .read_at = 7, .copy_at = 3},
+                          {.object = 2, .evict_at = 3, .fetch_at = 5, .read_at = 5}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3});
   player.Happened();
@@ -417,8 +418,8 @@ TEST(TargetSchedule, OfThoseThatWaitForOneUseTheFirstToBeDroppedLeavesFirst) {
               ElementsAre("stay 3", "out 2", "out 1", "out 0", "drop 1", "drop 2"));
 }
 
-TEST(TargetSchedule, WhatComesWhenItsCopyIsDueDoesNotWait) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhatComesWhenItsCopyIsDueDoesNotWait) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensorsOfWhichOneWaits());
   TargetPlayer player(schedule);
   player.SaveAll({2, 3, 1});
@@ -427,8 +428,8 @@ TEST(TargetSchedule, WhatComesWhenItsCopyIsDueDoesNotWait) {
   EXPECT_THAT(player.Happened(), ElementsAre("stay 3", "out 2", "drop 2"));
 }
 
-TEST(TargetSchedule, WhatWaitsInAStepThatIsAnotherOneLeavesWithTheRest) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhatWaitsInAStepThatIsAnotherOneLeavesWithTheRest) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensorsOfWhichOneWaits());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2});
@@ -438,26 +439,27 @@ TEST(TargetSchedule, WhatWaitsInAStepThatIsAnotherOneLeavesWithTheRest) {
 }
 
 // What leaves together has left when all of it has.
-TEST(TargetSchedule, OfWhatIsLargeOnlyWhatIsDroppedTogetherLeavesTogether) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, OfWhatIsLargeOnlyWhatIsDroppedTogetherLeavesTogether) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(
-      Planned(Chain({1, 2, 3, 4}), {{.object = 2, .drop_at = 3, .fetch_at = 4, .read_at = 5},
-                                    {.object = 1, .drop_at = 4, .fetch_at = 5, .read_at = 6},
-                                    {.object = 0, .drop_at = 3, .fetch_at = 6, .read_at = 7}}));
-  std::vector<uint64_t> companies;
+      Planned(Chain({1, 2, 3, 4}), {{.object = 2, .evict_at = 3, .fetch_at = 4, .read_at = 5},
+                                    {.object = 1, .evict_at = 4, .fetch_at = 5, .read_at = 6},
+                                    {.object = 0, .evict_at = 3, .fetch_at = 6, .read_at = 7}}));
+  std::vector<uint64_t> batch_keys;
   for (const uint64_t signature : {1, 2, 3}) {
-    companies.push_back(
-        schedule.CompanyOf(schedule.OnSaved(/*scope=*/1, {kSize, signature}).object));
+    batch_keys.push_back(
+        schedule.BatchKey(schedule.OnSaved(/*scope=*/1, {kSize, signature}).object));
   }
-  EXPECT_EQ(companies[0], companies[2]);
-  EXPECT_NE(companies[0], companies[1]);
+  EXPECT_EQ(batch_keys[0], batch_keys[2]);
+  EXPECT_NE(batch_keys[0], batch_keys[1]);
 }
 
 // The plan is a preference, the target a rule.
-TEST(TargetSchedule, WhereTheDeviceHasMoreThanItMayWhatWaitsAndWhatThePlanKeepsLeaves) {
-  TargetSchedule schedule(Within(5 * kSize));
-  schedule.Learn(Planned(Chain({1, 2, 3, 4}),
-                         {{.object = 0, .drop_at = 5, .fetch_at = 6, .read_at = 7, .copy_at = 5}}));
+TEST(PlannedSchedule, WhereTheDeviceHasMoreThanItMayWhatWaitsAndWhatThePlanKeepsLeaves) {
+  PlannedSchedule schedule(Within(5 * kSize));
+  schedule.Learn(
+      Planned(Chain({1, 2, 3, 4}),
+              {{.object = 0, .evict_at = 5, .fetch_at = 6, .read_at = 7, .copy_at = 5}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2});
   EXPECT_THAT(player.Happened(), ElementsAre("stay 0", "stay 1"));
@@ -469,8 +471,8 @@ TEST(TargetSchedule, WhereTheDeviceHasMoreThanItMayWhatWaitsAndWhatThePlanKeepsL
               ElementsAre("stay 2", "out 0", "out 1", "drop 0", "drop 1", "stay 3"));
 }
 
-TEST(TargetSchedule, ItIsKnownThatBytesAreLackingUntilEnoughHasGone) {
-  TargetSchedule schedule(Within(4 * kSize));
+TEST(PlannedSchedule, ItIsKnownThatBytesAreLackingUntilEnoughHasGone) {
+  PlannedSchedule schedule(Within(4 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
   player.Save(1);
@@ -481,11 +483,11 @@ TEST(TargetSchedule, ItIsKnownThatBytesAreLackingUntilEnoughHasGone) {
 }
 
 // It has come to them in another order before it was known to be that step.
-TEST(TargetSchedule, AStepThatGoesOnAsAnotherOneKnowsWhetherItHasLeftOutUsesOfThat) {
+TEST(PlannedSchedule, AStepThatGoesOnAsAnotherOneKnowsWhetherItHasLeftOutUsesOfThat) {
   for (const bool in_order : {true, false}) {
-    TargetSchedule schedule(Within(6 * kSize));
-    StepRecord much_at_first = Chain({1, 2, 3, 4});
-    much_at_first.stretches[1].transient_bytes = 3 * kSize;
+    PlannedSchedule schedule(Within(6 * kSize));
+    StepTrace much_at_first = Chain({1, 2, 3, 4});
+    much_at_first.intervals[1].transient_bytes = 3 * kSize;
     schedule.Learn(Planned(much_at_first, {}));
     const std::vector<uint64_t> before =
         in_order ? std::vector<uint64_t>{1, 2, 3} : std::vector<uint64_t>{1, 3, 2};
@@ -502,8 +504,8 @@ TEST(TargetSchedule, AStepThatGoesOnAsAnotherOneKnowsWhetherItHasLeftOutUsesOfTh
   }
 }
 
-TEST(TargetSchedule, AStepThatIsNotKnownLacksNothingThatCouldLeave) {
-  TargetSchedule schedule(Within(4 * kSize));
+TEST(PlannedSchedule, AStepThatIsNotKnownLacksNothingThatCouldLeave) {
+  PlannedSchedule schedule(Within(4 * kSize));
   TargetPlayer player(schedule);
   player.Save(1);
   schedule.OnDeviceBytes(100 * kSize, /*visiting_bytes=*/0);
@@ -511,8 +513,8 @@ TEST(TargetSchedule, AStepThatIsNotKnownLacksNothingThatCouldLeave) {
 }
 
 // First what is read last, and no more than is missing.
-TEST(TargetSchedule, OfWhatThePlanKeepsAsMuchLeavesAsTheDeviceLacks) {
-  TargetSchedule schedule(Within(5 * kSize));
+TEST(PlannedSchedule, OfWhatThePlanKeepsAsMuchLeavesAsTheDeviceLacks) {
+  PlannedSchedule schedule(Within(5 * kSize));
   schedule.Learn(Planned(Chain({1, 2, 3, 4}), {}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3});
@@ -534,13 +536,13 @@ TEST(TargetSchedule, OfWhatThePlanKeepsAsMuchLeavesAsTheDeviceLacks) {
 }
 
 // It would come back at once, as a copy that nobody has counted.
-TEST(TargetSchedule, WhatIsReadNowIsNotDroppedForItsOwnReader) {
-  TargetSchedule schedule(Within(5 * kSize));
-  StepRecord step = Chain({1, 2, 3, 4});
-  step.uses.push_back(3);  // 0 1 2 3 | 3 2 1 0 3
-  step.stretches.emplace_back();
-  schedule.Learn(Planned(step, {{.object = 0, .drop_at = 5, .fetch_at = 6, .read_at = 7},
-                                {.object = 3, .drop_at = 5, .fetch_at = 7, .read_at = 8}}));
+TEST(PlannedSchedule, WhatIsReadNowIsNotDroppedForItsOwnReader) {
+  PlannedSchedule schedule(Within(5 * kSize));
+  StepTrace step = Chain({1, 2, 3, 4});
+  step.accesses.push_back(3);  // 0 1 2 3 | 3 2 1 0 3
+  step.intervals.emplace_back();
+  schedule.Learn(Planned(step, {{.object = 0, .evict_at = 5, .fetch_at = 6, .read_at = 7},
+                                {.object = 3, .evict_at = 5, .fetch_at = 7, .read_at = 8}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
@@ -551,12 +553,12 @@ TEST(TargetSchedule, WhatIsReadNowIsNotDroppedForItsOwnReader) {
 }
 
 // Weights in use may take more than was set aside for them.
-TEST(TargetSchedule, WhatHasLeftGivesWayToWhatVisits) {
-  TargetSchedule schedule(Within(5 * kSize));
+TEST(PlannedSchedule, WhatHasLeftGivesWayToWhatVisits) {
+  PlannedSchedule schedule(Within(5 * kSize));
   StepPlan plan;
-  plan.moves = {{.object = 0, .drop_at = 5, .fetch_at = 6, .read_at = 7}};
+  plan.moves = {{.object = 0, .evict_at = 5, .fetch_at = 6, .read_at = 7}};
   plan.peak_bytes = 4 * kSize;
-  schedule.Learn(std::make_shared<const KnownStep>(Chain({1, 2, 3, 4}), std::move(plan)));
+  schedule.Learn(std::make_shared<const CachedPlan>(Chain({1, 2, 3, 4}), std::move(plan)));
   TargetPlayer player(schedule);
   player.SetVisitingBytes(2 * kSize);
   player.SaveAll({1, 2});
@@ -567,9 +569,9 @@ TEST(TargetSchedule, WhatHasLeftGivesWayToWhatVisits) {
 }
 
 // Dropping it would free nothing by now.
-TEST(TargetSchedule, WhatTheProgramHoldsDoesNotLeaveForTheTarget) {
-  TargetSchedule schedule(Within(4 * kSize));
-  StepRecord step = Chain({1, 2, 3, 4});
+TEST(PlannedSchedule, WhatTheProgramHoldsDoesNotLeaveForTheTarget) {
+  PlannedSchedule schedule(Within(4 * kSize));
+  StepTrace step = Chain({1, 2, 3, 4});
   step.objects[0].held_until = 5;
   step.objects[1].frees = false;
   schedule.Learn(Planned(step, {}));
@@ -581,10 +583,11 @@ TEST(TargetSchedule, WhatTheProgramHoldsDoesNotLeaveForTheTarget) {
   EXPECT_THAT(player.Happened(), ElementsAre("stay 3", "out 2", "drop 2"));
 }
 
-TEST(TargetSchedule, WhereAllIsToGoWhatWaitsLeaves) {
-  TargetSchedule schedule(Within(100 * kSize));
-  schedule.Learn(Planned(Chain({1, 2, 3, 4}),
-                         {{.object = 0, .drop_at = 5, .fetch_at = 6, .read_at = 7, .copy_at = 5}}));
+TEST(PlannedSchedule, WhereAllIsToGoWhatWaitsLeaves) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  schedule.Learn(
+      Planned(Chain({1, 2, 3, 4}),
+              {{.object = 0, .evict_at = 5, .fetch_at = 6, .read_at = 7, .copy_at = 5}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2});
   EXPECT_THAT(schedule.TakeAllEvictions(), IsEmpty());
@@ -593,8 +596,8 @@ TEST(TargetSchedule, WhereAllIsToGoWhatWaitsLeaves) {
   EXPECT_THAT(player.Happened(), ElementsAre("stay 2", "out 0"));
 }
 
-TEST(TargetSchedule, WhatGoesWhileItWaitsIsNotAskedForAgain) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhatGoesWhileItWaitsIsNotAskedForAgain) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensorsOfWhichOneWaits());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2});
@@ -604,12 +607,12 @@ TEST(TargetSchedule, WhatGoesWhileItWaitsIsNotAskedForAgain) {
   EXPECT_THAT(player.Happened(), ElementsAre("stay 2", "out 1", "drop 1"));
 }
 
-TEST(TargetSchedule, FetchesComeInTheOrderOfThePlan) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, FetchesComeInTheOrderOfThePlan) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(
-      Planned(Chain({1, 2, 3, 4}), {{.object = 2, .drop_at = 3, .fetch_at = 4, .read_at = 5},
-                                    {.object = 0, .drop_at = 2, .fetch_at = 4, .read_at = 7},
-                                    {.object = 1, .drop_at = 3, .fetch_at = 5, .read_at = 6}}));
+      Planned(Chain({1, 2, 3, 4}), {{.object = 2, .evict_at = 3, .fetch_at = 4, .read_at = 5},
+                                    {.object = 0, .evict_at = 2, .fetch_at = 4, .read_at = 7},
+                                    {.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 6}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
@@ -620,8 +623,8 @@ TEST(TargetSchedule, FetchesComeInTheOrderOfThePlan) {
   EXPECT_THAT(player.Happened(), ElementsAre("fetch 1"));
 }
 
-TEST(TargetSchedule, WhatLeavesWhenItsDropIsDueGoesAtOnce) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhatLeavesWhenItsDropIsDueGoesAtOnce) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
   player.HoldBack();
@@ -631,14 +634,14 @@ TEST(TargetSchedule, WhatLeavesWhenItsDropIsDueGoesAtOnce) {
   EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0"));
 }
 
-TEST(TargetSchedule, WhatIsDroppedTwiceIsFetchedTwice) {
-  TargetSchedule schedule(Within(100 * kSize));
-  StepRecord step = Chain({1, 2, 3, 4});
-  step.uses.insert(step.uses.begin() + 6, 0);  // 0 1 2 3 | 3 2 0 1 0
-  step.stretches.emplace_back();
+TEST(PlannedSchedule, WhatIsDroppedTwiceIsFetchedTwice) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  StepTrace step = Chain({1, 2, 3, 4});
+  step.accesses.insert(step.accesses.begin() + 6, 0);  // 0 1 2 3 | 3 2 0 1 0
+  step.intervals.emplace_back();
   schedule.Learn(Planned(
-      step, {{.object = 0, .drop_at = 2, .fetch_at = 4, .read_at = 6},
-             {.object = 0, .drop_at = 7, .fetch_at = 8, .read_at = 8, .copies_out = false}}));
+      step, {{.object = 0, .evict_at = 2, .fetch_at = 4, .read_at = 6},
+             {.object = 0, .evict_at = 7, .fetch_at = 8, .read_at = 8, .copies_out = false}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
@@ -653,10 +656,10 @@ TEST(TargetSchedule, WhatIsDroppedTwiceIsFetchedTwice) {
   EXPECT_THAT(player.Happened(), ElementsAre("demand 0"));
 }
 
-TEST(TargetSchedule, WhatItsLastReaderHasFetchedIsNotFetchedOnceMoreForNobody) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhatItsLastReaderHasFetchedIsNotFetchedOnceMoreForNobody) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(
-      Planned(Chain({1, 2, 3}), {{.object = 0, .drop_at = 2, .fetch_at = 5, .read_at = 5}}));
+      Planned(Chain({1, 2, 3}), {{.object = 0, .evict_at = 2, .fetch_at = 5, .read_at = 5}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3});
   player.EndForward();
@@ -667,15 +670,16 @@ TEST(TargetSchedule, WhatItsLastReaderHasFetchedIsNotFetchedOnceMoreForNobody) {
   EXPECT_THAT(player.Happened(), ElementsAre("demand 0"));
 }
 
-TEST(TargetSchedule, WhatHasGoneToMakeRoomIsNotDroppedOnceMore) {
-  TargetSchedule schedule(Within(100 * kSize));
-  StepRecord step = Chain({1, 2, 3, 4});
-  step.uses = {0, 0, 1, 2, 3, 3, 2, 0, 1, 0};  // a branch saves tensor 0 again, and reads it first
-  step.stretches.resize(step.uses.size() + 1);
+TEST(PlannedSchedule, WhatHasGoneToMakeRoomIsNotDroppedOnceMore) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  StepTrace step = Chain({1, 2, 3, 4});
+  step.accesses = {0, 0, 1, 2, 3,
+                   3, 2, 0, 1, 0};  // a branch saves tensor 0 again, and reads it first
+  step.intervals.resize(step.accesses.size() + 1);
   step.objects[0].saved_until = 1;
   schedule.Learn(Planned(
-      step, {{.object = 0, .drop_at = 3, .fetch_at = 5, .read_at = 7},
-             {.object = 0, .drop_at = 8, .fetch_at = 9, .read_at = 9, .copies_out = false}}));
+      step, {{.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 7},
+             {.object = 0, .evict_at = 8, .fetch_at = 9, .read_at = 9, .copies_out = false}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
@@ -692,16 +696,16 @@ TEST(TargetSchedule, WhatHasGoneToMakeRoomIsNotDroppedOnceMore) {
 }
 
 // Two tensors that share a parcel, of which the first is read twice.
-class TargetScheduleOfAGroup : public ::testing::Test {
+class PlannedScheduleOfAGroup : public ::testing::Test {
  protected:
-  TargetScheduleOfAGroup() : schedule_(Within(100 * kSize)) {
-    StepRecord step = Chain({1, 2, 3});
-    step.uses.insert(step.uses.begin() + 4, 0);  // 0 1 2 | 2 0 1 0
-    step.stretches.emplace_back();
+  PlannedScheduleOfAGroup() : schedule_(Within(100 * kSize)) {
+    StepTrace step = Chain({1, 2, 3});
+    step.accesses.insert(step.accesses.begin() + 4, 0);  // 0 1 2 | 2 0 1 0
+    step.intervals.emplace_back();
     schedule_.Learn(Planned(
-        step, {{.object = 0, .drop_at = 2, .fetch_at = 3, .read_at = 4},
-               {.object = 1, .drop_at = 3, .fetch_at = 4, .read_at = 5},
-               {.object = 0, .drop_at = 5, .fetch_at = 6, .read_at = 6, .copies_out = false}}));
+        step, {{.object = 0, .evict_at = 2, .fetch_at = 3, .read_at = 4},
+               {.object = 1, .evict_at = 3, .fetch_at = 4, .read_at = 5},
+               {.object = 0, .evict_at = 5, .fetch_at = 6, .read_at = 6, .copies_out = false}}));
     for (const uint64_t signature : {1, 2}) schedule_.OnSaved(kScope, {kSize, signature});
     parcel_.place = {kScope, 2};
     parcel_.size_bytes = 2 * kSize;
@@ -711,58 +715,58 @@ class TargetScheduleOfAGroup : public ::testing::Test {
     const HeldBytes held = {&parcel_, 2 * kSize};
     schedule_.OnLeft(parcel_, {&held, 1});
   }
-  ~TargetScheduleOfAGroup() override { schedule_.OnGone(parcel_); }
+  ~PlannedScheduleOfAGroup() override { schedule_.OnGone(parcel_); }
 
   static constexpr ScopeId kScope = 1;
-  TargetSchedule schedule_;
+  PlannedSchedule schedule_;
   ScheduledParcel parcel_;
 };
 
-TEST_F(TargetScheduleOfAGroup, TheParcelGoesWithTheFirstThatIsDue) {
+TEST_F(PlannedScheduleOfAGroup, TheParcelGoesWithTheFirstThatIsDue) {
   Leave();
   EXPECT_THAT(schedule_.TakeEvictions(), IsEmpty());
   schedule_.OnSaved(kScope, {kSize, 3});
   EXPECT_THAT(schedule_.TakeEvictions(), ElementsAre(&parcel_));
 }
 
-TEST_F(TargetScheduleOfAGroup, TheParcelThatLeavesLateGoesAtOnceIfAnyOfThemIsDue) {
+TEST_F(PlannedScheduleOfAGroup, TheParcelThatLeavesLateGoesAtOnceIfAnyOfThemIsDue) {
   schedule_.OnSaved(kScope, {kSize, 3});
   EXPECT_THAT(schedule_.TakeEvictions(), IsEmpty());
   Leave();
   EXPECT_THAT(schedule_.TakeEvictions(), ElementsAre(&parcel_));
 }
 
-TEST_F(TargetScheduleOfAGroup, OnceItHasComeBackItStaysForTheOthers) {
+TEST_F(PlannedScheduleOfAGroup, OnceItHasComeBackItStaysForTheOthers) {
   Leave();
   schedule_.OnSaved(kScope, {kSize, 3});
   schedule_.TakeEvictions();
-  schedule_.OnUsed(2, Use::kRead);
+  schedule_.OnUsed(2, AccessKind::kRead);
   schedule_.OnFetched(parcel_, /*backward=*/5);
-  schedule_.OnUsed(0, Use::kRead);
-  schedule_.OnUsed(1, Use::kRead);
+  schedule_.OnUsed(0, AccessKind::kRead);
+  schedule_.OnUsed(1, AccessKind::kRead);
   EXPECT_THAT(schedule_.TakeEvictions(), IsEmpty());
 }
 
 // Dropping it once more would need all that is in it.
-TEST_F(TargetScheduleOfAGroup, InAGraphThatIsKeptItDoesNotStayForTheNextBackward) {
+TEST_F(PlannedScheduleOfAGroup, InAGraphThatIsKeptItDoesNotStayForTheNextBackward) {
   Leave();
   schedule_.OnSaved(kScope, {kSize, 3});
   schedule_.TakeEvictions();
-  schedule_.OnUsed(2, Use::kReadAndKept);
+  schedule_.OnUsed(2, AccessKind::kReadAndKept);
   schedule_.OnFetched(parcel_, /*backward=*/5);
-  schedule_.OnUsed(0, Use::kReadAndKept);
+  schedule_.OnUsed(0, AccessKind::kReadAndKept);
   EXPECT_FALSE(schedule_.StaysFetched(parcel_));
 }
 
 // Two parcels that were fetched ahead. The last reader and the first one share one of them.
-TEST(TargetSchedule, AParcelThatWasFetchedAheadStaysAsLongAsItsFirstReaderNeeds) {
-  TargetSchedule schedule(Within(8 * kSize));
-  StepRecord step = Chain({1, 2, 3, 4, 5});
-  step.uses = {0, 1, 2, 3, 4, 4, 3, 1, 2, 0};
+TEST(PlannedSchedule, AParcelThatWasFetchedAheadStaysAsLongAsItsFirstReaderNeeds) {
+  PlannedSchedule schedule(Within(8 * kSize));
+  StepTrace step = Chain({1, 2, 3, 4, 5});
+  step.accesses = {0, 1, 2, 3, 4, 4, 3, 1, 2, 0};
   schedule.Learn(
-      Planned(std::move(step), {{.object = 0, .drop_at = 3, .fetch_at = 5, .read_at = 9},
-                                {.object = 1, .drop_at = 3, .fetch_at = 5, .read_at = 7},
-                                {.object = 2, .drop_at = 3, .fetch_at = 5, .read_at = 8}}));
+      Planned(std::move(step), {{.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 9},
+                                {.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 7},
+                                {.object = 2, .evict_at = 3, .fetch_at = 5, .read_at = 8}}));
   constexpr ScopeId kScope = 1;
   constexpr int64_t kBackward = 5;
   for (const uint64_t signature : {1, 2, 3}) schedule.OnSaved(kScope, {kSize, signature});
@@ -778,7 +782,7 @@ TEST(TargetSchedule, AParcelThatWasFetchedAheadStaysAsLongAsItsFirstReaderNeeds)
   for (const uint64_t signature : {4, 5}) schedule.OnSaved(kScope, {kSize, signature});
   ASSERT_THAT(schedule.TakeEvictions(), SizeIs(2));
   schedule.OnBackwardBegin(kBackward);
-  schedule.OnUsed(4, Use::kRead);
+  schedule.OnUsed(4, AccessKind::kRead);
   const auto is_away = [](const ScheduledParcel&) { return true; };
   for (int i = 0; i < 2; ++i) {
     for (ScheduledParcel* parcel : schedule.TakeFetches({}, kBackward, is_away).parcels) {
@@ -786,18 +790,18 @@ TEST(TargetSchedule, AParcelThatWasFetchedAheadStaysAsLongAsItsFirstReaderNeeds)
     }
   }
   ASSERT_THAT(schedule.FetchedAhead(), SizeIs(2));
-  schedule.OnUsed(3, Use::kRead);
+  schedule.OnUsed(3, AccessKind::kRead);
   schedule.OnDeviceBytes(8 * kSize + 1, 0);
   EXPECT_THAT(schedule.TakeEvictions(), ElementsAre(&middle));
   schedule.OnGone(outer);
   schedule.OnGone(middle);
 }
 
-TEST(TargetSchedule, WhatABranchLeavesOutDoesNotDisturbTheRest) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhatABranchLeavesOutDoesNotDisturbTheRest) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(
-      Planned(Chain({1, 2, 3, 4}), {{.object = 1, .drop_at = 3, .fetch_at = 5, .read_at = 6},
-                                    {.object = 0, .drop_at = 3, .fetch_at = 5, .read_at = 7}}));
+      Planned(Chain({1, 2, 3, 4}), {{.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 6},
+                                    {.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 7}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 3, 4});
   player.EndForward();
@@ -808,17 +812,17 @@ TEST(TargetSchedule, WhatABranchLeavesOutDoesNotDisturbTheRest) {
   player.Read(0);
 }
 
-TEST(TargetSchedule, WhatIsToBeBackAlreadyIsNotDroppedAnyMore) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhatIsToBeBackAlreadyIsNotDroppedAnyMore) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(
-      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .drop_at = 2, .fetch_at = 3, .read_at = 9}}));
+      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .evict_at = 2, .fetch_at = 3, .read_at = 9}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 5});
   EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "stay 2"));
 }
 
-TEST(TargetSchedule, AKnownStepRunsAnewEachTime) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AKnownStepRunsAnewEachTime) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
   player.Play({1, 2, 3, 4});
@@ -828,13 +832,14 @@ TEST(TargetSchedule, AKnownStepRunsAnewEachTime) {
   EXPECT_EQ(player.Happened(), first);
 }
 
-TEST(TargetSchedule, WhatABranchSavesAndReadsOnceMoreDoesNotDisturbTheRest) {
-  TargetSchedule schedule(Within(100 * kSize));
-  StepRecord step = Chain({1, 2, 3});
-  step.uses = {0, 1, 1, 2, 2, 1, 1, 0};  // the second of two operators that save and read tensor 1
-  step.stretches.resize(step.uses.size() + 1);
+TEST(PlannedSchedule, WhatABranchSavesAndReadsOnceMoreDoesNotDisturbTheRest) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  StepTrace step = Chain({1, 2, 3});
+  step.accesses = {0, 1, 1, 2,
+                   2, 1, 1, 0};  // the second of two operators that save and read tensor 1
+  step.intervals.resize(step.accesses.size() + 1);
   step.objects[1].saved_until = 2;
-  schedule.Learn(Planned(step, {{.object = 0, .drop_at = 3, .fetch_at = 5, .read_at = 7}}));
+  schedule.Learn(Planned(step, {{.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 7}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3});
   player.EndForward();
@@ -846,8 +851,8 @@ TEST(TargetSchedule, WhatABranchSavesAndReadsOnceMoreDoesNotDisturbTheRest) {
   EXPECT_NE(schedule.followed(), nullptr);
 }
 
-TEST(TargetSchedule, WhatNobodyNeedsAnyMoreIsNotFetched) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhatNobodyNeedsAnyMoreIsNotFetched) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
@@ -861,11 +866,11 @@ TEST(TargetSchedule, WhatNobodyNeedsAnyMoreIsNotFetched) {
 
 // --- What the device really has ---
 
-TEST(TargetSchedule, WhereMoreIsAllocatedThanWasPlannedTheOldestThatHasLeftGoesEarly) {
-  TargetSchedule schedule(Within(4 * kSize));
+TEST(PlannedSchedule, WhereMoreIsAllocatedThanWasPlannedTheOldestThatHasLeftGoesEarly) {
+  PlannedSchedule schedule(Within(4 * kSize));
   schedule.Learn(
-      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 1, .drop_at = 4, .fetch_at = 6, .read_at = 8},
-                                       {.object = 0, .drop_at = 4, .fetch_at = 7, .read_at = 9}}));
+      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 1, .evict_at = 4, .fetch_at = 6, .read_at = 8},
+                                       {.object = 0, .evict_at = 4, .fetch_at = 7, .read_at = 9}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3});
   EXPECT_THAT(player.Happened(), ElementsAre("out 0", "stay 2", "out 1"));
@@ -877,11 +882,11 @@ TEST(TargetSchedule, WhereMoreIsAllocatedThanWasPlannedTheOldestThatHasLeftGoesE
   EXPECT_THAT(player.Happened(), ElementsAre("out 0", "stay 2", "out 1", "drop 0"));
 }
 
-TEST(TargetSchedule, WhatIsToComeUntilTheNextUseCountsAsAllocated) {
-  TargetSchedule schedule(Within(4 * kSize));
-  StepRecord step = Chain({1, 2, 3});
-  step.stretches[2].transient_bytes = kSize;
-  schedule.Learn(Planned(step, {{.object = 0, .drop_at = 3, .fetch_at = 5, .read_at = 5}}));
+TEST(PlannedSchedule, WhatIsToComeUntilTheNextUseCountsAsAllocated) {
+  PlannedSchedule schedule(Within(4 * kSize));
+  StepTrace step = Chain({1, 2, 3});
+  step.intervals[2].transient_bytes = kSize;
+  schedule.Learn(Planned(step, {{.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 5}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2});
   player.EndStep();
@@ -892,8 +897,8 @@ TEST(TargetSchedule, WhatIsToComeUntilTheNextUseCountsAsAllocated) {
       << "two are there, the third is made, and its operator takes as much again";
 }
 
-TEST(TargetSchedule, AStepThatLeavesUsesOutCountsWhatAnyOfThemTakes) {
-  TargetSchedule schedule(Within(4 * kSize));
+TEST(PlannedSchedule, AStepThatLeavesUsesOutCountsWhatAnyOfThemTakes) {
+  PlannedSchedule schedule(Within(4 * kSize));
   schedule.Learn(MuchBehindTheSecond());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3});
@@ -906,8 +911,8 @@ TEST(TargetSchedule, AStepThatLeavesUsesOutCountsWhatAnyOfThemTakes) {
       << "what is left out may come, and with it what it takes";
 }
 
-TEST(TargetSchedule, WhatWasLeftOutOfTheStepThatItGoesOnAsCountsToo) {
-  TargetSchedule schedule(Within(4 * kSize));
+TEST(PlannedSchedule, WhatWasLeftOutOfTheStepThatItGoesOnAsCountsToo) {
+  PlannedSchedule schedule(Within(4 * kSize));
   schedule.Learn(MuchBehindTheSecond());
   schedule.Learn(Planned(Chain({1, 3}), {}));
   TargetPlayer player(schedule);
@@ -918,8 +923,8 @@ TEST(TargetSchedule, WhatWasLeftOutOfTheStepThatItGoesOnAsCountsToo) {
       << "it leaves 2 out, behind which it is four";
 }
 
-TEST(TargetSchedule, WhereMoreIsAllocatedThanWasPlannedFetchesWait) {
-  TargetSchedule schedule(Within(3 * kSize));
+TEST(PlannedSchedule, WhereMoreIsAllocatedThanWasPlannedFetchesWait) {
+  PlannedSchedule schedule(Within(3 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
@@ -935,11 +940,11 @@ TEST(TargetSchedule, WhereMoreIsAllocatedThanWasPlannedFetchesWait) {
   EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
 }
 
-TEST(TargetSchedule, FetchesLeaveRoomForWhatIsToComeUntilTheNextUse) {
-  TargetSchedule schedule(Within(4 * kSize));
-  StepRecord step = Chain({1, 2, 3, 4});
-  step.stretches[6].transient_bytes = 2 * kSize;
-  schedule.Learn(Planned(step, {{.object = 0, .drop_at = 2, .fetch_at = 5, .read_at = 7}}));
+TEST(PlannedSchedule, FetchesLeaveRoomForWhatIsToComeUntilTheNextUse) {
+  PlannedSchedule schedule(Within(4 * kSize));
+  StepTrace step = Chain({1, 2, 3, 4});
+  step.intervals[6].transient_bytes = 2 * kSize;
+  schedule.Learn(Planned(step, {{.object = 0, .evict_at = 2, .fetch_at = 5, .read_at = 7}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
@@ -952,10 +957,10 @@ TEST(TargetSchedule, FetchesLeaveRoomForWhatIsToComeUntilTheNextUse) {
   EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
 }
 
-TEST(TargetSchedule, AFetchThatWasRefusedIsAskedForAgain) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AFetchThatWasRefusedIsAskedForAgain) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(
-      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .drop_at = 2, .fetch_at = 6, .read_at = 9}}));
+      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .evict_at = 2, .fetch_at = 6, .read_at = 9}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4, 5});
   player.EndForward();
@@ -972,10 +977,10 @@ TEST(TargetSchedule, AFetchThatWasRefusedIsAskedForAgain) {
   EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
 }
 
-TEST(TargetSchedule, ANewBackwardTriesAtOnceWhatWasRefusedInTheOneBefore) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, ANewBackwardTriesAtOnceWhatWasRefusedInTheOneBefore) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(
-      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .drop_at = 2, .fetch_at = 6, .read_at = 9}}));
+      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .evict_at = 2, .fetch_at = 6, .read_at = 9}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4, 5});
   player.EndForward();
@@ -988,16 +993,16 @@ TEST(TargetSchedule, ANewBackwardTriesAtOnceWhatWasRefusedInTheOneBefore) {
   EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
 }
 
-TEST(TargetSchedule, WithoutATargetInBytesWhatTheProgramHoldsLeavesOnlyByAPlan) {
-  TargetSchedule schedule(TargetOptions{.link = RoundLink()});
+TEST(PlannedSchedule, WithoutATargetInBytesWhatTheProgramHoldsLeavesOnlyByAPlan) {
+  PlannedSchedule schedule(TargetOptions{.link = RoundLink()});
   EXPECT_FALSE(schedule.OnSaved(/*scope=*/1, {kSize, /*signature=*/77}).even_if_held);
   schedule.OnReleased(0);
   schedule.Learn(FourTensors());
   EXPECT_TRUE(schedule.OnSaved(/*scope=*/1, {kSize, /*signature=*/1}).even_if_held);
 }
 
-TEST(TargetSchedule, AFetchThatWasDroppedToMakeRoomIsAskedForAgain) {
-  TargetSchedule schedule(Within(3 * kSize));
+TEST(PlannedSchedule, AFetchThatWasDroppedToMakeRoomIsAskedForAgain) {
+  PlannedSchedule schedule(Within(3 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
@@ -1015,15 +1020,15 @@ TEST(TargetSchedule, AFetchThatWasDroppedToMakeRoomIsAskedForAgain) {
 // --- Segments that can be computed again ---
 
 // Of the tensors with these signatures. Of two segments the second one is computed again.
-std::shared_ptr<const KnownStep> Mixed(const std::vector<uint64_t>& signatures) {
-  StepRecord step = Chain(signatures);
+std::shared_ptr<const CachedPlan> Mixed(const std::vector<uint64_t>& signatures) {
+  StepTrace step = Chain(signatures);
   step.segments.resize(2);
-  step.segments[1].computed_again = true;
+  step.segments[1].is_recomputed = true;
   return Planned(step, {});
 }
 
-TEST(TargetSchedule, SegmentsAreComputedAgainAsTheKnownStepSays) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, SegmentsAreComputedAgainAsTheKnownStepSays) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(Mixed({1, 2}));
   TargetPlayer player(schedule);
   player.Save(1);
@@ -1033,18 +1038,19 @@ TEST(TargetSchedule, SegmentsAreComputedAgainAsTheKnownStepSays) {
 }
 
 // The same, where the first segment begins before anything is saved; `again` are computed again.
-std::shared_ptr<const KnownStep> EarlyMixed(const std::vector<uint64_t>& signatures,
-                                            const std::vector<bool>& again,
-                                            std::vector<uint32_t> mix = {}) {
-  StepRecord step = Chain(signatures);
+std::shared_ptr<const CachedPlan> EarlyMixed(const std::vector<uint64_t>& signatures,
+                                             const std::vector<bool>& again,
+                                             std::vector<uint32_t> recompute_set = {}) {
+  StepTrace step = Chain(signatures);
   step.early_segments = 1;
   step.segments.resize(again.size());
-  for (size_t i = 0; i < again.size(); ++i) step.segments[i].computed_again = again[i];
-  return std::make_shared<const KnownStep>(step, StepPlan(), absl::OkStatus(), std::move(mix));
+  for (size_t i = 0; i < again.size(); ++i) step.segments[i].is_recomputed = again[i];
+  return std::make_shared<const CachedPlan>(step, StepPlan(), absl::OkStatus(),
+                                            std::move(recompute_set));
 }
 
-TEST(TargetSchedule, ASegmentThatAStepBeginsWithIsComputedAgainAsTheLikelyStepSays) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, ASegmentThatAStepBeginsWithIsComputedAgainAsTheLikelyStepSays) {
+  PlannedSchedule schedule(Within(100 * kSize));
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u) << "nothing is known";
   EXPECT_TRUE(schedule.HasBegun());
   EXPECT_FALSE(schedule.IsInStep());
@@ -1058,15 +1064,15 @@ TEST(TargetSchedule, ASegmentThatAStepBeginsWithIsComputedAgainAsTheLikelyStepSa
     EXPECT_NE(schedule.followed(), nullptr);
     EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 1u);
     player.EndStep();
-    const SegmentChoice::Ran ran = schedule.TakeRan();
-    EXPECT_THAT(ran.computed_again, ElementsAre(true, false));
-    EXPECT_EQ(ran.early, 1u);
+    const RecomputeTrials::SegmentLog log = schedule.TakeSegmentLog();
+    EXPECT_THAT(log.is_recomputed, ElementsAre(true, false));
+    EXPECT_EQ(log.early, 1u);
   }
 }
 
-TEST(TargetSchedule, ASegmentThatAStepBeginsWithIsThatOfAStepThatAddsToGradientsAsWell) {
-  TargetSchedule schedule(Within(100 * kSize));
-  StepRecord adds = EarlyMixed({5, 6}, {true, false})->step();
+TEST(PlannedSchedule, ASegmentThatAStepBeginsWithIsThatOfAStepThatAddsToGradientsAsWell) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  StepTrace adds = EarlyMixed({5, 6}, {true, false})->step();
   adds.begins_with_gradients = true;
   schedule.Learn(Planned(adds, {}));
   schedule.Learn(EarlyMixed({5, 6}, {false, false}));
@@ -1081,28 +1087,28 @@ TEST(TargetSchedule, ASegmentThatAStepBeginsWithIsThatOfAStepThatAddsToGradients
   }
 }
 
-TEST(TargetSchedule, WhereAnotherStepThanTheLikelyOneBeginsWithASegmentSuchOnesAreKept) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhereAnotherStepThanTheLikelyOneBeginsWithASegmentSuchOnesAreKept) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(EarlyMixed({5, 6}, {true, false}));
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), std::nullopt);
   TargetPlayer player(schedule);
   player.Save(7);
   EXPECT_EQ(schedule.followed(), nullptr);
-  EXPECT_THAT(schedule.known(), IsEmpty());
+  EXPECT_THAT(schedule.cached(), IsEmpty());
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 1u);
   player.EndStep();
   schedule.Learn(EarlyMixed({5, 6}, {true, false}));
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u);
   player.Save(7);
-  StepRecord record = Chain({7});
+  StepTrace record = Chain({7});
   record.segments.resize(1);
   record.segments[0].before.emplace();
-  SegmentChoice::Note(schedule.TakeRan(), record);
+  RecomputeTrials::Note(schedule.TakeSegmentLog(), record);
   EXPECT_FALSE(record.segments[0].before.has_value()) << "no mix has it";
 }
 
-TEST(TargetSchedule, AMixIsTriedFromTheFirstSegmentOn) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AMixIsTriedFromTheFirstSegmentOn) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(EarlyMixed({1, 2}, {false, false}, /*mix=*/{0}));
   TargetPlayer player(schedule);
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u) << "it would not be recorded";
@@ -1115,25 +1121,25 @@ TEST(TargetSchedule, AMixIsTriedFromTheFirstSegmentOn) {
   EXPECT_EQ(schedule.followed(), nullptr) << "nobody knows what it takes";
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 1u);
   player.EndStep();
-  const SegmentChoice::Ran ran = schedule.TakeRan();
-  ASSERT_NE(ran.tried, nullptr);
-  EXPECT_THAT(ran.computed_again, ElementsAre(true, false));
+  const RecomputeTrials::SegmentLog log = schedule.TakeSegmentLog();
+  ASSERT_NE(log.tried, nullptr);
+  EXPECT_THAT(log.is_recomputed, ElementsAre(true, false));
 }
 
-TEST(TargetSchedule, AStepThatBeginsWithASegmentIsAnotherThanOneThatDoesNot) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AStepThatBeginsWithASegmentIsAnotherThanOneThatDoesNot) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(EarlyMixed({1, 2}, {false, false}));
   TargetPlayer player(schedule);
   player.Save(1);
   EXPECT_EQ(schedule.followed(), nullptr);
   player.EndStep();
   schedule.Learn(Mixed({1, 2}));
-  EXPECT_THAT(schedule.known(), SizeIs(2));
+  EXPECT_THAT(schedule.cached(), SizeIs(2));
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u) << "the likely one begins without a segment";
 }
 
-TEST(TargetSchedule, KindsInTurnsThatComputeTheirFirstSegmentAgainAreNotForgotten) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, KindsInTurnsThatComputeTheirFirstSegmentAgainAreNotForgotten) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(EarlyMixed({5, 6}, {true, false}));
   schedule.Learn(EarlyMixed({7, 8}, {true, false}));
   TargetPlayer player(schedule);
@@ -1143,11 +1149,11 @@ TEST(TargetSchedule, KindsInTurnsThatComputeTheirFirstSegmentAgainAreNotForgotte
     EXPECT_NE(schedule.followed(), nullptr);
     player.EndStep();
   }
-  EXPECT_THAT(schedule.known(), SizeIs(2));
+  EXPECT_THAT(schedule.cached(), SizeIs(2));
 }
 
-TEST(TargetSchedule, TheStepThatRanLastIsTakenToComeNext) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, TheStepThatRanLastIsTakenToComeNext) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(Mixed({1, 2}));
   schedule.Learn(EarlyMixed({5, 6}, {true, false}));
   TargetPlayer player(schedule);
@@ -1156,11 +1162,11 @@ TEST(TargetSchedule, TheStepThatRanLastIsTakenToComeNext) {
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u) << "the last one began without a segment";
   player.Save(5);
   player.EndStep();
-  EXPECT_THAT(schedule.known(), SizeIs(2)) << "nothing was wrong with either";
+  EXPECT_THAT(schedule.cached(), SizeIs(2)) << "nothing was wrong with either";
 }
 
-TEST(TargetSchedule, SegmentsOfAScopeThatSavesNothingAreNoneOfTheNextStep) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, SegmentsOfAScopeThatSavesNothingAreNoneOfTheNextStep) {
+  PlannedSchedule schedule(Within(100 * kSize));
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u);
   schedule.OnScopeEnd(2);
   EXPECT_TRUE(schedule.HasBegun()) << "it was another scope's end";
@@ -1174,8 +1180,8 @@ TEST(TargetSchedule, SegmentsOfAScopeThatSavesNothingAreNoneOfTheNextStep) {
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 1u) << "the step goes on";
 }
 
-TEST(TargetSchedule, AMixedStepThatAnotherOneBeginsLikeIsForgotten) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AMixedStepThatAnotherOneBeginsLikeIsForgotten) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(Mixed({1, 2}));
   TargetPlayer player(schedule);
   player.Save(1);
@@ -1183,25 +1189,25 @@ TEST(TargetSchedule, AMixedStepThatAnotherOneBeginsLikeIsForgotten) {
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), std::nullopt);
   player.Save(7);
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 2u) << "what comes now is kept";
-  EXPECT_THAT(schedule.known(), IsEmpty());
+  EXPECT_THAT(schedule.cached(), IsEmpty());
 }
 
-TEST(TargetSchedule, AMixedStepThatIsLeftBeforeItHasMixedIsKept) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AMixedStepThatIsLeftBeforeItHasMixedIsKept) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(Mixed({1, 2}));
   TargetPlayer player(schedule);
   player.Save(1);
   schedule.OnSegment(/*scope=*/1);
   player.Save(7);
-  EXPECT_THAT(schedule.known(), SizeIs(1));
+  EXPECT_THAT(schedule.cached(), SizeIs(1));
 }
 
-TEST(TargetSchedule, AMixIsTriedByAStepThatIsRecorded) {
-  TargetSchedule schedule(Within(100 * kSize));
-  StepRecord step = Chain({1, 2});
+TEST(PlannedSchedule, AMixIsTriedByAStepThatIsRecorded) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  StepTrace step = Chain({1, 2});
   step.segments.resize(2);
-  schedule.Learn(std::make_shared<const KnownStep>(step, StepPlan(), absl::OkStatus(),
-                                                   std::vector<uint32_t>{1}));
+  schedule.Learn(std::make_shared<const CachedPlan>(step, StepPlan(), absl::OkStatus(),
+                                                    std::vector<uint32_t>{1}));
   TargetPlayer player(schedule);
   player.Save(1);
   EXPECT_NE(schedule.followed(), nullptr);
@@ -1214,47 +1220,48 @@ TEST(TargetSchedule, AMixIsTriedByAStepThatIsRecorded) {
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u);
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), std::nullopt);
   player.EndStep();
-  const SegmentChoice::Ran ran = schedule.TakeRan();
-  EXPECT_EQ(ran.tried->mix().size(), 1u);
-  EXPECT_THAT(ran.computed_again, ElementsAre(false, true));
+  const RecomputeTrials::SegmentLog log = schedule.TakeSegmentLog();
+  EXPECT_EQ(log.tried->recompute_set().size(), 1u);
+  EXPECT_THAT(log.is_recomputed, ElementsAre(false, true));
 }
 
 // With segments, all of which are kept, and this mix.
-std::shared_ptr<const KnownStep> WithMix(const std::vector<uint64_t>& signatures,
-                                         std::vector<uint32_t> mix) {
-  StepRecord step = Chain(signatures);
+std::shared_ptr<const CachedPlan> WithMix(const std::vector<uint64_t>& signatures,
+                                          std::vector<uint32_t> recompute_set) {
+  StepTrace step = Chain(signatures);
   step.segments.resize(2);
-  return std::make_shared<const KnownStep>(step, StepPlan(), absl::OkStatus(), std::move(mix));
+  return std::make_shared<const CachedPlan>(step, StepPlan(), absl::OkStatus(),
+                                            std::move(recompute_set));
 }
 
-TEST(TargetSchedule, StepsAreWorthRecordingUntilTheMixOfEachKindWasTried) {
-  TargetSchedule schedule(Within(100 * kSize));
-  const std::shared_ptr<const KnownStep> kinds[] = {WithMix({1, 2}, {0}), WithMix({5, 6}, {1})};
+TEST(PlannedSchedule, StepsAreWorthRecordingUntilTheMixOfEachKindWasTried) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  const std::shared_ptr<const CachedPlan> kinds[] = {WithMix({1, 2}, {0}), WithMix({5, 6}, {1})};
   for (const auto& kind : kinds) schedule.Learn(kind);
   TargetPlayer player(schedule);
-  for (int turn = 0; turn < TargetSchedule::kKnownInARow; ++turn) {
+  for (int turn = 0; turn < PlannedSchedule::kKnownInARow; ++turn) {
     player.Play({1, 2});
     player.Play({5, 6});
   }
   EXPECT_TRUE(schedule.WantsRecord());
-  schedule.Learn(kinds[0]->WithMixTried());
+  schedule.Learn(kinds[0]->WithRecomputeTried());
   EXPECT_TRUE(schedule.WantsRecord());
-  schedule.Learn(kinds[1]->WithMixTried());
+  schedule.Learn(kinds[1]->WithRecomputeTried());
   EXPECT_FALSE(schedule.WantsRecord());
 }
 
-TEST(TargetSchedule, StepsAreWorthRecordingUntilEachKindWasSeenToHaveNoMix) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, StepsAreWorthRecordingUntilEachKindWasSeenToHaveNoMix) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(WithMix({1, 2}, {}));
   TargetPlayer player(schedule);
-  for (int step = 0; step < TargetSchedule::kKnownInARow; ++step) player.Play({1, 2});
+  for (int step = 0; step < PlannedSchedule::kKnownInARow; ++step) player.Play({1, 2});
   EXPECT_TRUE(schedule.WantsRecord());
   schedule.Learn(WithMix({1, 2}, {}));  // as it ran as planned
   EXPECT_FALSE(schedule.WantsRecord());
 }
 
-TEST(TargetSchedule, WhereAnotherKindBeginsAlikeNoMixIsTried) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhereAnotherKindBeginsAlikeNoMixIsTried) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(WithMix({1, 2}, {0}));
   schedule.Learn(WithMix({1, 3}, {0}));
   schedule.set_is_recorded(true);
@@ -1262,15 +1269,15 @@ TEST(TargetSchedule, WhereAnotherKindBeginsAlikeNoMixIsTried) {
   player.Save(1);
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u);
   player.EndStep();
-  EXPECT_EQ(schedule.TakeRan().tried, nullptr);
+  EXPECT_EQ(schedule.TakeSegmentLog().tried, nullptr);
 }
 
-TEST(TargetSchedule, AKindWithAMixThatDoesNotComeIsNotWaitedForForEver) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AKindWithAMixThatDoesNotComeIsNotWaitedForForEver) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(WithMix({1, 2}, {0}));
   schedule.Learn(Planned(Chain({5, 6}), {}));
   TargetPlayer player(schedule);
-  for (int step = 0; step < TargetSchedule::kKnownInARowForMixes; ++step) {
+  for (int step = 0; step < PlannedSchedule::kKnownInARowForRecompute; ++step) {
     EXPECT_TRUE(schedule.WantsRecord()) << step;
     player.Play({5, 6});
   }
@@ -1279,12 +1286,12 @@ TEST(TargetSchedule, AKindWithAMixThatDoesNotComeIsNotWaitedForForEver) {
 
 // --- Another step than was thought ---
 
-TEST(TargetSchedule, AStepGoesOnAsTheKnownOneThatBeginsLikeIt) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AStepGoesOnAsTheKnownOneThatBeginsLikeIt) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(
-      Planned(Chain({1, 2, 7, 3, 4}), {{.object = 1, .drop_at = 4, .fetch_at = 8, .read_at = 8}}));
+      Planned(Chain({1, 2, 7, 3, 4}), {{.object = 1, .evict_at = 4, .fetch_at = 8, .read_at = 8}}));
   schedule.Learn(
-      Planned(Chain({1, 2, 7, 5, 6}), {{.object = 0, .drop_at = 3, .fetch_at = 8, .read_at = 9}}));
+      Planned(Chain({1, 2, 7, 5, 6}), {{.object = 0, .evict_at = 3, .fetch_at = 8, .read_at = 9}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 7});
   EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "stay 2"));
@@ -1296,10 +1303,10 @@ TEST(TargetSchedule, AStepGoesOnAsTheKnownOneThatBeginsLikeIt) {
       << "what has left and would have stayed is not dropped";
 }
 
-TEST(TargetSchedule, AStepThatSavesInAnotherOrderIsWhereItsLastUseIs) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AStepThatSavesInAnotherOrderIsWhereItsLastUseIs) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(
-      Planned(Chain({3, 1, 2}), {{.object = 1, .drop_at = 2, .fetch_at = 4, .read_at = 4}}));
+      Planned(Chain({3, 1, 2}), {{.object = 1, .evict_at = 2, .fetch_at = 4, .read_at = 4}}));
   schedule.Learn(Planned(Chain({1, 2, 4}), {}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2});
@@ -1308,20 +1315,20 @@ TEST(TargetSchedule, AStepThatSavesInAnotherOrderIsWhereItsLastUseIs) {
   EXPECT_THAT(player.Happened(), ElementsAre("stay 2", "out 0", "drop 0"));
 }
 
-TEST(TargetSchedule, WhatWasSavedBeforeWithTheSameSignatureIsCountedInTheOtherStep) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhatWasSavedBeforeWithTheSameSignatureIsCountedInTheOtherStep) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(
-      Planned(Chain({1, 1, 3}), {{.object = 1, .drop_at = 2, .fetch_at = 4, .read_at = 4}}));
+      Planned(Chain({1, 1, 3}), {{.object = 1, .evict_at = 2, .fetch_at = 4, .read_at = 4}}));
   schedule.Learn(Planned(Chain({1, 1, 4}), {}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 1, 3});
   EXPECT_THAT(player.Happened(), ElementsAre("stay 0", "stay 1", "stay 2", "out 1", "drop 1"));
 }
 
-TEST(TargetSchedule, WhatWasDueInTheStepThatWasThoughtIsNotDueAnyMore) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhatWasDueInTheStepThatWasThoughtIsNotDueAnyMore) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(
-      Planned(Chain({1, 2, 3, 9}), {{.object = 0, .drop_at = 5, .fetch_at = 6, .read_at = 7}}));
+      Planned(Chain({1, 2, 3, 9}), {{.object = 0, .evict_at = 5, .fetch_at = 6, .read_at = 7}}));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
   player.HoldBack();
@@ -1330,10 +1337,10 @@ TEST(TargetSchedule, WhatWasDueInTheStepThatWasThoughtIsNotDueAnyMore) {
   EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "stay 2", "stay 3", "out 0"));
 }
 
-TEST(TargetSchedule, WhatHasStayedLeavesLateOnlyOnce) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhatHasStayedLeavesLateOnlyOnce) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(
-      Planned(Chain({1, 2, 3}), {{.object = 0, .drop_at = 3, .fetch_at = 5, .read_at = 5}}));
+      Planned(Chain({1, 2, 3}), {{.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 5}}));
   schedule.Learn(Planned(Chain({1, 2, 4}), {}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3});
@@ -1342,11 +1349,11 @@ TEST(TargetSchedule, WhatHasStayedLeavesLateOnlyOnce) {
   EXPECT_THAT(player.Happened(), ElementsAre("out 1", "out 2", "drop 0", "drop 1", "drop 2"));
 }
 
-TEST(TargetSchedule, OfSeveralThatBeginAlikeTheOneThatWasFollowedLastIsTriedFirst) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, OfSeveralThatBeginAlikeTheOneThatWasFollowedLastIsTriedFirst) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(Planned(Chain({1, 2, 3}), {}));
   schedule.Learn(
-      Planned(Chain({1, 2, 5}), {{.object = 0, .drop_at = 2, .fetch_at = 4, .read_at = 5}}));
+      Planned(Chain({1, 2, 5}), {{.object = 0, .evict_at = 2, .fetch_at = 4, .read_at = 5}}));
   TargetPlayer player(schedule);
   player.Save(1);
   EXPECT_THAT(player.Happened(), IsEmpty()) << "it leaves";
@@ -1357,8 +1364,8 @@ TEST(TargetSchedule, OfSeveralThatBeginAlikeTheOneThatWasFollowedLastIsTriedFirs
   EXPECT_THAT(player.Happened(), ElementsAre("stay 0"));
 }
 
-TEST(TargetSchedule, OfSeveralThatBeginAlikeTheOneThatCameAfterTheLastStepBeforeIsTriedFirst) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, OfSeveralThatBeginAlikeTheOneThatCameAfterTheLastStepBeforeIsTriedFirst) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(Planned(Chain({1, 2, 3}), {}));
   schedule.Learn(Planned(Chain({1, 2, 5}), {}));
   TargetPlayer player(schedule);
@@ -1381,8 +1388,8 @@ TEST(TargetSchedule, OfSeveralThatBeginAlikeTheOneThatCameAfterTheLastStepBefore
   EXPECT_TRUE(begins_as(3)) << "after one that is not known, the last one that was followed";
 }
 
-TEST(TargetSchedule, WhenAStepTurnsOutToBeUnknownWhatHasStayedLeaves) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhenAStepTurnsOutToBeUnknownWhatHasStayedLeaves) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3});
@@ -1393,18 +1400,18 @@ TEST(TargetSchedule, WhenAStepTurnsOutToBeUnknownWhatHasStayedLeaves) {
   EXPECT_THAT(player.Happened(), ElementsAre("out 3", "drop 3"));
 }
 
-TEST(TargetSchedule, AnUnknownStepThatNeverEndsGivesNumbersOutAgain) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AnUnknownStepThatNeverEndsGivesNumbersOutAgain) {
+  PlannedSchedule schedule(Within(100 * kSize));
   const uint32_t kept = schedule.OnSaved(1, {kSize, 1}).object;
   for (uint64_t i = 0; i < 1000; ++i) {
-    const Fate fate = schedule.OnSaved(1, {kSize, 2 + i});
-    EXPECT_EQ(fate.object, kept + 1);
-    schedule.OnReleased(fate.object);
+    const SaveDecision decision = schedule.OnSaved(1, {kSize, 2 + i});
+    EXPECT_EQ(decision.object, kept + 1);
+    schedule.OnReleased(decision.object);
   }
 }
 
-TEST(TargetSchedule, AnUnknownStepTakesTheLeastMemoryHoweverMuchThereIs) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AnUnknownStepTakesTheLeastMemoryHoweverMuchThereIs) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(Planned(Chain({1, 2}), {}));
   TargetPlayer player(schedule);
   player.SaveAll({7, 8, 9});
@@ -1417,21 +1424,21 @@ TEST(TargetSchedule, AnUnknownStepTakesTheLeastMemoryHoweverMuchThereIs) {
       << "who read it has it, and nobody else may for long";
 }
 
-TEST(TargetSchedule, WhatIsComputedAgainKeepsNobodyFromComingBackAhead) {
-  StepRecord step = Chain({1, 2, 3});
-  step.objects[1].recompute_us = 1;
-  std::vector<Gap> gaps = GapsOf(step);  // of the first two
-  ASSERT_EQ(gaps.size(), 2u);
-  for (Gap& gap : gaps) {
-    gap.away_from = gap.first;
-    gap.away_until = gap.last;
+TEST(PlannedSchedule, WhatIsComputedAgainKeepsNobodyFromComingBackAhead) {
+  StepTrace step = Chain({1, 2, 3});
+  step.objects[1].recast_us = 1;
+  std::vector<IdleInterval> idle_intervals = IdleIntervalsOf(step);  // of the first two
+  ASSERT_EQ(idle_intervals.size(), 2u);
+  for (IdleInterval& idle : idle_intervals) {
+    idle.away_from = idle.first;
+    idle.away_until = idle.last;
   }
-  gaps[0].away_until = 3;
-  TargetSchedule schedule(Within(100 * kSize));
-  schedule.Learn(Planned(step, MovesOf(step, gaps)));
+  idle_intervals[0].away_until = 3;
+  PlannedSchedule schedule(Within(100 * kSize));
+  schedule.Learn(Planned(step, MovesOf(step, idle_intervals)));
   TargetPlayer player(schedule);
   player.Save(1);
-  player.Save(2, kSize, TargetPlayer::kOwnOperator, /*frees=*/true, /*computed_again=*/true);
+  player.Save(2, kSize, TargetPlayer::kOwnOperator, /*frees=*/true, /*is_recomputed=*/true);
   player.Save(3);
   player.EndForward();
   EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0", "stay 2"));
@@ -1442,8 +1449,8 @@ TEST(TargetSchedule, WhatIsComputedAgainKeepsNobodyFromComingBackAhead) {
 
 // --- Another step than was thought, by what it reads ---
 
-TEST(TargetSchedule, AStepThatReadsMoreOftenThanTheKnownOneGoesOnLikeTheFirst) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AStepThatReadsMoreOftenThanTheKnownOneGoesOnLikeTheFirst) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
@@ -1459,8 +1466,8 @@ TEST(TargetSchedule, AStepThatReadsMoreOftenThanTheKnownOneGoesOnLikeTheFirst) {
       << "what has stayed leaves, and what was fetched ahead goes";
 }
 
-TEST(TargetSchedule, AStepThatReadsInAnotherOrderGoesOnLikeTheFirst) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AStepThatReadsInAnotherOrderGoesOnLikeTheFirst) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
@@ -1469,8 +1476,8 @@ TEST(TargetSchedule, AStepThatReadsInAnotherOrderGoesOnLikeTheFirst) {
   EXPECT_EQ(schedule.followed(), nullptr) << "tensor 3 was to be read first";
 }
 
-TEST(TargetSchedule, AReadOfWhatNobodyNeedsAnyMoreIsNotMissed) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AReadOfWhatNobodyNeedsAnyMoreIsNotMissed) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
@@ -1480,8 +1487,8 @@ TEST(TargetSchedule, AReadOfWhatNobodyNeedsAnyMoreIsNotMissed) {
   EXPECT_NE(schedule.followed(), nullptr);
 }
 
-TEST(TargetSchedule, AStepThatKeepsTheGraphThatTheKnownOneLetsGoOfGoesOnLikeTheFirst) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AStepThatKeepsTheGraphThatTheKnownOneLetsGoOfGoesOnLikeTheFirst) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
@@ -1493,9 +1500,9 @@ TEST(TargetSchedule, AStepThatKeepsTheGraphThatTheKnownOneLetsGoOfGoesOnLikeTheF
               ElementsAre("out 1", "out 2", "out 3", "drop 1", "drop 2", "drop 3", "demand 3"));
 }
 
-TEST(TargetSchedule, AStepWhoseBackwardMakesAGraphGoesOnLikeTheFirst) {
-  TargetSchedule schedule(Within(100 * kSize));
-  StepRecord step = Chain({1, 2, 3});
+TEST(PlannedSchedule, AStepWhoseBackwardMakesAGraphGoesOnLikeTheFirst) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  StepTrace step = Chain({1, 2, 3});
   for (StepObject& object : step.objects) object.needed_until = 6;
   schedule.Learn(Planned(step, {}));
   TargetPlayer player(schedule);
@@ -1503,13 +1510,13 @@ TEST(TargetSchedule, AStepWhoseBackwardMakesAGraphGoesOnLikeTheFirst) {
   player.EndForward();
   player.ReadAndKeep(2);
   EXPECT_NE(schedule.followed(), nullptr);
-  player.Read(1, TargetPlayer::kOwnOperator, Use::kReadIntoGraph);
+  player.Read(1, TargetPlayer::kOwnOperator, AccessKind::kReadIntoGraph);
   EXPECT_EQ(schedule.followed(), nullptr);
 }
 
-TEST(TargetSchedule, AStepInWhichSomethingIsNeededLongerGoesOnLikeTheFirst) {
-  TargetSchedule schedule(Within(100 * kSize));
-  StepRecord step = Chain({1, 2, 3, 4});
+TEST(PlannedSchedule, AStepInWhichSomethingIsNeededLongerGoesOnLikeTheFirst) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  StepTrace step = Chain({1, 2, 3, 4});
   step.objects[3].needed_until = 5;
   schedule.Learn(Planned(step, {}));
   for (const bool is_released : {true, false}) {
@@ -1526,20 +1533,20 @@ TEST(TargetSchedule, AStepInWhichSomethingIsNeededLongerGoesOnLikeTheFirst) {
 }
 
 // Its graph is kept and read twice: uses 4 to 7, and in the same order 8 to 11.
-std::shared_ptr<const KnownStep> FourTensorsReadTwice(std::vector<StepMove> moves) {
-  StepRecord step = Chain({1, 2, 3, 4});
+std::shared_ptr<const CachedPlan> FourTensorsReadTwice(std::vector<StepMove> moves) {
+  StepTrace step = Chain({1, 2, 3, 4});
   for (uint32_t object = 4; object-- > 0;) {
     step.objects[object].needed_until = 12 - object;
-    step.uses.push_back(object);
+    step.accesses.push_back(object);
   }
-  step.stretches.resize(step.uses.size() + 1);
+  step.intervals.resize(step.accesses.size() + 1);
   return Planned(std::move(step), std::move(moves));
 }
 
-TEST(TargetSchedule, AStepGoesOnAsTheKnownOneThatReadsLikeIt) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AStepGoesOnAsTheKnownOneThatReadsLikeIt) {
+  PlannedSchedule schedule(Within(100 * kSize));
   const auto twice =
-      FourTensorsReadTwice({{.object = 1, .drop_at = 3, .fetch_at = 6, .read_at = 6}});
+      FourTensorsReadTwice({{.object = 1, .evict_at = 3, .fetch_at = 6, .read_at = 6}});
   const auto once = FourTensors();
   schedule.Learn(twice);
   schedule.Learn(once);
@@ -1556,10 +1563,10 @@ TEST(TargetSchedule, AStepGoesOnAsTheKnownOneThatReadsLikeIt) {
   EXPECT_EQ(schedule.followed(), twice) << "that was followed last";
 }
 
-TEST(TargetSchedule, WhatIsFetchedForTheNextBackwardStaysAtTheEndOfThisOne) {
-  TargetSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensorsReadTwice({{.object = 0, .drop_at = 2, .fetch_at = 7, .read_at = 7},
-                                       {.object = 3, .drop_at = 5, .fetch_at = 7, .read_at = 8}}));
+TEST(PlannedSchedule, WhatIsFetchedForTheNextBackwardStaysAtTheEndOfThisOne) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensorsReadTwice({{.object = 0, .evict_at = 2, .fetch_at = 7, .read_at = 7},
+                                       {.object = 3, .evict_at = 5, .fetch_at = 7, .read_at = 8}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
@@ -1574,11 +1581,11 @@ TEST(TargetSchedule, WhatIsFetchedForTheNextBackwardStaysAtTheEndOfThisOne) {
 }
 
 // Object 0 comes for the first backward and is there for the second one, object 3 goes in between.
-TEST(TargetSchedule, WhatHasComeBackInAGraphThatIsKeptStaysUnlessThePlanDropsIt) {
-  TargetSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensorsReadTwice({{.object = 3, .drop_at = 3, .fetch_at = 4, .read_at = 4},
-                                       {.object = 0, .drop_at = 2, .fetch_at = 6, .read_at = 7},
-                                       {.object = 3, .drop_at = 5, .fetch_at = 7, .read_at = 8}}));
+TEST(PlannedSchedule, WhatHasComeBackInAGraphThatIsKeptStaysUnlessThePlanDropsIt) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensorsReadTwice({{.object = 3, .evict_at = 3, .fetch_at = 4, .read_at = 4},
+                                       {.object = 0, .evict_at = 2, .fetch_at = 6, .read_at = 7},
+                                       {.object = 3, .evict_at = 5, .fetch_at = 7, .read_at = 8}}));
   TargetPlayer player(schedule);
   const auto stays = [&](size_t number) { return schedule.StaysFetched(player.parcel(number)); };
   player.SaveAll({1, 2, 3, 4});
@@ -1598,9 +1605,9 @@ TEST(TargetSchedule, WhatHasComeBackInAGraphThatIsKeptStaysUnlessThePlanDropsIt)
   EXPECT_FALSE(stays(0)) << "nobody reads it again";
 }
 
-TEST(TargetSchedule, WhatItsReaderIsAboutToReadStaysHoweverLittleRoomThereIs) {
-  TargetSchedule schedule(Within(4 * kSize));
-  schedule.Learn(FourTensorsReadTwice({{.object = 1, .drop_at = 3, .fetch_at = 5, .read_at = 6}}));
+TEST(PlannedSchedule, WhatItsReaderIsAboutToReadStaysHoweverLittleRoomThereIs) {
+  PlannedSchedule schedule(Within(4 * kSize));
+  schedule.Learn(FourTensorsReadTwice({{.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 6}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
@@ -1612,8 +1619,8 @@ TEST(TargetSchedule, WhatItsReaderIsAboutToReadStaysHoweverLittleRoomThereIs) {
   EXPECT_THAT(player.Happened(), ElementsAre("out 2", "out 3", "drop 2", "drop 3"));
 }
 
-TEST(TargetSchedule, WhatWasFetchedAheadGoesAgainWhereMoreIsAllocatedThanWasPlanned) {
-  TargetSchedule schedule(Within(4 * kSize));
+TEST(PlannedSchedule, WhatWasFetchedAheadGoesAgainWhereMoreIsAllocatedThanWasPlanned) {
+  PlannedSchedule schedule(Within(4 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
@@ -1632,11 +1639,11 @@ TEST(TargetSchedule, WhatWasFetchedAheadGoesAgainWhereMoreIsAllocatedThanWasPlan
   EXPECT_THAT(player.Happened(), ElementsAre("demand 0"));
 }
 
-TEST(TargetSchedule, OfWhatWasFetchedAheadTheLastToBeReadGoesFirst) {
-  TargetSchedule schedule(Within(6 * kSize));
+TEST(PlannedSchedule, OfWhatWasFetchedAheadTheLastToBeReadGoesFirst) {
+  PlannedSchedule schedule(Within(6 * kSize));
   schedule.Learn(
-      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .drop_at = 4, .fetch_at = 5, .read_at = 9},
-                                       {.object = 1, .drop_at = 4, .fetch_at = 5, .read_at = 8}}));
+      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .evict_at = 4, .fetch_at = 5, .read_at = 9},
+                                       {.object = 1, .evict_at = 4, .fetch_at = 5, .read_at = 8}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4, 5});
   player.EndForward();
@@ -1650,10 +1657,10 @@ TEST(TargetSchedule, OfWhatWasFetchedAheadTheLastToBeReadGoesFirst) {
   EXPECT_THAT(player.Happened(), ElementsAre("drop 0"));
 }
 
-TEST(TargetSchedule, WhatWentAgainIsFetchedAheadOnceMoreWhenThereIsRoom) {
-  TargetSchedule schedule(Within(6 * kSize));
+TEST(PlannedSchedule, WhatWentAgainIsFetchedAheadOnceMoreWhenThereIsRoom) {
+  PlannedSchedule schedule(Within(6 * kSize));
   schedule.Learn(Planned(Chain({1, 2, 3, 4, 5, 6}),
-                         {{.object = 0, .drop_at = 2, .fetch_at = 7, .read_at = 11}}));
+                         {{.object = 0, .evict_at = 2, .fetch_at = 7, .read_at = 11}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4, 5, 6});
   player.EndForward();
@@ -1671,13 +1678,13 @@ TEST(TargetSchedule, WhatWentAgainIsFetchedAheadOnceMoreWhenThereIsRoom) {
   EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
 }
 
-TEST(TargetSchedule, WhatNobodyReadsAnyMoreLeavesFirst) {
-  TargetSchedule schedule(Within(3 * kSize));
-  StepRecord step = Chain({1, 2, 3});
+TEST(PlannedSchedule, WhatNobodyReadsAnyMoreLeavesFirst) {
+  PlannedSchedule schedule(Within(3 * kSize));
+  StepTrace step = Chain({1, 2, 3});
   // Its first object is needed to the end, and not read.
-  step.uses.pop_back();
-  step.operators.resize(step.operators.empty() ? 0 : step.uses.size());
-  step.stretches.pop_back();
+  step.accesses.pop_back();
+  step.operators.resize(step.operators.empty() ? 0 : step.accesses.size());
+  step.intervals.pop_back();
   step.objects[0].needed_until = 5;
   schedule.Learn(Planned(std::move(step), {}));
   TargetPlayer player(schedule);
@@ -1689,11 +1696,11 @@ TEST(TargetSchedule, WhatNobodyReadsAnyMoreLeavesFirst) {
   EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0"));
 }
 
-TEST(TargetSchedule, WeightsThatVisitGiveWayToWhatWasPlanned) {
-  TargetSchedule schedule(Within(4 * kSize));
+TEST(PlannedSchedule, WeightsThatVisitGiveWayToWhatWasPlanned) {
+  PlannedSchedule schedule(Within(4 * kSize));
   StepPlan plan;
   plan.peak_bytes = 4 * kSize;
-  schedule.Learn(std::make_shared<const KnownStep>(Chain({1, 2, 3, 4}), plan));
+  schedule.Learn(std::make_shared<const CachedPlan>(Chain({1, 2, 3, 4}), plan));
   TargetPlayer player(schedule);
   player.SetVisitingBytes(kSize);
   player.SaveAll({1, 2, 3, 4});
@@ -1705,10 +1712,10 @@ TEST(TargetSchedule, WeightsThatVisitGiveWayToWhatWasPlanned) {
 }
 
 // First what is used last.
-TEST(TargetSchedule, WhatHasStayedForTheNextBackwardGoesWhereMoreIsAllocatedThanWasPlanned) {
-  TargetSchedule schedule(Within(4 * kSize));
-  schedule.Learn(FourTensorsReadTwice({{.object = 1, .drop_at = 3, .fetch_at = 5, .read_at = 6},
-                                       {.object = 0, .drop_at = 2, .fetch_at = 6, .read_at = 7}}));
+TEST(PlannedSchedule, WhatHasStayedForTheNextBackwardGoesWhereMoreIsAllocatedThanWasPlanned) {
+  PlannedSchedule schedule(Within(4 * kSize));
+  schedule.Learn(FourTensorsReadTwice({{.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 6},
+                                       {.object = 0, .evict_at = 2, .fetch_at = 6, .read_at = 7}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
@@ -1727,12 +1734,12 @@ TEST(TargetSchedule, WhatHasStayedForTheNextBackwardGoesWhereMoreIsAllocatedThan
 }
 
 // Its graph is not kept: what its second reader, which a branch has left out, would have read.
-TEST(TargetSchedule, WhatASecondReaderHasNotReadGoesAtTheEndOfTheBackward) {
-  TargetSchedule schedule(Within(100 * kSize));
-  StepRecord step = Chain({1, 2, 3, 4});
-  step.uses.push_back(0);
-  step.stretches.resize(step.uses.size() + 1);
-  schedule.Learn(Planned(step, {{.object = 0, .drop_at = 2, .fetch_at = 6, .read_at = 7}}));
+TEST(PlannedSchedule, WhatASecondReaderHasNotReadGoesAtTheEndOfTheBackward) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  StepTrace step = Chain({1, 2, 3, 4});
+  step.accesses.push_back(0);
+  step.intervals.resize(step.accesses.size() + 1);
+  schedule.Learn(Planned(step, {{.object = 0, .evict_at = 2, .fetch_at = 6, .read_at = 7}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
@@ -1741,9 +1748,9 @@ TEST(TargetSchedule, WhatASecondReaderHasNotReadGoesAtTheEndOfTheBackward) {
   EXPECT_THAT(schedule.FetchedIn(TargetPlayer::kBackward), SizeIs(1));
 }
 
-TEST(TargetSchedule, WhatHasStayedForTheNextBackwardGoesWhenTheStepTurnsOutToBeUnknown) {
-  TargetSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensorsReadTwice({{.object = 0, .drop_at = 2, .fetch_at = 6, .read_at = 7}}));
+TEST(PlannedSchedule, WhatHasStayedForTheNextBackwardGoesWhenTheStepTurnsOutToBeUnknown) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  schedule.Learn(FourTensorsReadTwice({{.object = 0, .evict_at = 2, .fetch_at = 6, .read_at = 7}}));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
@@ -1758,11 +1765,11 @@ TEST(TargetSchedule, WhatHasStayedForTheNextBackwardGoesWhenTheStepTurnsOutToBeU
   EXPECT_FALSE(schedule.StaysFetched(player.parcel(0)));
 }
 
-TEST(TargetSchedule, AStepThatReadsOtherwiseMakesTheNextThreeWorthRecording) {
-  TargetSchedule schedule(Within(3 * kSize));
+TEST(PlannedSchedule, AStepThatReadsOtherwiseMakesTheNextThreeWorthRecording) {
+  PlannedSchedule schedule(Within(3 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
-  for (int step = 0; step < TargetSchedule::kKnownInARow; ++step) player.Play({1, 2, 3, 4});
+  for (int step = 0; step < PlannedSchedule::kKnownInARow; ++step) player.Play({1, 2, 3, 4});
   ASSERT_FALSE(schedule.WantsRecord());
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
@@ -1771,13 +1778,13 @@ TEST(TargetSchedule, AStepThatReadsOtherwiseMakesTheNextThreeWorthRecording) {
   EXPECT_TRUE(schedule.WantsRecord());
 }
 
-TEST(TargetSchedule, OfThoseThatBeginLikeItAStepGoesOnAsOneThatFitsIntoTheTarget) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, OfThoseThatBeginLikeItAStepGoesOnAsOneThatFitsIntoTheTarget) {
+  PlannedSchedule schedule(Within(100 * kSize));
   const auto once = FourTensors();
   schedule.Learn(once);
-  StepRecord twice = FourTensorsReadTwice({})->step();
-  schedule.Learn(std::make_shared<const KnownStep>(std::move(twice), StepPlan(),
-                                                   absl::ResourceExhaustedError("too little")));
+  StepTrace twice = FourTensorsReadTwice({})->step();
+  schedule.Learn(std::make_shared<const CachedPlan>(std::move(twice), StepPlan(),
+                                                    absl::ResourceExhaustedError("too little")));
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
   EXPECT_EQ(schedule.followed(), once);
@@ -1785,114 +1792,114 @@ TEST(TargetSchedule, OfThoseThatBeginLikeItAStepGoesOnAsOneThatFitsIntoTheTarget
 
 // --- What is remembered ---
 
-TEST(TargetSchedule, StepsThatSaveTheSameAndReadItOtherwiseAreKeptSideBySide) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, StepsThatSaveTheSameAndReadItOtherwiseAreKeptSideBySide) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensors());
   schedule.Learn(FourTensorsReadTwice({}));
-  EXPECT_THAT(schedule.known(), SizeIs(2));
-  StepRecord kept = Chain({1, 2, 3, 4});
+  EXPECT_THAT(schedule.cached(), SizeIs(2));
+  StepTrace kept = Chain({1, 2, 3, 4});
   kept.objects[3].needed_until = 8;
   schedule.Learn(Planned(kept, {}));
-  EXPECT_THAT(schedule.known(), SizeIs(3));
-  StepRecord in_their_order = Chain({1, 2, 3, 4});
-  in_their_order.uses = {0, 1, 2, 3, 0, 1, 2, 3};
+  EXPECT_THAT(schedule.cached(), SizeIs(3));
+  StepTrace in_their_order = Chain({1, 2, 3, 4});
+  in_their_order.accesses = {0, 1, 2, 3, 0, 1, 2, 3};
   schedule.Learn(Planned(in_their_order, {}));
-  EXPECT_THAT(schedule.known(), SizeIs(4));
+  EXPECT_THAT(schedule.cached(), SizeIs(4));
 }
 
-TEST(TargetSchedule, TheStepsThatWereFollowedLastAreKept) {
-  TargetSchedule schedule(Within(100 * kSize));
-  for (uint64_t signature = 1; signature <= TargetSchedule::kMaxKnown; ++signature) {
+TEST(PlannedSchedule, TheStepsThatWereFollowedLastAreKept) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  for (uint64_t signature = 1; signature <= PlannedSchedule::kMaxCached; ++signature) {
     schedule.Learn(Planned(Chain({signature}), {}));
   }
   TargetPlayer(schedule).Play({1});
   EXPECT_EQ(FirstSignatures(schedule).front(), 1u);
   schedule.Learn(Planned(Chain({1000}), {}));
   const std::vector<uint64_t> kept = FirstSignatures(schedule);
-  EXPECT_THAT(kept, SizeIs(TargetSchedule::kMaxKnown));
+  EXPECT_THAT(kept, SizeIs(PlannedSchedule::kMaxCached));
   EXPECT_EQ(kept[0], 1000u);
   EXPECT_EQ(kept[1], 1u);
   EXPECT_EQ(kept.back(), 3u) << "2 is forgotten";
 }
 
-TEST(TargetSchedule, AStepThatSavesAndReadsTheSameTakesThePlaceOfTheOneBefore) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, AStepThatSavesAndReadsTheSameTakesThePlaceOfTheOneBefore) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensors());
   schedule.Learn(Planned(Chain({1, 2}), {}));
-  const std::shared_ptr<const KnownStep> again = Planned(Chain({1, 2, 3, 4}), {});
+  const std::shared_ptr<const CachedPlan> again = Planned(Chain({1, 2, 3, 4}), {});
   schedule.Learn(again);
-  EXPECT_THAT(schedule.known(), SizeIs(2));
-  EXPECT_TRUE(schedule.known().front()->IsLike(again->step()));
+  EXPECT_THAT(schedule.cached(), SizeIs(2));
+  EXPECT_TRUE(schedule.cached().front()->IsLike(again->step()));
 }
 
-TEST(TargetSchedule, AStepWhoseTensorsFreeOthersIsAnotherOne) {
-  TargetSchedule schedule(Within(100 * kSize));
-  StepRecord step = Chain({1, 2});
+TEST(PlannedSchedule, AStepWhoseTensorsFreeOthersIsAnotherOne) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  StepTrace step = Chain({1, 2});
   schedule.Learn(Planned(step, {}));
   step.objects[1].frees = false;
   schedule.Learn(Planned(step, {}));
-  EXPECT_THAT(schedule.known(), SizeIs(2));
+  EXPECT_THAT(schedule.cached(), SizeIs(2));
 }
 
 // --- Plans ---
 
-TEST(TargetSchedule, APlanKeepsWithinTheTarget) {
-  const TargetSchedule schedule(Within(3 * kSize));
-  const std::shared_ptr<const KnownStep> known = schedule.Plan(Chain({1, 2, 3, 4})).value();
-  EXPECT_EQ(known->plan().peak_bytes, 3 * kSize);
-  EXPECT_THAT(known->shortfall(), IsOk());
+TEST(PlannedSchedule, APlanKeepsWithinTheTarget) {
+  const PlannedSchedule schedule(Within(3 * kSize));
+  const std::shared_ptr<const CachedPlan> cached = schedule.Plan(Chain({1, 2, 3, 4})).value();
+  EXPECT_EQ(cached->plan().peak_bytes, 3 * kSize);
+  EXPECT_THAT(cached->shortfall(), IsOk());
 }
 
-TEST(TargetSchedule, WhereTheTargetCannotBeMetThePlanIsTheLeastAndSaysWhy) {
-  const TargetSchedule schedule(Within(kSize));
-  const StepRecord step = Chain({1, 2, 3, 4});
-  const std::shared_ptr<const KnownStep> known = schedule.Plan(step).value();
-  EXPECT_EQ(known->plan().peak_bytes, LeastMemoryBytes(step).value());
-  EXPECT_THAT(known->shortfall(),
+TEST(PlannedSchedule, WhereTheTargetCannotBeMetThePlanIsTheLeastAndSaysWhy) {
+  const PlannedSchedule schedule(Within(kSize));
+  const StepTrace step = Chain({1, 2, 3, 4});
+  const std::shared_ptr<const CachedPlan> cached = schedule.Plan(step).value();
+  EXPECT_EQ(cached->plan().peak_bytes, LeastMemoryBytes(step).value());
+  EXPECT_THAT(cached->shortfall(),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("does not fit")));
 }
 
-TEST(TargetSchedule, OfATargetIsSetAsideAsMuchAsIsEnoughIfTheStepLeavesIt) {
-  const StepRecord step = Chain({1, 2, 3, 4});
+TEST(PlannedSchedule, OfATargetIsSetAsideAsMuchAsIsEnoughIfTheStepLeavesIt) {
+  const StepTrace step = Chain({1, 2, 3, 4});
   const uint64_t least_bytes = LeastMemoryBytes(step).value();
   const SetAside aside = {.least_bytes = kSize, .enough_bytes = 2 * kSize};
   // What is enough and two objects more; what is enough; what is more than the least.
   for (const uint64_t beside_bytes : {4 * kSize, 2 * kSize, kSize + kSize / 2}) {
-    const TargetSchedule schedule(Within(least_bytes + beside_bytes));
-    const auto known = schedule.Plan(step, /*mixes=*/false, aside).value();
-    EXPECT_THAT(known->shortfall(), IsOk());
+    const PlannedSchedule schedule(Within(least_bytes + beside_bytes));
+    const auto cached = schedule.Plan(step, /*mixes=*/false, aside).value();
+    EXPECT_THAT(cached->shortfall(), IsOk());
     const uint64_t aside_bytes = std::min(beside_bytes, aside.enough_bytes);
-    EXPECT_LE(known->plan().peak_bytes, least_bytes + beside_bytes - aside_bytes);
-    EXPECT_GT(known->plan().peak_bytes, least_bytes + beside_bytes - aside_bytes - kSize);
+    EXPECT_LE(cached->plan().peak_bytes, least_bytes + beside_bytes - aside_bytes);
+    EXPECT_GT(cached->plan().peak_bytes, least_bytes + beside_bytes - aside_bytes - kSize);
   }
 }
 
-TEST(TargetSchedule, OfATargetAMarginStaysFreeWhereTheStepCanDoWithoutIt) {
-  const StepRecord step = Chain({1, 2, 3, 4});
+TEST(PlannedSchedule, OfATargetAMarginStaysFreeWhereTheStepCanDoWithoutIt) {
+  const StepTrace step = Chain({1, 2, 3, 4});
   const uint64_t least_bytes = LeastMemoryBytes(step).value();
   for (const uint64_t beside_bytes : {2 * kSize, kSize / 2, uint64_t{0}}) {
-    const TargetSchedule schedule(Within(least_bytes + beside_bytes));
-    const auto known = schedule.Plan(step, /*mixes=*/false, {}, /*margin_bytes=*/kSize).value();
-    EXPECT_THAT(known->shortfall(), IsOk());
-    EXPECT_LE(known->plan().peak_bytes, std::max(least_bytes, least_bytes + beside_bytes - kSize));
-    EXPECT_EQ(known->memory_bytes(), least_bytes + beside_bytes) << "what it is judged by";
+    const PlannedSchedule schedule(Within(least_bytes + beside_bytes));
+    const auto cached = schedule.Plan(step, /*mixes=*/false, {}, /*margin_bytes=*/kSize).value();
+    EXPECT_THAT(cached->shortfall(), IsOk());
+    EXPECT_LE(cached->plan().peak_bytes, std::max(least_bytes, least_bytes + beside_bytes - kSize));
+    EXPECT_EQ(cached->memory_bytes(), least_bytes + beside_bytes) << "what it is judged by";
   }
 }
 
-TEST(TargetSchedule, WhatIsSetAsideIsPartOfTheLeastThatIsTold) {
-  const StepRecord step = Chain({1, 2, 3, 4});
+TEST(PlannedSchedule, WhatIsSetAsideIsPartOfTheLeastThatIsTold) {
+  const StepTrace step = Chain({1, 2, 3, 4});
   const uint64_t least_bytes = LeastMemoryBytes(step).value();
-  const TargetSchedule schedule(Within(least_bytes + kSize - 1));
-  const auto known =
+  const PlannedSchedule schedule(Within(least_bytes + kSize - 1));
+  const auto cached =
       schedule.Plan(step, /*mixes=*/false, {.least_bytes = kSize, .enough_bytes = 2 * kSize})
           .value();
-  EXPECT_THAT(known->shortfall().message(),
+  EXPECT_THAT(cached->shortfall().message(),
               HasSubstr(absl::StrCat("target's least is ", least_bytes + kSize)));
 }
 
-TEST(TargetSchedule, AStepThatRunsAsPlannedPromisesItsPeakUntilItIsAnotherOne) {
+TEST(PlannedSchedule, AStepThatRunsAsPlannedPromisesItsPeakUntilItIsAnotherOne) {
   for (const bool moves : {true, false}) {
-    TargetSchedule schedule(Within(moves ? 3 * kSize : 100 * kSize));
+    PlannedSchedule schedule(Within(moves ? 3 * kSize : 100 * kSize));
     TargetPlayer player(schedule);
     EXPECT_FALSE(schedule.Promise().has_value());
     schedule.Learn(schedule.Plan(Chain({1, 2, 3, 4})).value());
@@ -1906,14 +1913,14 @@ TEST(TargetSchedule, AStepThatRunsAsPlannedPromisesItsPeakUntilItIsAnotherOne) {
   }
 }
 
-TEST(TargetSchedule, WhatShouldHaveGoneAndHasNotLeftIsPromisedBesideThePeak) {
-  TargetSchedule schedule(Within(100 * kSize));
-  const std::shared_ptr<const KnownStep> known = FourTensors();
-  schedule.Learn(known);
+TEST(PlannedSchedule, WhatShouldHaveGoneAndHasNotLeftIsPromisedBesideThePeak) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  const std::shared_ptr<const CachedPlan> cached = FourTensors();
+  schedule.Learn(cached);
   TargetPlayer player(schedule);
   player.HoldBack();
   const auto more_bytes = [&] {
-    return schedule.Promise().value().most_bytes - known->plan().peak_bytes;
+    return schedule.Promise().value().most_bytes - cached->plan().peak_bytes;
   };
   player.SaveAll({1, 2});
   EXPECT_EQ(more_bytes(), 0u);
@@ -1925,23 +1932,23 @@ TEST(TargetSchedule, WhatShouldHaveGoneAndHasNotLeftIsPromisedBesideThePeak) {
   EXPECT_EQ(more_bytes(), 0u);
 }
 
-TEST(TargetSchedule, WhatNeverLeavesIsPromisedBesideThePeakUntilItIsToBeBack) {
+TEST(PlannedSchedule, WhatNeverLeavesIsPromisedBesideThePeakUntilItIsToBeBack) {
   for (const bool is_let_go : {false, true}) {
-    TargetSchedule schedule(Within(100 * kSize));
-    const std::shared_ptr<const KnownStep> known = FourTensors();
-    schedule.Learn(known);
+    PlannedSchedule schedule(Within(100 * kSize));
+    const std::shared_ptr<const CachedPlan> cached = FourTensors();
+    schedule.Learn(cached);
     TargetPlayer player(schedule);
     player.HoldBack();
     player.SaveAll({1, 2, 3, 4});
     const auto more_bytes = [&] {
-      return schedule.Promise().value().most_bytes - known->plan().peak_bytes;
+      return schedule.Promise().value().most_bytes - cached->plan().peak_bytes;
     };
     EXPECT_EQ(more_bytes(), kSize);
     if (is_let_go) {
       player.Release(0);
     } else {
-      schedule.OnUsed(3, Use::kRead);
-      schedule.OnUsed(2, Use::kRead);
+      schedule.OnUsed(3, AccessKind::kRead);
+      schedule.OnUsed(2, AccessKind::kRead);
       schedule.TakeFetches({1, 3}, /*backward=*/5, [](const ScheduledParcel&) { return true; });
     }
     EXPECT_EQ(more_bytes(), 0u);
@@ -1949,12 +1956,12 @@ TEST(TargetSchedule, WhatNeverLeavesIsPromisedBesideThePeakUntilItIsToBeBack) {
 }
 
 // What is promised beside the peak of the known step that is followed.
-uint64_t MoreBytes(const TargetSchedule& schedule) {
+uint64_t MoreBytes(const PlannedSchedule& schedule) {
   return schedule.Promise().value().most_bytes - schedule.followed()->plan().peak_bytes;
 }
 
-TEST(TargetSchedule, WhatGoesWhileOthersHoldItIsPromisedBesideThePeakUntilItIsReleased) {
-  TargetSchedule schedule(Within(100 * kSize));
+TEST(PlannedSchedule, WhatGoesWhileOthersHoldItIsPromisedBesideThePeakUntilItIsReleased) {
+  PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2});
@@ -1967,9 +1974,9 @@ TEST(TargetSchedule, WhatGoesWhileOthersHoldItIsPromisedBesideThePeakUntilItIsRe
   EXPECT_EQ(MoreBytes(schedule), 0u);
 }
 
-TEST(TargetSchedule, WhatFreesNothingWhereItWasRecordedIsNotPromisedBesideThePeak) {
-  TargetSchedule schedule(Within(100 * kSize));
-  StepRecord step = FourTensors()->step();
+TEST(PlannedSchedule, WhatFreesNothingWhereItWasRecordedIsNotPromisedBesideThePeak) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  StepTrace step = FourTensors()->step();
   step.objects[0].frees = false;
   schedule.Learn(Planned(step, FourTensors()->plan().moves));
   TargetPlayer player(schedule);
@@ -1980,30 +1987,30 @@ TEST(TargetSchedule, WhatFreesNothingWhereItWasRecordedIsNotPromisedBesideThePea
   EXPECT_EQ(MoreBytes(schedule), 0u) << "it is among the other bytes";
 }
 
-TEST(TargetSchedule, WhatOthersHoldIsPromisedByTheKnownStepThatFollowsAsWell) {
-  TargetSchedule schedule(Within(100 * kSize));
-  const std::shared_ptr<const KnownStep> known = FourTensors();
-  schedule.Learn(known);
-  schedule.Learn(Planned(Chain({1, 2, 3, 9}), known->plan().moves));
+TEST(PlannedSchedule, WhatOthersHoldIsPromisedByTheKnownStepThatFollowsAsWell) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  const std::shared_ptr<const CachedPlan> cached = FourTensors();
+  schedule.Learn(cached);
+  schedule.Learn(Planned(Chain({1, 2, 3, 9}), cached->plan().moves));
   TargetPlayer player(schedule);
   player.Save(1);
   player.Hold(0);
   player.SaveAll({2, 3});
-  ASSERT_NE(schedule.followed(), known);
+  ASSERT_NE(schedule.followed(), cached);
   EXPECT_EQ(MoreBytes(schedule), kSize);
   player.Save(4);
-  ASSERT_EQ(schedule.followed(), known);
+  ASSERT_EQ(schedule.followed(), cached);
   EXPECT_EQ(MoreBytes(schedule), kSize);
 }
 
-TEST(TargetSchedule, WhatOthersHoldIsPromisedEachTimeThatItIsToBeAway) {
-  TargetSchedule schedule(Within(100 * kSize));
-  StepRecord step = Chain({1, 2, 3, 4});
-  step.uses.insert(step.uses.begin() + 6, 0);  // 0 1 2 3 | 3 2 0 1 0
-  step.stretches.emplace_back();
+TEST(PlannedSchedule, WhatOthersHoldIsPromisedEachTimeThatItIsToBeAway) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  StepTrace step = Chain({1, 2, 3, 4});
+  step.accesses.insert(step.accesses.begin() + 6, 0);  // 0 1 2 3 | 3 2 0 1 0
+  step.intervals.emplace_back();
   schedule.Learn(Planned(
-      step, {{.object = 0, .drop_at = 2, .fetch_at = 4, .read_at = 6},
-             {.object = 0, .drop_at = 7, .fetch_at = 8, .read_at = 8, .copies_out = false}}));
+      step, {{.object = 0, .evict_at = 2, .fetch_at = 4, .read_at = 6},
+             {.object = 0, .evict_at = 7, .fetch_at = 8, .read_at = 8, .copies_out = false}}));
   TargetPlayer player(schedule);
   player.Save(1);
   player.Hold(0);
@@ -2020,14 +2027,14 @@ TEST(TargetSchedule, WhatOthersHoldIsPromisedEachTimeThatItIsToBeAway) {
   EXPECT_EQ(MoreBytes(schedule), 0u);
 }
 
-TEST(TargetSchedule, WhatOthersHeldUntilItWasFetchedIsGoneOnceItIsDroppedAgain) {
-  TargetSchedule schedule(Within(100 * kSize));
-  StepRecord step = Chain({1, 2, 3, 4});
-  step.uses.insert(step.uses.begin() + 6, 0);
-  step.stretches.emplace_back();
+TEST(PlannedSchedule, WhatOthersHeldUntilItWasFetchedIsGoneOnceItIsDroppedAgain) {
+  PlannedSchedule schedule(Within(100 * kSize));
+  StepTrace step = Chain({1, 2, 3, 4});
+  step.accesses.insert(step.accesses.begin() + 6, 0);
+  step.intervals.emplace_back();
   schedule.Learn(Planned(
-      step, {{.object = 0, .drop_at = 2, .fetch_at = 4, .read_at = 6},
-             {.object = 0, .drop_at = 7, .fetch_at = 8, .read_at = 8, .copies_out = false}}));
+      step, {{.object = 0, .evict_at = 2, .fetch_at = 4, .read_at = 6},
+             {.object = 0, .evict_at = 7, .fetch_at = 8, .read_at = 8, .copies_out = false}}));
   TargetPlayer player(schedule);
   player.Save(1);
   player.Hold(0);
@@ -2041,10 +2048,10 @@ TEST(TargetSchedule, WhatOthersHeldUntilItWasFetchedIsGoneOnceItIsDroppedAgain) 
 }
 
 // The plan counts it as there.
-TEST(TargetSchedule, WhatGoesEarlyWhileOthersHoldItIsPromisedOnceItIsToBeAway) {
-  TargetSchedule schedule(Within(4 * kSize));
+TEST(PlannedSchedule, WhatGoesEarlyWhileOthersHoldItIsPromisedOnceItIsToBeAway) {
+  PlannedSchedule schedule(Within(4 * kSize));
   schedule.Learn(
-      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .drop_at = 4, .fetch_at = 7, .read_at = 9}}));
+      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .evict_at = 4, .fetch_at = 7, .read_at = 9}}));
   TargetPlayer player(schedule);
   player.Save(1);
   player.Hold(0);
@@ -2059,10 +2066,10 @@ TEST(TargetSchedule, WhatGoesEarlyWhileOthersHoldItIsPromisedOnceItIsToBeAway) {
   EXPECT_EQ(MoreBytes(schedule), kSize);
 }
 
-TEST(TargetSchedule, ThatAPlanIsNotRunIsSaidWhereItIsShown) {
+TEST(PlannedSchedule, ThatAPlanIsNotRunIsSaidWhereItIsShown) {
   for (const uint64_t target_bytes : {kSize, 3 * kSize}) {
     SCOPED_TRACE(target_bytes);
-    const TargetSchedule schedule(Within(target_bytes));
+    const PlannedSchedule schedule(Within(target_bytes));
     const PlannedStep shown = schedule.Shown(*schedule.Plan(Chain({1, 2, 3, 4})).value());
     EXPECT_EQ(shown.limit_bytes, target_bytes);
     const bool says_so =
@@ -2071,10 +2078,10 @@ TEST(TargetSchedule, ThatAPlanIsNotRunIsSaidWhereItIsShown) {
   }
 }
 
-TEST(TargetSchedule, ARecordThatIsNotValidIsNotPlanned) {
-  StepRecord step = Chain({1});
-  step.stretches.pop_back();
-  EXPECT_THAT(TargetSchedule(Within(kSize)).Plan(step),
+TEST(PlannedSchedule, ARecordThatIsNotValidIsNotPlanned) {
+  StepTrace step = Chain({1});
+  step.intervals.pop_back();
+  EXPECT_THAT(PlannedSchedule(Within(kSize)).Plan(step),
               StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
@@ -2084,8 +2091,8 @@ TargetOptions Auto() {
   return {.windows = {.eviction_bytes = 2 * kSize, .prefetch_bytes = kSize}, .link = RoundLink()};
 }
 
-TEST(TargetSchedule, WithoutATargetUnknownStepsRunByWindows) {
-  TargetSchedule schedule(Auto());
+TEST(PlannedSchedule, WithoutATargetUnknownStepsRunByWindows) {
+  PlannedSchedule schedule(Auto());
   EXPECT_FALSE(schedule.AsksForDeviceBytes());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
@@ -2096,8 +2103,8 @@ TEST(TargetSchedule, WithoutATargetUnknownStepsRunByWindows) {
   EXPECT_THAT(player.Happened(), ElementsAre("fetch 1"));
 }
 
-TEST(TargetSchedule, WithoutATargetWhatWasDroppedToMakeRoomIsFetchedAheadOnceMore) {
-  TargetSchedule schedule(Auto());
+TEST(PlannedSchedule, WithoutATargetWhatWasDroppedToMakeRoomIsFetchedAheadOnceMore) {
+  PlannedSchedule schedule(Auto());
   TargetPlayer player(schedule);
   player.SaveAll({1, 2, 3, 4});
   player.EndForward();
@@ -2108,8 +2115,8 @@ TEST(TargetSchedule, WithoutATargetWhatWasDroppedToMakeRoomIsFetchedAheadOnceMor
   EXPECT_THAT(player.Happened(), Contains("fetch 1"));
 }
 
-TEST(TargetSchedule, WithoutATargetAKnownStepRunsByItsPlan) {
-  TargetSchedule schedule(Auto());
+TEST(PlannedSchedule, WithoutATargetAKnownStepRunsByItsPlan) {
+  PlannedSchedule schedule(Auto());
   schedule.Learn(FourTensors());
   TargetPlayer player(schedule);
   player.SetOtherBytes(1000 * kSize);
@@ -2118,10 +2125,10 @@ TEST(TargetSchedule, WithoutATargetAKnownStepRunsByItsPlan) {
               ElementsAre("stay 1", "out 0", "stay 2", "drop 0", "stay 3", "fetch 0"));
 }
 
-TEST(TargetSchedule, InAKnownStepNothingWaitsForCompany) {
+TEST(PlannedSchedule, InAKnownStepNothingWaitsForCompany) {
   TargetOptions options = Auto();
   options.windows.full_batch_bytes = kSize;
-  TargetSchedule schedule(options);
+  PlannedSchedule schedule(options);
   schedule.Learn(FourTensors());
   EXPECT_GT(schedule.BatchBytes(), 0u);
   EXPECT_GT(schedule.LateBytes(), 0u);
@@ -2131,14 +2138,14 @@ TEST(TargetSchedule, InAKnownStepNothingWaitsForCompany) {
   EXPECT_EQ(schedule.LateBytes(), 0u);
 }
 
-TEST(TargetSchedule, WithoutATargetThePlanIsNoSlowerThanItsCompute) {
-  StepRecord step = Chain({1, 2, 3, 4});
-  for (StepStretch& stretch : step.stretches) stretch.compute_us = 1;
-  const TargetSchedule schedule(Auto());
-  const std::shared_ptr<const KnownStep> known = schedule.Plan(step).value();
-  EXPECT_LE(known->plan().step_us, TargetOptions::kSlowdown * step.compute_us());
-  EXPECT_LT(known->plan().peak_bytes, 4 * kSize);
+TEST(PlannedSchedule, WithoutATargetThePlanIsNoSlowerThanItsCompute) {
+  StepTrace step = Chain({1, 2, 3, 4});
+  for (StepInterval& interval : step.intervals) interval.compute_us = 1;
+  const PlannedSchedule schedule(Auto());
+  const std::shared_ptr<const CachedPlan> cached = schedule.Plan(step).value();
+  EXPECT_LE(cached->plan().step_us, TargetOptions::kSlowdown * step.compute_us());
+  EXPECT_LT(cached->plan().peak_bytes, 4 * kSize);
 }
 
-}  // namespace target_schedule_test
+}  // namespace planned_schedule_test
 }  // namespace pinion::testing

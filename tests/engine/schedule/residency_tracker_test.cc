@@ -3,10 +3,10 @@
 #include "gtest/gtest.h"
 
 namespace pinion::testing {
-namespace object_places_test {
+namespace residency_tracker_test {
 
-TEST(ObjectPlaces, WhatAForgottenPlanWantedAwayIsNotOverdue) {
-  ObjectPlaces places;
+TEST(ResidencyTracker, WhatAForgottenPlanWantedAwayIsNotOverdue) {
+  ResidencyTracker places;
   places.Add(0, 100);
   places.WantAway(0, /*until=*/5, /*frees=*/true, /*now=*/2);
   EXPECT_EQ(places.overdue_bytes(), 100u);
@@ -14,5 +14,5 @@ TEST(ObjectPlaces, WhatAForgottenPlanWantedAwayIsNotOverdue) {
   EXPECT_EQ(places.overdue_bytes(), 0u);
 }
 
-}  // namespace object_places_test
+}  // namespace residency_tracker_test
 }  // namespace pinion::testing

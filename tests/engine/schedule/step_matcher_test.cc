@@ -9,24 +9,24 @@
 #include "pinion/tests/engine/planner/small_steps.h"
 
 namespace pinion::testing {
-namespace step_progress_test {
+namespace step_matcher_test {
 
-TEST(StepProgress, OfSeveralWithOneSignatureTheNextToComeIsTheNextOfTheKnownStep) {
-  const auto known =
-      std::make_shared<const KnownStep>(ForwardAndBackward(100, {7, 7, 7}), StepPlan());
-  StepProgress progress;
+TEST(StepMatcher, OfSeveralWithOneSignatureTheNextToComeIsTheNextOfTheKnownStep) {
+  const auto cached =
+      std::make_shared<const CachedPlan>(ForwardAndBackward(100, {7, 7, 7}), StepPlan());
+  StepMatcher progress;
   progress.Begin();
-  const StepProgress::Saved first = progress.OnSaved(7);
-  progress.Follow(known, *progress.MatchWith(*known));
-  EXPECT_TRUE(progress.OnUsed(first.object, Use::kSaved));
+  const StepMatcher::Saved first = progress.OnSaved(7);
+  progress.Follow(cached, *progress.MatchWith(*cached));
+  EXPECT_TRUE(progress.OnUsed(first.object, AccessKind::kSaved));
   for (uint32_t i = 1; i < 3; ++i) {
-    const StepProgress::Saved next = progress.OnSaved(7);
+    const StepMatcher::Saved next = progress.OnSaved(7);
     EXPECT_TRUE(next.fits);
     EXPECT_EQ(progress.planned(next.object), i);
-    EXPECT_TRUE(progress.OnUsed(next.object, Use::kSaved));
+    EXPECT_TRUE(progress.OnUsed(next.object, AccessKind::kSaved));
   }
   EXPECT_FALSE(progress.OnSaved(7).fits) << "the known step has no fourth one";
 }
 
-}  // namespace step_progress_test
+}  // namespace step_matcher_test
 }  // namespace pinion::testing

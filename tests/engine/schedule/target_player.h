@@ -1,4 +1,4 @@
-// Plays a step's saves and reads against a TargetSchedule, as whoever offloads does: what it asks
+// Plays a step's saves and reads against a PlannedSchedule, as whoever offloads does: what it asks
 // for is done at once, and noted.
 //
 //   TargetPlayer player(schedule);
@@ -34,14 +34,14 @@ class TargetPlayer {
   static constexpr int64_t kBackward = 5;               // of all reads
   static constexpr uint64_t kOwnOperator = UINT64_MAX;  // of one use
 
-  explicit TargetPlayer(TargetSchedule& schedule) : schedule_(schedule) {}
+  explicit TargetPlayer(PlannedSchedule& schedule) : schedule_(schedule) {}
 
   // --- what the step does ---
 
   // One more tensor, which leaves once another operator uses something. Where it does not free its
   // device memory, that is somebody else's, and counts among the other bytes.
   void Save(uint64_t signature, uint64_t size_bytes = kSize, uint64_t by = kOwnOperator,
-            bool frees = true, bool computed_again = false) {
+            bool frees = true, bool is_recomputed = false) {
     const size_t number = tensors_.size();
     Tensor& tensor = tensors_.emplace_back();
     tensor.place = {scope_, number + 1};
@@ -50,11 +50,11 @@ class TargetPlayer {
     tensor.is_here = true;
     tensor.by = by == kOwnOperator ? --last_operator_ : by;
     NotePeak();
-    const Fate fate = schedule_.OnSaved(scope_, {size_bytes, signature});
-    tensor.objects = {fate.object};
-    tensor.is_pending = fate.leaves && !computed_again;
-    tensor.is_computed = fate.leaves && computed_again;
-    if (!fate.leaves) Note("stay", tensor);
+    const SaveDecision decision = schedule_.OnSaved(scope_, {size_bytes, signature});
+    tensor.objects = {decision.object};
+    tensor.is_pending = decision.leaves && !is_recomputed;
+    tensor.is_computed = decision.leaves && is_recomputed;
+    if (!decision.leaves) Note("stay", tensor);
     if (!hold_back_) Leave(tensor.by);
     SendLateLeavers(tensor.by);
     Evict();
@@ -70,13 +70,13 @@ class TargetPlayer {
     schedule_.OnScopeEnd(scope_);
   }
 
-  void Read(size_t number, uint64_t by = kOwnOperator, Use use = Use::kRead) {
+  void Read(size_t number, uint64_t by = kOwnOperator, AccessKind access = AccessKind::kRead) {
     Tensor& tensor = tensors_[number];
     Leave(by);
     if (!std::exchange(in_backward_, true)) schedule_.OnBackwardBegin(kBackward);
-    schedule_.OnUsed(tensor.objects.front(), use);
+    schedule_.OnUsed(tensor.objects.front(), access);
     const bool computes = tensor.is_computed && !tensor.is_here && !tensor.is_held;
-    if (computes) schedule_.OnComputedAgain(tensor.objects.front());
+    if (computes) schedule_.OnRecast(tensor.objects.front());
     SendLateLeavers(by);
     Evict();
     if (computes) {
@@ -92,7 +92,7 @@ class TargetPlayer {
     Prefetch(tensor);
   }
   // The same in a graph that is kept.
-  void ReadAndKeep(size_t number) { Read(number, kOwnOperator, Use::kReadAndKept); }
+  void ReadAndKeep(size_t number) { Read(number, kOwnOperator, AccessKind::kReadAndKept); }
   // The same for the last one who needs it: what was fetched is that reader's from now on, and to
   // whoever else asks the tensor is away.
   void ReadLast(size_t number) {
@@ -190,7 +190,7 @@ class TargetPlayer {
   // Those whose operator has not returned wait for that.
   void SendLateLeavers(uint64_t unless_by) {
     schedule_.OnDeviceBytes(device_bytes(), visiting_bytes_);
-    for (const uint32_t late : schedule_.TakeLateLeavers()) {
+    for (const uint32_t late : schedule_.TakeDeferredOffloads()) {
       const auto is_it = [late](const Tensor& tensor) {
         return !tensor.is_over && tensor.objects.front() == late;
       };
@@ -261,7 +261,7 @@ class TargetPlayer {
     }
   }
 
-  TargetSchedule& schedule_;
+  PlannedSchedule& schedule_;
   ScopeId scope_ = 1;
   std::deque<Tensor> tensors_;  // of the step that runs
   uint64_t last_operator_ = kOwnOperator;

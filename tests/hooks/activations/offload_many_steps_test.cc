@@ -28,7 +28,7 @@ constexpr NetShape kOther = {.layers = 3, .batch = 2, .tokens = 16};
 // Smaller than the two, so that no peak rises, and more than are remembered, so that each is new
 // whenever it comes.
 constexpr int kRareShapes = 40;
-static_assert(kRareShapes > TargetSchedule::kMaxKnown);
+static_assert(kRareShapes > PlannedSchedule::kMaxCached);
 constexpr int kRareEvery = 10;
 NetShape RareShape(int n) {
   return {.layers = 1 + n % 2, .batch = 1 + n / 2 % 2, .tokens = 4 + n / 4};
@@ -85,8 +85,8 @@ TEST(OffloadManySteps, AThousandStepsOfOldAndNewShapesHaveWhatFiftyHad) {
   EXPECT_EQ(late.threads, early.threads);
   EXPECT_EQ(late.streams, early.streams);
   EXPECT_EQ(late.events, full.events) << "a rare shape may have more copies under way at once";
-  EXPECT_EQ(full_plans, TargetSchedule::kMaxKnown);
-  EXPECT_EQ(Plans(world), TargetSchedule::kMaxKnown);
+  EXPECT_EQ(full_plans, PlannedSchedule::kMaxCached);
+  EXPECT_EQ(Plans(world), PlannedSchedule::kMaxCached);
   EXPECT_LT(late.heap_bytes, full.heap_bytes + kHeapBytes);
 }
 

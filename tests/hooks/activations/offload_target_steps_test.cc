@@ -94,7 +94,7 @@ class OffloadTargetSteps : public ::testing::Test {
 };
 
 // Until a step was measured, whatever was found before, and another one recorded.
-constexpr uint64_t kSteps = 3 * PlanWatch::kEvery;
+constexpr uint64_t kSteps = 3 * PlanValidator::kEvery;
 
 // Something that stays is made after the plan, so small that the plan is not off by much.
 TEST_F(OffloadTargetSteps, AStepThatBeginsWithALittleMoreThanItsRecordKeepsWithinTheTarget) {
@@ -172,7 +172,7 @@ TEST_F(OffloadTargetSteps, WhilePeaksAreHiddenByAProfilerPlansMoveWhatTheyMoved)
   RunSteps(session, 20);
   const std::string planned = moves();
   StartCpuProfiler();
-  RunSteps(session, 4 * PlanWatch::kEvery);
+  RunSteps(session, 4 * PlanValidator::kEvery);
   StopCpuProfiler();
   EXPECT_EQ(moves(), planned);
   EXPECT_EQ(session->GetStats().steps_over_target, 0u);

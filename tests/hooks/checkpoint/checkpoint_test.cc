@@ -479,13 +479,13 @@ TEST_P(CheckpointTest, ARecordHasTheInputsAsObjectsAndTheSecondRunAsCompute) {
   EXPECT_THAT(step.Validate(), IsOk());
   EXPECT_THAT(step.objects, SizeIs(2)) << "the inputs";
   EXPECT_GT(plain.objects.size(), 2u);
-  for (const StepObject& object : step.objects) EXPECT_FALSE(object.recompute_us.has_value());
-  ASSERT_THAT(step.uses, SizeIs(6)) << "the first input is tanh's output as well";
+  for (const StepObject& object : step.objects) EXPECT_FALSE(object.recast_us.has_value());
+  ASSERT_THAT(step.accesses, SizeIs(6)) << "the first input is tanh's output as well";
   if (!TestsRunOnGpu()) {  // which idles for the host in both
     EXPECT_GT(step.compute_us(), 1.5 * plain.compute_us());
   }
   // What the second run of a segment makes, when its input is back.
-  EXPECT_GE(step.stretches[4].peak_other_bytes(), step.stretches[0].other_bytes + 2 * x_.nbytes());
+  EXPECT_GE(step.intervals[4].peak_other_bytes(), step.intervals[0].other_bytes + 2 * x_.nbytes());
 }
 
 // --- Several devices, threads and streams ---

@@ -92,12 +92,12 @@ class StepRecorderTest : public ::testing::Test {
   std::shared_ptr<StepRecorder> NewRecorder() {
     return StepRecorder::Create(world_.backend()).value();
   }
-  StepRecord Finish() {
-    absl::StatusOr<std::map<int, StepRecord>> steps = recorder_->Finish();
+  StepTrace Finish() {
+    absl::StatusOr<std::map<int, StepTrace>> steps = recorder_->Finish();
     EXPECT_THAT(steps, IsOk());
-    if (!steps.ok()) return StepRecord();
+    if (!steps.ok()) return StepTrace();
     EXPECT_THAT(*steps, SizeIs(1));
-    StepRecord step = (*steps)[world_.device().index()];
+    StepTrace step = (*steps)[world_.device().index()];
     EXPECT_THAT(step.Validate(), IsOk());
     return step;
   }
@@ -132,26 +132,26 @@ class StepRecorderWithSlowCopies : public StepRecorderTest {
   StepRecorderWithSlowCopies() : StepRecorderTest(SlowCopies(/*stall_ms=*/10)) {}
 };
 
-std::vector<uint64_t> Sizes(const StepRecord& step) {
+std::vector<uint64_t> Sizes(const StepTrace& step) {
   std::vector<uint64_t> sizes;
   for (const StepObject& object : step.objects) sizes.push_back(object.size_bytes);
   return sizes;
 }
 
-std::vector<bool> Frees(const StepRecord& step) {
+std::vector<bool> Frees(const StepTrace& step) {
   std::vector<bool> frees;
   for (const StepObject& object : step.objects) frees.push_back(object.frees);
   return frees;
 }
 
-std::vector<uint64_t> OtherBytes(const StepRecord& step) {
+std::vector<uint64_t> OtherBytes(const StepTrace& step) {
   std::vector<uint64_t> bytes;
-  for (const StepStretch& stretch : step.stretches) bytes.push_back(stretch.other_bytes);
+  for (const StepInterval& interval : step.intervals) bytes.push_back(interval.other_bytes);
   return bytes;
 }
 
-void ExpectSameUses(const StepRecord& a, const StepRecord& b) {
-  EXPECT_EQ(a.uses, b.uses);
+void ExpectSameUses(const StepTrace& a, const StepTrace& b) {
+  EXPECT_EQ(a.accesses, b.accesses);
   ASSERT_EQ(a.objects.size(), b.objects.size());
   for (size_t i = 0; i < a.objects.size(); ++i) {
     SCOPED_TRACE(i);
@@ -170,21 +170,21 @@ TEST_F(StepRecorderTest, AForwardSavesInOrderAndItsBackwardReadsInReverse) {
     y = Chain(3);
   }
   y.backward();
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 2, 2, 1, 0));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 2, 2, 1, 0));
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes, kTensorBytes, kTensorBytes));
   EXPECT_THAT(Frees(step), ElementsAre(true, true, true));
   for (const StepObject& object : step.objects) {
-    EXPECT_FALSE(object.recompute_us.has_value());
+    EXPECT_FALSE(object.recast_us.has_value());
   }
   EXPECT_FALSE(step.timed_by_host);
-  // Each stretch before a save makes a tensor, and each behind a read computes with it.
-  for (const size_t i : {0, 1, 2, 4, 5, 6}) EXPECT_GT(step.stretches[i].compute_us, 0) << i;
+  // Each interval before a save makes a tensor, and each behind a read computes with it.
+  for (const size_t i : {0, 1, 2, 4, 5, 6}) EXPECT_GT(step.intervals[i].compute_us, 0) << i;
 }
 
 TEST_F(StepRecorderTest, StepsThatDoTheSameHaveTheSameOrdinals) {
   const TestNet net(world_.device(), at::kFloat);
-  std::optional<StepRecord> first;
+  std::optional<StepTrace> first;
   for (int i = 0; i < 3; ++i) {
     {
       SeedGenerators();
@@ -196,7 +196,7 @@ TEST_F(StepRecorderTest, StepsThatDoTheSameHaveTheSameOrdinals) {
       loss.backward();
       TakeGradients(net, loss);
     }
-    const StepRecord step = Finish();
+    const StepTrace step = Finish();
     EXPECT_GT(step.objects.size(), 10u);
     if (!first.has_value()) first = step;
     ExpectSameUses(step, *first);
@@ -212,7 +212,7 @@ TEST_F(StepRecorderTest, WhatIsOfAnotherSizeTypeOrPlaceHasAnotherSignature) {
               UseSaved);
     Probe(y, {activation()}, UseSaved);
   }
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   ASSERT_THAT(step.objects, SizeIs(5));
   EXPECT_NE(step.objects[0].signature, step.objects[4].signature);
   EXPECT_EQ(step.objects[0].signature, step.objects[1].signature);
@@ -229,9 +229,9 @@ TEST_F(StepRecorderTest, ViewsAreUsesOfOneObject) {
               UseSaved);
   }
   y.backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes));
-  EXPECT_THAT(step.uses, ElementsAre(0, 0, 0, 0, 0, 0));
+  EXPECT_THAT(step.accesses, ElementsAre(0, 0, 0, 0, 0, 0));
   EXPECT_THAT(Frees(step), ElementsAre(true));
 }
 
@@ -244,12 +244,12 @@ TEST_F(StepRecorderTest, SmallViewsOfOneStorageAreObjectsOfTheirOwn) {
     y = Probe(y, {base.slice(0, kTensorBytes / 2, 3 * kTensorBytes / 4)}, UseSaved);
   }
   y.backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   EXPECT_THAT(Sizes(step), ElementsAre(4 * kTensorBytes, kTensorBytes))
       << "the one that is needed longest has what nobody saved of the storage, too";
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0));
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 0));
   EXPECT_THAT(Frees(step), ElementsAre(true, true));
-  EXPECT_EQ(step.stretches[2].other_bytes, step.stretches[4].other_bytes);
+  EXPECT_EQ(step.intervals[2].other_bytes, step.intervals[4].other_bytes);
 }
 
 TEST_F(StepRecorderTest, PartsThatGoTogetherCountAsTheirStorage) {
@@ -276,11 +276,11 @@ TEST_F(StepRecorderTest, AStorageCountsWholeUntilItsLastPartIsSaved) {
     dropped.reset();
   }
   y.backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   ASSERT_THAT(Sizes(step), ElementsAre(kTensorBytes, 4 * kTensorBytes));
   ASSERT_THAT(Frees(step), ElementsAre(true, true));
-  EXPECT_GE(step.stretches[0].other_bytes, 3 * kTensorBytes) << "the whole is there already";
-  EXPECT_LT(step.stretches[1].other_bytes, kTensorBytes);
+  EXPECT_GE(step.intervals[0].other_bytes, 3 * kTensorBytes) << "the whole is there already";
+  EXPECT_LT(step.intervals[1].other_bytes, kTensorBytes);
 }
 
 TEST_F(StepRecorderTest, AnObjectThatIsSavedAgainIsHeldUntilThen) {
@@ -293,8 +293,8 @@ TEST_F(StepRecorderTest, AnObjectThatIsSavedAgainIsHeldUntilThen) {
     y = Probe(y, {held}, UseSaved);
   }
   y.backward();
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 0, 0, 1, 0));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 0, 0, 1, 0));
   EXPECT_EQ(step.objects[0].saved_until, 2u);
   EXPECT_EQ(step.objects[1].saved_until, 0u);
 }
@@ -310,8 +310,8 @@ TEST_F(StepRecorderTest, TheProgramHoldsAnObjectUntilItLetsGoOfIt) {
     y = Probe(y, {activation()}, UseSaved);
   }
   y.backward();
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 2, 2, 1, 0));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 2, 2, 1, 0));
   EXPECT_EQ(step.objects[0].held_until, 2u);
   EXPECT_EQ(step.objects[1].held_until, 0u) << "only its operator has had it";
 }
@@ -332,11 +332,11 @@ TEST_F(StepRecorderTest, WhatAPackerHoldsIsNotHeldByTheProgram) {
     y = Probe(y, {activation()}, UseSaved);
   }
   y.backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   EXPECT_GT(session->GetStats().evicted_bytes, 0u);
   std::vector<uint32_t> held_until;
   for (const StepObject& object : step.objects) held_until.push_back(object.held_until);
-  EXPECT_THAT(held_until, ElementsAre(0, 3, 0, 0, 0)) << "it has gone in the fourth stretch";
+  EXPECT_THAT(held_until, ElementsAre(0, 3, 0, 0, 0)) << "it has gone in the fourth interval";
 }
 
 TEST_F(StepRecorderTest, WhatTakesThePlaceOfAnObjectThatIsAwayTakesRoomBesideOneThatStays) {
@@ -358,11 +358,11 @@ TEST_F(StepRecorderTest, WhatTakesThePlaceOfAnObjectThatIsAwayTakesRoomBesideOne
     y.backward();
     return Finish();
   };
-  const StepRecord all_stay = record(nullptr);
-  const StepRecord some_leave = record(world_.session());
+  const StepTrace all_stay = record(nullptr);
+  const StepTrace some_leave = record(world_.session());
   EXPECT_GT(world_.session()->GetStats().evicted_bytes, 0u);
-  EXPECT_GE(all_stay.stretches[4].transient_bytes, uint64_t{kTensorBytes});
-  EXPECT_EQ(some_leave.stretches[4].transient_bytes, all_stay.stretches[4].transient_bytes);
+  EXPECT_GE(all_stay.intervals[4].transient_bytes, uint64_t{kTensorBytes});
+  EXPECT_EQ(some_leave.intervals[4].transient_bytes, all_stay.intervals[4].transient_bytes);
 }
 
 TEST_F(StepRecorderTest, WhatIsLetGoOfBehindTheStretchsPeakIsHeldUntilThen) {
@@ -386,15 +386,15 @@ TEST_F(StepRecorderTest, WhatIsLetGoOfBehindTheStretchsPeakIsHeldUntilThen) {
     y.backward();
     return Finish();
   };
-  const StepRecord all_stay = record(nullptr);
-  const StepRecord some_leave = record(world_.session());
+  const StepTrace all_stay = record(nullptr);
+  const StepTrace some_leave = record(world_.session());
   EXPECT_GT(world_.session()->GetStats().evicted_bytes, 0u);
   for (const size_t object : {0, 1}) {
     EXPECT_EQ(all_stay.objects[object].held_until, 5u);
     EXPECT_EQ(some_leave.objects[object].held_until, 5u);
   }
-  EXPECT_GE(all_stay.stretches[5].transient_bytes, uint64_t{kTensorBytes});
-  EXPECT_EQ(some_leave.stretches[5].transient_bytes, all_stay.stretches[5].transient_bytes);
+  EXPECT_GE(all_stay.intervals[5].transient_bytes, uint64_t{kTensorBytes});
+  EXPECT_EQ(some_leave.intervals[5].transient_bytes, all_stay.intervals[5].transient_bytes);
 }
 
 // Two saved tensors, of which the program lets go one after the other: another one in between, and
@@ -422,11 +422,11 @@ TEST_F(StepRecorderTest, WhatGoesWithoutBeingNeededEndsNobodysHold) {
     y.backward();
     return Finish();
   };
-  const StepRecord all_stay = record(nullptr);
-  const StepRecord some_leave = record(world_.session());
+  const StepTrace all_stay = record(nullptr);
+  const StepTrace some_leave = record(world_.session());
   EXPECT_GT(world_.session()->GetStats().evicted_bytes, 0u);
-  EXPECT_GE(all_stay.stretches[5].transient_bytes, uint64_t{2 * kTensorBytes});
-  EXPECT_EQ(some_leave.stretches[5].transient_bytes, all_stay.stretches[5].transient_bytes);
+  EXPECT_GE(all_stay.intervals[5].transient_bytes, uint64_t{2 * kTensorBytes});
+  EXPECT_EQ(some_leave.intervals[5].transient_bytes, all_stay.intervals[5].transient_bytes);
 }
 
 // Packs copies in host memory, which nobody keeps on the device.
@@ -460,10 +460,10 @@ TEST_F(StepRecorderTest, ACopyThatItsReaderLetsGoOfCountsAsLongAsItIsNeeded) {
     return Finish();
   };
   record(nullptr);  // which makes a gradient
-  const StepRecord stays = record(nullptr);
-  const StepRecord leaves = record(std::make_shared<AwayPacker>());
-  EXPECT_GE(stays.stretches[2].transient_bytes, uint64_t{3 * kTensorBytes});
-  EXPECT_EQ(leaves.stretches[2].peak_other_bytes(), stays.stretches[2].peak_other_bytes());
+  const StepTrace stays = record(nullptr);
+  const StepTrace leaves = record(std::make_shared<AwayPacker>());
+  EXPECT_GE(stays.intervals[2].transient_bytes, uint64_t{3 * kTensorBytes});
+  EXPECT_EQ(leaves.intervals[2].peak_other_bytes(), stays.intervals[2].peak_other_bytes());
 }
 
 TEST_F(StepRecorderTest, WhatAReaderWasGivenGoesWithItsHandleAsWhatHasStayedDoes) {
@@ -482,13 +482,13 @@ TEST_F(StepRecorderTest, WhatAReaderWasGivenGoesWithItsHandleAsWhatHasStayedDoes
   OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
   options.memory_target_bytes = 1;  // all leaves
   const auto session = OffloadSession::Create(options, world_.backend()).value();
-  const StepRecord stays = record(nullptr);
-  const StepRecord leaves = record(session);
+  const StepTrace stays = record(nullptr);
+  const StepTrace leaves = record(session);
   EXPECT_GT(session->GetStats().fetched_bytes, 0u);
-  ASSERT_THAT(leaves.uses, ElementsAre(0, 1, 2, 3, 3, 2, 1, 0));
-  EXPECT_GE(stays.stretches[8].transient_bytes, uint64_t{3 * kTensorBytes});
+  ASSERT_THAT(leaves.accesses, ElementsAre(0, 1, 2, 3, 3, 2, 1, 0));
+  EXPECT_GE(stays.intervals[8].transient_bytes, uint64_t{3 * kTensorBytes});
   // The first of the steps makes a gradient.
-  EXPECT_NEAR(leaves.stretches[8].peak_other_bytes(), stays.stretches[8].peak_other_bytes(),
+  EXPECT_NEAR(leaves.intervals[8].peak_other_bytes(), stays.intervals[8].peak_other_bytes(),
               AllocationBytes(sizeof(float)));
 }
 
@@ -517,8 +517,8 @@ TEST_F(StepRecorderTest, PartsThatOverlapAreObjectsEachAndCountAsAllocations) {
     y = Probe(y, {part(200)}, UseSaved);
     Probe(y, {part(200)}, UseSaved);
   }
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1));
   const uint64_t part_bytes = AllocationBytes(kPartBytes);
   EXPECT_THAT(Sizes(step), ElementsAre((16 << 10) - part_bytes, part_bytes));
 }
@@ -531,9 +531,9 @@ TEST_F(StepRecorderTest, ParametersAndWhatIsSmallAreOtherBytes) {
     Probe(carrier_, {parameter, activation(512), at::ones({kTensorBytes})}, UseSaved);
     Probe(carrier_, {activation()}, UseSaved);
   }
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes));
-  EXPECT_GE(step.stretches[0].other_bytes, static_cast<uint64_t>(kTensorBytes));
+  EXPECT_GE(step.intervals[0].other_bytes, static_cast<uint64_t>(kTensorBytes));
 }
 
 TEST_F(StepRecorderTest, WhatSomebodyElseHoldsFreesNothing) {
@@ -549,13 +549,13 @@ TEST_F(StepRecorderTest, WhatSomebodyElseHoldsFreesNothing) {
     y = at::add(y, dropped.sum());
   }
   y.backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes, kTensorBytes, kTensorBytes / 4));
   EXPECT_THAT(Frees(step), ElementsAre(false, false, true));
-  EXPECT_EQ(step.stretches.back().other_bytes, world_.device_bytes());
+  EXPECT_EQ(step.intervals.back().other_bytes, world_.device_bytes());
   // They are among the other bytes from the first use on.
-  for (const StepStretch& stretch : step.stretches) {
-    EXPECT_GE(stretch.other_bytes, static_cast<uint64_t>(2 * kTensorBytes));
+  for (const StepInterval& interval : step.intervals) {
+    EXPECT_GE(interval.other_bytes, static_cast<uint64_t>(2 * kTensorBytes));
   }
 }
 
@@ -569,11 +569,11 @@ TEST_F(StepRecorderTest, WhereObjectsThatFreeNothingOverlapTheBytesCountOnce) {
     held.add_(1);
     z = Probe(carrier_, {held}, UseSaved);
   }
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes, kTensorBytes));
   EXPECT_THAT(Frees(step), ElementsAre(false, false));
-  for (const StepStretch& stretch : step.stretches) {
-    EXPECT_NEAR(stretch.other_bytes, before, 2 * kKiB);
+  for (const StepInterval& interval : step.intervals) {
+    EXPECT_NEAR(interval.other_bytes, before, 2 * kKiB);
   }
 }
 
@@ -588,14 +588,14 @@ TEST_F(StepRecorderTest, OtherBytesAreAllThatIsLiveBesideObjects) {
   }
   const uint64_t outputs = world_.device_bytes() - before - 2 * kTensorBytes;
   y.backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   // One probe's output is live when the second tensor is saved and from then on; what backward
   // makes beside it is as small.
-  EXPECT_EQ(step.stretches[0].other_bytes, before);
-  EXPECT_EQ(step.stretches[1].other_bytes, before + outputs);
-  EXPECT_NEAR(step.stretches[2].other_bytes, before + outputs, 2 * kKiB);
-  EXPECT_NEAR(step.stretches[3].other_bytes, before + outputs, 2 * kKiB);
-  EXPECT_NEAR(step.stretches[4].other_bytes, before + outputs, 2 * kKiB);
+  EXPECT_EQ(step.intervals[0].other_bytes, before);
+  EXPECT_EQ(step.intervals[1].other_bytes, before + outputs);
+  EXPECT_NEAR(step.intervals[2].other_bytes, before + outputs, 2 * kKiB);
+  EXPECT_NEAR(step.intervals[3].other_bytes, before + outputs, 2 * kKiB);
+  EXPECT_NEAR(step.intervals[4].other_bytes, before + outputs, 2 * kKiB);
 }
 
 TEST_F(StepRecorderTest, WhatAThreadFreesOfWhichNobodyIsToldIsNotThereEither) {
@@ -625,8 +625,8 @@ TEST_F(StepRecorderTest, WhatOneNodeSavesAndWhatOneNodeReadsIsOneOperators) {
     y = Probe(y, {activation()}, UseSaved);
   }
   y.backward();
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 2, 2, 0, 1));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 2, 2, 0, 1));
   EXPECT_THAT(step.operators, ElementsAre(0, 0, 1, 2, 3, 3));
 }
 
@@ -638,10 +638,10 @@ TEST_F(StepRecorderTest, WhatIsTakenAndGivenBackInAForwardIsTransient) {
     activation(3 * kTensorBytes);
     y = Probe(y, {activation()}, UseSaved);
   }
-  const StepRecord step = Finish();
-  EXPECT_LT(step.stretches[0].transient_bytes, 3u * kTensorBytes);
-  EXPECT_GE(step.stretches[1].transient_bytes, 3u * kTensorBytes);
-  EXPECT_LT(step.stretches[2].transient_bytes, 3u * kTensorBytes);
+  const StepTrace step = Finish();
+  EXPECT_LT(step.intervals[0].transient_bytes, 3u * kTensorBytes);
+  EXPECT_GE(step.intervals[1].transient_bytes, 3u * kTensorBytes);
+  EXPECT_LT(step.intervals[2].transient_bytes, 3u * kTensorBytes);
 }
 
 TEST_F(StepRecorderTest, WhatIsMadeBeforeSomethingGoesAndSavedAfterwardsIsAnObjectThroughout) {
@@ -654,11 +654,11 @@ TEST_F(StepRecorderTest, WhatIsMadeBeforeSomethingGoesAndSavedAfterwardsIsAnObje
     y = Probe(carrier_, {made}, UseSaved);
   }
   y.backward();
-  const StepRecord step = Finish();
-  ASSERT_THAT(step.uses, ElementsAre(0, 1, 1));
+  const StepTrace step = Finish();
+  ASSERT_THAT(step.accesses, ElementsAre(0, 1, 1));
   ASSERT_THAT(Frees(step), ElementsAre(true, true));
   // What it is made of.
-  EXPECT_NEAR(step.stretches[1].transient_bytes, 2 * kTensorBytes, 2 * kKiB);
+  EXPECT_NEAR(step.intervals[1].transient_bytes, 2 * kTensorBytes, 2 * kKiB);
 }
 
 TEST_F(StepRecorderTest, WhatIsTakenAndGivenBackInABackwardIsTransient) {
@@ -673,11 +673,11 @@ TEST_F(StepRecorderTest, WhatIsTakenAndGivenBackInABackwardIsTransient) {
     });
   }
   y.backward();
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0));
-  EXPECT_LT(step.stretches[2].transient_bytes, 3u * kTensorBytes);
-  EXPECT_GE(step.stretches[3].transient_bytes, 3u * kTensorBytes);
-  EXPECT_LT(step.stretches[4].transient_bytes, 3u * kTensorBytes);
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 0));
+  EXPECT_LT(step.intervals[2].transient_bytes, 3u * kTensorBytes);
+  EXPECT_GE(step.intervals[3].transient_bytes, 3u * kTensorBytes);
+  EXPECT_LT(step.intervals[4].transient_bytes, 3u * kTensorBytes);
 }
 
 TEST_F(StepRecorderTest, WhatAnOperatorHasLetGoOfBeforeTheStretchsPeakDoesNotAddToIt) {
@@ -693,12 +693,12 @@ TEST_F(StepRecorderTest, WhatAnOperatorHasLetGoOfBeforeTheStretchsPeakDoesNotAdd
     y = Probe(saves_nothing, {activation()}, UseSaved);
   }
   y.backward();
-  const StepRecord step = Finish();
-  ASSERT_THAT(step.uses, ElementsAre(0, 0));
+  const StepTrace step = Finish();
+  ASSERT_THAT(step.accesses, ElementsAre(0, 0));
   // The node that has read the tensor makes one as large, and both have gone when the next node
   // takes three.
-  EXPECT_NEAR(step.stretches[2].released_bytes, kTensorBytes, 2 * kKiB);
-  EXPECT_NEAR(step.stretches[2].peak_other_bytes() + kTensorBytes, before + 3 * kTensorBytes,
+  EXPECT_NEAR(step.intervals[2].released_bytes, kTensorBytes, 2 * kKiB);
+  EXPECT_NEAR(step.intervals[2].peak_other_bytes() + kTensorBytes, before + 3 * kTensorBytes,
               2 * kKiB);
 }
 
@@ -715,9 +715,9 @@ TEST_F(StepRecorderTest, WhatSomebodyElseHoldsIsThereAtThePeakOfItsLastReader) {
     });
   }
   y.backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   ASSERT_THAT(Frees(step), ElementsAre(false));
-  EXPECT_NEAR(step.stretches[2].peak_other_bytes(), before + 4 * kTensorBytes, 2 * kKiB);
+  EXPECT_NEAR(step.intervals[2].peak_other_bytes(), before + 4 * kTensorBytes, 2 * kKiB);
 }
 
 TEST_F(StepRecorderTest, WhatASessionTakesAndGivesBackIsNotTransient) {
@@ -733,8 +733,8 @@ TEST_F(StepRecorderTest, WhatASessionTakesAndGivesBackIsNotTransient) {
     const SavedTensorScope scope(std::make_shared<TakesAndGivesBack>());
     Chain(2);
   }
-  for (const StepStretch& stretch : Finish().stretches) {
-    EXPECT_LT(stretch.transient_bytes, 3u * kTensorBytes);
+  for (const StepInterval& interval : Finish().intervals) {
+    EXPECT_LT(interval.transient_bytes, 3u * kTensorBytes);
   }
 }
 
@@ -753,9 +753,9 @@ TEST_F(StepRecorderTest, WithoutAnObserverWhatWasThereAtAStretchsBeginAndHasGone
     y = Probe(y, {activation()}, UseSaved);
   }
   torch::autograd::profiler::disableProfiler();
-  const StepRecord step = Finish();
-  // In all of the stretch one of the two counts for the object that it makes.
-  EXPECT_NEAR(step.stretches[1].transient_bytes, kTensorBytes, 2 * kKiB);
+  const StepTrace step = Finish();
+  // In all of the interval one of the two counts for the object that it makes.
+  EXPECT_NEAR(step.intervals[1].transient_bytes, kTensorBytes, 2 * kKiB);
 }
 
 TEST_F(StepRecorderTest, BackwardsAreObservedUntilTheStepIsFinished) {
@@ -780,11 +780,11 @@ TEST_F(StepRecorderTest, ComputeIsTheDevicesTime) {
     y = Probe(y, {at::mul(x, 2)}, UseSaved);
   }
   y.backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   const double busy_us = 1e3 * world_.machine().time_stats(0).compute_busy_ms;
   EXPECT_GT(busy_us, 100);
   EXPECT_NEAR(step.compute_us(), busy_us, 0.2 * busy_us);
-  EXPECT_GT(step.stretches[1].compute_us, 0.7 * busy_us);
+  EXPECT_GT(step.intervals[1].compute_us, 0.7 * busy_us);
 }
 
 // --- Beside a session ---
@@ -803,13 +803,13 @@ TEST_F(StepRecorderTest, BesideASessionTheRecordIsThatOfTheStepWithoutOne) {
     return Finish();
   };
   run(false);  // the gradients are there from now on
-  const StepRecord plain = run(false);
-  const StepRecord beside = run(true);
+  const StepTrace plain = run(false);
+  const StepTrace beside = run(true);
   const OffloadStats stats = world_.QuietStats();
   EXPECT_EQ(stats.offloaded, 6u);
   EXPECT_GE(stats.evicted_bytes, 4u * kTensorBytes);
   EXPECT_GE(stats.fetched_bytes, 4u * kTensorBytes);
-  EXPECT_THAT(plain.uses, SizeIs(12));
+  EXPECT_THAT(plain.accesses, SizeIs(12));
   ExpectSameUses(plain, beside);
   EXPECT_EQ(OtherBytes(plain), OtherBytes(beside));
 }
@@ -895,7 +895,7 @@ TEST_F(StepRecorderWithSlowCopies, WaitsForCopiesAreNoCompute) {
   y.backward();
   y.reset();
   ASSERT_THAT(world_.Synchronize(), IsOk());  // CUDA's waits do not move virtual time
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   EXPECT_GT(world_.machine().now_ms() - before_ms, 100);
   EXPECT_LT(step.compute_us(), 10e3);
   EXPECT_GT(world_.QuietStats().evicted_bytes, 0u);
@@ -915,7 +915,7 @@ TEST_F(StepRecorderWithSlowCopies, WaitsAtTheEndOfABackwardAreNoCompute) {
   y.backward();
   y.reset();
   ASSERT_THAT(world_.Synchronize(), IsOk());  // CUDA's waits do not move virtual time
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   EXPECT_GT(world_.machine().now_ms() - before_ms, 15) << "the tensors share copies";
   EXPECT_LT(step.compute_us(), 10e3);
   EXPECT_THAT(Frees(step), ElementsAre(true, true, true, true, true, true));
@@ -961,7 +961,7 @@ TEST_F(StepRecorderOnTwoDevices, EachDeviceHasItsOwnRecord) {
   }
   y.backward();
   z.backward();
-  absl::StatusOr<std::map<int, StepRecord>> steps = recorder_->Finish();
+  absl::StatusOr<std::map<int, StepTrace>> steps = recorder_->Finish();
   ASSERT_THAT(steps, IsOk());
   ASSERT_THAT(*steps, SizeIs(2));
   const int first = world_.device().index();
@@ -970,7 +970,7 @@ TEST_F(StepRecorderOnTwoDevices, EachDeviceHasItsOwnRecord) {
   EXPECT_THAT((*steps)[second].uses, ElementsAre(0, 0));
   EXPECT_THAT(Sizes((*steps)[second]), ElementsAre(4 * kTensorBytes));
   EXPECT_THAT((*steps)[second].Validate(), IsOk());
-  EXPECT_GT((*steps)[second].stretches[2].compute_us, 0);
+  EXPECT_GT((*steps)[second].intervals[2].compute_us, 0);
   EXPECT_EQ(world_.QuietStats().offloaded, 4u);
 }
 
@@ -982,8 +982,8 @@ TEST_F(StepRecorderTest, AGraphThatIsKeptIsReadAgain) {
   }
   y.backward({}, /*retain_graph=*/true);
   y.backward({}, /*retain_graph=*/true);
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0, 1, 0));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 0, 1, 0));
   // The graph still holds them, and nobody else.
   EXPECT_THAT(Frees(step), ElementsAre(true, true));
 }
@@ -996,8 +996,8 @@ TEST_F(StepRecorderTest, ReadsOfABackwardThatMakesAGraphAreMarked) {
   }
   torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true);
   y.backward();
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0, 1, 0));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 0, 1, 0));
   EXPECT_THAT(step.graph_reads, ElementsAre(2, 3));
 }
 
@@ -1011,8 +1011,8 @@ TEST_F(StepRecorderTest, AReadOutsideOfABackwardIsNoneOfABackwardThatMakesAGraph
   ASSERT_NE(node, nullptr);
   node->ctx_.get_saved_variables();
   y.sum().backward();
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 1, 0));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 1, 0));
   EXPECT_THAT(step.graph_reads, ::testing::IsEmpty());
 }
 
@@ -1023,7 +1023,7 @@ TEST_F(StepRecorderTest, WhatUserCodeReadsComesAlone) {
     y = OwnFormula::apply(activation().requires_grad_(true).sin());
   }
   y.sum().backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   ASSERT_THAT(step.objects, SizeIs(2));
   EXPECT_FALSE(step.objects[0].comes_alone) << "LibTorch's own formula reads it";
   EXPECT_TRUE(step.objects[1].comes_alone);
@@ -1084,8 +1084,8 @@ TEST_F(StepRecorderTest, AGraphThatIsDroppedWasSavedAlone) {
     const OffloadScope scope(world_.session());
     Chain(4);
   }
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 2, 3));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(Frees(step), ElementsAre(true, true, true, true));
   EXPECT_EQ(world_.QuietStats().offloaded, 4u);
 }
@@ -1097,11 +1097,11 @@ TEST_F(StepRecorderTest, WhatABackwardSavesIsNotRecorded) {
     const at::Tensor y = at::mul(at::mul(x, x), x).sum();
     torch::autograd::grad({y}, {carrier_}, {}, /*retain_graph=*/true, /*create_graph=*/true);
   }
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   // Of x and its square, which are saved and read; the graph of the gradient saves x again, and the
   // gradients.
   EXPECT_THAT(step.objects, SizeIs(2));
-  EXPECT_THAT(step.uses, SizeIs(8));
+  EXPECT_THAT(step.accesses, SizeIs(8));
 }
 
 // --- Errors in between ---
@@ -1134,8 +1134,8 @@ TEST_F(StepRecorderTest, WhatCouldNotBePackedIsNotRecorded) {
     y = Probe(y, {activation(2 * kTensorBytes)}, UseSaved);
     y.backward();
   }
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 0));
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes, 2 * kTensorBytes));
 }
 
@@ -1201,9 +1201,9 @@ TEST_F(StepRecorderTest, ADeviceThatCannotTimeGivesTheHostsTime) {
     y = Chain(2);
   }
   y.backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   EXPECT_TRUE(step.timed_by_host);
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0));
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 0));
   EXPECT_GT(step.compute_us(), 0);
 }
 
