@@ -316,23 +316,23 @@ TEST(RecomputePlan, OfVeryManyBlocksWithoutRoomForAWholeOnePartsAreComputedAgain
   EXPECT_LT(recompute.plan.step_us, 0.9 * recompute.without.step_us);
 }
 
-// Blocks that are alike leave many mixes that take equally long.
+// Blocks that are alike leave many sets that take equally long.
 TEST(RecomputePlan, AStepHasOnePlanWhereverTheHeapPutsWhatIsTried) {
   const StepTrace step = Blocks(std::vector<std::vector<uint64_t>>(24, {10, 500'000}));
   // Where two are computed again, whichever, nothing has to move.
   const uint64_t memory_bytes = 22 * 500'010 + 1'000;
   std::mt19937 random;
   std::vector<std::vector<char>> held;
-  std::set<std::vector<uint32_t>> mixes;
+  std::set<std::vector<uint32_t>> sets;
   for (int i = 0; i < 12; ++i) {
-    mixes.insert(PlanWithRecomputation(step, memory_bytes, RoundLink()).value().computed_again);
+    sets.insert(PlanWithRecomputation(step, memory_bytes, RoundLink()).value().segments);
     // Holes of the size of a map's node, in an order of their own.
     for (int block = 0; block < 4'000; ++block) held.emplace_back(32 + random() % 64);
     std::shuffle(held.begin(), held.end(), random);
     held.resize(held.size() / 2);
   }
-  EXPECT_THAT(mixes, SizeIs(1));
-  EXPECT_THAT(*mixes.begin(), Not(IsEmpty()));
+  EXPECT_THAT(sets, SizeIs(1));
+  EXPECT_THAT(*sets.begin(), Not(IsEmpty()));
 }
 
 TEST(Recomputation, ASegmentOfWhichAPartWasComputedAgainCannotBe) {
@@ -360,8 +360,8 @@ TEST(RecomputePlan, AMemoryThatIsTooSmallIsRefusedAsWithoutSegments) {
 // Over the best mix, which is the best of every set of segments with every plan of what is left.
 struct MixesOverBest {
   int plans = 0;
-  int recompute = 0;  // that compute something again
-  int shorter = 0;    // whose best is shorter by a tenth than the best without
+  int with_recompute = 0;  // that compute something again
+  int shorter = 0;         // whose best is shorter by a tenth than the best without
   double sum = 0;
   double worst = 0;  // where the plan without is within 2 % of the best without
 
@@ -399,7 +399,7 @@ struct MixesOverBest {
       ++plans;
       sum += ratio;
       if (plain_us <= 1.02 * best_plain_us) worst = std::max(worst, ratio);
-      recompute += recompute.segments.empty() ? 0 : 1;
+      with_recompute += recompute.segments.empty() ? 0 : 1;
       shorter += best_us < 0.9 * best_plain_us ? 1 : 0;
     }
   }
@@ -433,7 +433,7 @@ StepTrace FourTensors(const std::vector<uint64_t>& sizes) {
 
 TEST(RecomputePlanModel, OfBlocksThatAreAlikeTheMixIsTheBestThereIs) {
   std::mt19937 random(1);
-  MixesOverBest mixes;
+  MixesOverBest sets;
   for (int round = 0; round < RoundsWithoutThreads(40); ++round) {
     SCOPED_TRACE(::testing::Message() << "round " << round);
     const uint64_t input = 1000 * Draw(random, 1, 2);
@@ -441,17 +441,17 @@ TEST(RecomputePlanModel, OfBlocksThatAreAlikeTheMixIsTheBestThereIs) {
     StepTrace step = round % 2 == 0 ? Blocks({{input, inner}, {input, inner}})
                                     : FourTensors({inner, inner, inner, inner});
     DrawIntervals(random, step);
-    mixes.Add(step);
+    sets.Add(step);
   }
-  EXPECT_LE(mixes.worst, 1.02) << mixes.plans << " plans";
-  EXPECT_LE(mixes.mean(), 1.001);
-  EXPECT_GT(mixes.shorter, mixes.plans / 10);
-  EXPECT_GE(mixes.recompute, mixes.shorter);
+  EXPECT_LE(sets.worst, 1.02) << sets.plans << " plans";
+  EXPECT_LE(sets.mean(), 1.001);
+  EXPECT_GT(sets.shorter, sets.plans / 10);
+  EXPECT_GE(sets.with_recompute, sets.shorter);
 }
 
 TEST(RecomputePlanModel, OfBlocksOfAnySizeTheMixIsCloseToTheBest) {
   std::mt19937 random(1);
-  MixesOverBest mixes;
+  MixesOverBest sets;
   for (int round = 0; round < RoundsWithoutThreads(40); ++round) {
     SCOPED_TRACE(::testing::Message() << "round " << round);
     std::vector<uint64_t> sizes;
@@ -459,27 +459,27 @@ TEST(RecomputePlanModel, OfBlocksOfAnySizeTheMixIsCloseToTheBest) {
     StepTrace step =
         round % 2 == 0 ? Blocks({{sizes[0], sizes[1]}, {sizes[2], sizes[3]}}) : FourTensors(sizes);
     DrawIntervals(random, step);
-    mixes.Add(step);
+    sets.Add(step);
   }
-  EXPECT_LE(mixes.worst, 1.02) << mixes.plans << " plans";
-  EXPECT_LE(mixes.mean(), 1.003);
-  EXPECT_GT(mixes.shorter, mixes.plans / 10);
+  EXPECT_LE(sets.worst, 1.02) << sets.plans << " plans";
+  EXPECT_LE(sets.mean(), 1.003);
+  EXPECT_GT(sets.shorter, sets.plans / 10);
 }
 
 TEST(RecomputePlanModel, OfABlockInPartsTheMixIsCloseToTheBest) {
   std::mt19937 random(1);
-  MixesOverBest mixes;
+  MixesOverBest sets;
   for (int round = 0; round < RoundsWithoutThreads(20); ++round) {
     SCOPED_TRACE(::testing::Message() << "round " << round);
     std::vector<uint64_t> sizes = {1000};
     for (int i = 0; i < 3; ++i) sizes.push_back(1000 * Draw(random, 1, 4));
     StepTrace step = BlocksOfParts({sizes});
     DrawIntervals(random, step);
-    mixes.Add(step);
+    sets.Add(step);
   }
-  EXPECT_LE(mixes.worst, 1.02) << mixes.plans << " plans";
-  EXPECT_LE(mixes.mean(), 1.003);
-  EXPECT_GT(mixes.shorter, mixes.plans / 10);
+  EXPECT_LE(sets.worst, 1.02) << sets.plans << " plans";
+  EXPECT_LE(sets.mean(), 1.003);
+  EXPECT_GT(sets.shorter, sets.plans / 10);
 }
 
 // More sets than can be tried.

@@ -235,7 +235,7 @@ bool IsComputedAgain(const StepTrace& step, const StepMove& move) {
 int PlannedDemands(const CachedPlan& cached) {
   const StepTrace& step = cached.step();
   const auto reads = [&](uint32_t access) {
-    return cached.Use(step.accesses[access], 0) != access;
+    return cached.AccessIndex(step.accesses[access], 0) != access;
   };
   int demands = 0;
   for (const StepMove& move : cached.plan().moves) {
