@@ -19,7 +19,7 @@ namespace {
 
 std::string Ms(double us) { return absl::StrFormat("%.3f", us / 1e3); }
 
-// What the compute waited at a use, for copies out before it was let go on and for copies in.
+// Stall of the compute at an access, split into waits for copies out and for copies in.
 struct Waited {
   double out_us = 0;
   double in_us = 0;
@@ -34,7 +34,7 @@ Waited WaitedAt(const StepTimes& times, const std::vector<StepMove>& moves, size
   return {out_us - arrived_us, times.begins_us[access + 1] - out_us};
 }
 
-// Objects that something happens to, each counted once.
+// A set of objects and their bytes.
 struct Some {
   absl::flat_hash_set<uint32_t> objects;
   uint64_t bytes = 0;
@@ -76,7 +76,7 @@ std::string ExplainPlan(const StepTrace& step, const StepPlan& plan, const LinkC
                           HumanBytes(computed.bytes));
   }
   std::vector<size_t> again;
-  size_t segments = 0;  // without those inside of one that is computed again
+  size_t segments = 0;  // without those inside a recomputed one
   for (size_t i = 0; i < step.segments.size(); ++i) {
     const StepSegment& segment = step.segments[i];
     if (segment.outer.has_value() && step.segments[*segment.outer].is_recomputed) continue;

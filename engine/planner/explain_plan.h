@@ -1,5 +1,4 @@
-// A planned step for people, in words and a table: what it takes, what moves when, and what waits
-// for it.
+// Describes a planned step for people, as text and a table: its time, its moves and its stalls.
 //
 //   std::puts(ExplainPlan(step, plan, link).c_str());
 //
@@ -8,8 +7,8 @@
 //     object       size   made    out, ms   gone   back   read     in, ms
 //          0     10 KiB      0      0.030      1      3      3      0.060
 //
-// Uses are given by ordinals: the memory goes at "gone" and is taken again at "back".
-// Times are those of SimulateStep: modelled.
+// Numbers are indices of accesses: the object is evicted at "gone" and fetched at "back". Times are
+// modelled, by SimulateStep.
 //
 // Thread safety: pure functions.
 
@@ -25,19 +24,19 @@
 
 namespace pinion {
 
-// A planned step, with all that it takes to show it.
+// A planned step with all that describes it.
 struct PlannedStep {
   StepTrace step = {};
-  StepPlan plan = {};  // that PlanStep has made of the step for that link
+  StepPlan plan = {};  // PlanStep's, of that step and link
   LinkCalibration link = {};
-  uint64_t limit_bytes = 0;  // the memory that the plan was to keep to
+  uint64_t limit_bytes = 0;  // the memory that the plan was made for
   std::string note = "";     // what a reader must not miss; mostly empty
 };
 
-// Of a plan that PlanStep has made of the step for that link. Where that is not so, the text says
-// why.
+// Describes a plan that PlanStep made of the step for that link. If the plan does not belong to the
+// step, the text is the error.
 std::string ExplainPlan(const StepTrace& step, const StepPlan& plan, const LinkCalibration& link);
-// The same, and the note.
+// Appends the note.
 std::string ExplainPlan(const PlannedStep& planned);
 
 }  // namespace pinion

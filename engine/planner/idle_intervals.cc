@@ -15,10 +15,10 @@ std::vector<IdleInterval> IdleIntervalsOf(const StepTrace& step) {
   for (size_t index = 0; index < lives.size(); ++index) {
     const StepObject& object = step.objects[index];
     const ObjectLiveness& life = lives[index];
-    // What dropping does not free is among the other bytes.
+    // Memory that evicting does not free is among the other bytes.
     if (!object.frees) continue;
     const auto size_bytes = static_cast<int64_t>(object.size_bytes);
-    // By the program, and by the operators of the uses so far.
+    // By the program, or by the operators of the accesses so far.
     size_t in_use_until = std::max<size_t>(life.made, object.held_until);
     for (const size_t access : life.accesses) {
       if (in_use_until < access && access != life.accesses.front() && access > object.saved_until) {
@@ -56,7 +56,7 @@ std::vector<StepMove> MovesOf(const StepTrace& step,
     away.push_back(&idle);
     first_away[idle.object] = std::min(first_away[idle.object], idle.away_from);
   }
-  // Whoever fetches goes on from one copy in to the next.
+  // Prefetches are submitted in this order.
   std::sort(away.begin(), away.end(), [](const IdleInterval* a, const IdleInterval* b) {
     return std::tuple(a->is_recast, a->read_at, a->object) <
            std::tuple(b->is_recast, b->read_at, b->object);

@@ -1,9 +1,9 @@
-// Where the objects of a step may be away: all that a plan can choose from.
+// Where the objects of a step may be offloaded: all that a plan can choose from.
 //
-//   std::vector<IdleInterval> idle_intervals = IdleIntervalsOf(step);
-//   idle_intervals[0].away_from = gaps[0].first;               // it goes as soon as it can, ...
-//   idle_intervals[0].away_until = gaps[0].last;               // ... and comes back when it is
-//   read std::vector<StepMove> moves = MovesOf(step, idle_intervals);
+//   std::vector<IdleInterval> idle = IdleIntervalsOf(step);
+//   idle[0].away_from = idle[0].first;                 // evicted as early as possible, ...
+//   idle[0].away_until = idle[0].last;                 // ... and fetched when it is read
+//   std::vector<StepMove> moves = MovesOf(step, idle);
 //
 // Thread safety: pure functions.
 
@@ -20,27 +20,26 @@
 
 namespace pinion {
 
-// Intervals in which an object is idle, so that it can be away.
+// Consecutive intervals in which one object is idle.
 struct IdleInterval {
   uint32_t object = 0;
   size_t first = 0;
   size_t last = 0;
   uint32_t read_at = StepMove::kNever;
   int64_t size_bytes = 0;
-  bool is_recast = false;  // when it is read, so that it is away until then
+  bool is_recast = false;  // at its read; the object is then offloaded until `last`
 
-  // What was decided: in which of them it is away. kStays, if in none. And in which it is away at
-  // the latest, whatever room there is.
+  // The plan's decision: the intervals in which the object is offloaded. kStays: in none.
   static constexpr size_t kStays = SIZE_MAX;
   size_t away_from = kStays;
   size_t away_until = 0;
-  size_t leaves_by = kStays;
+  size_t leaves_by = kStays;  // the interval in which it is offloaded at the latest
 };
 
-// Of a valid record, in the order in which they begin.
+// Of a valid trace, in the order in which they begin.
 std::vector<IdleInterval> IdleIntervalsOf(const StepTrace& step);
 
-// StepPlan::moves of what was decided.
+// Returns StepPlan::moves for the decisions.
 std::vector<StepMove> MovesOf(const StepTrace& step, absl::Span<const IdleInterval> idle_intervals);
 
 }  // namespace pinion

@@ -8,7 +8,7 @@
 namespace pinion {
 namespace {
 
-// It is in use from where it is made to interval `until`.
+// Marks the object as in use from its first interval to interval `until`.
 void AddHeld(size_t until, ObjectLiveness& life) {
   if (until <= life.made) return;
   std::vector<size_t> in_use(until - life.made + 1);
@@ -40,8 +40,7 @@ std::vector<ObjectLiveness> LivenessOf(const StepTrace& step) {
   }
   for (size_t index = 0; index < lives.size(); ++index) {
     ObjectLiveness& life = lives[index];
-    if (!life.is_read)
-      life.over = step.accesses.size();  // nobody says that it is not needed any more
+    if (!life.is_read) life.over = step.accesses.size();  // nothing says when it is released
     AddHeld(std::min<size_t>(step.objects[index].held_until, life.over), life);
   }
   return lives;
@@ -98,7 +97,7 @@ std::vector<int64_t> DeviceBytes(const StepTrace& step, absl::Span<const StepMov
   for (size_t i = 0; i < step.objects.size(); ++i) {
     const StepObject& object = step.objects[i];
     last[i] = LastIntervalOf(object, lives[i], operator_ends);
-    // What dropping does not free is among the other bytes.
+    // Memory that evicting does not free is among the other bytes.
     if (object.frees) add(lives[i].made, last[i], static_cast<int64_t>(object.size_bytes));
   }
   for (const StepMove& move : moves) {

@@ -18,7 +18,7 @@
 namespace pinion {
 namespace {
 
-// So many plans as can be tried in 10 to 20 ms, beside the first two.
+// How many plans can be tried in 10 to 20 ms, beside the first two.
 int TriesFor(const StepTrace& step) {
   constexpr size_t kTriedUses = 50'000;
   constexpr size_t kTriesPerUse = 8;  // a short step has few plans
@@ -27,7 +27,7 @@ int TriesFor(const StepTrace& step) {
   return static_cast<int>(plans - std::min<size_t>(plans, 2));
 }
 
-// What its copies carry, both ways.
+// Bytes that the copies transfer, in both directions.
 uint64_t CopiedBytes(const StepTrace& step, const std::vector<StepMove>& moves) {
   uint64_t bytes = 0;
   for (const StepMove& move : moves) {
@@ -38,13 +38,13 @@ uint64_t CopiedBytes(const StepTrace& step, const std::vector<StepMove>& moves) 
   return bytes;
 }
 
-// What a plan costs; of two that take the same time the one that copies less is better.
+// Of two plans that take the same time, the one that copies less is better.
 using Cost = std::pair<double, uint64_t>;
 
 constexpr EvictionRule kEvictionRules[] = {EvictionRule::kHighest, EvictionRule::kFitting};
 
-// One or two gaps more that go first or last, whatever their next use, or that are away where they
-// are in the way.
+// Changes one or two preferences at random: an idle interval ranks first or last, or a blocker is
+// evicted.
 void Change(PlanPreferences& wishes, absl::Span<const Blocker> blockers, std::mt19937& random) {
   for (size_t changes = 1 + random() % 2; changes > 0; --changes) {
     if (!blockers.empty() && random() % 2 == 0) {
@@ -55,11 +55,10 @@ void Change(PlanPreferences& wishes, absl::Span<const Blocker> blockers, std::mt
   }
 }
 
-// The same moves, their copies out in another order as long as that makes the step shorter.
-// `times` are those of the plan.
+// Reorders the copies out as long as that shortens the step. `times` are those of the plan.
 absl::Status OrderCopies(const StepTrace& step, const StepSimulator& simulator, StepTimes times,
                          StepPlan& plan) {
-  constexpr int kRounds = 4;  // each with the times of the one before
+  constexpr int kRounds = 4;  // each uses the times of the round before
   for (int i = 0; i < kRounds; ++i) {
     std::vector<StepMove> moves = InEvictionOrder(step, plan.moves, times);
     if (moves == plan.moves) break;
@@ -71,9 +70,9 @@ absl::Status OrderCopies(const StepTrace& step, const StepSimulator& simulator, 
   return absl::OkStatus();
 }
 
-// The best of the plans that are tried: by each of `choices`, and then, as long as it takes more
-// than `enough_us`, again and again with other wishes: without what was in the way of the plan that
-// is gone on from, and with changes that are drawn.
+// Searches for the shortest plan, starting from Belady's rule under each of `rules`. While the plan
+// takes more than `enough_us`, it evicts the blockers of the current plan, or changes preferences
+// at random, and keeps what is no worse.
 absl::StatusOr<StepPlan> BestWithin(const StepTrace& step, const ResidencyPlanner& planner,
                                     uint64_t memory_bytes, const StepSimulator& simulator,
                                     double enough_us, absl::Span<const EvictionRule> rules,
@@ -82,11 +81,11 @@ absl::StatusOr<StepPlan> BestWithin(const StepTrace& step, const ResidencyPlanne
   StepTimes best_times;
   Cost best_cost = {std::numeric_limits<double>::infinity(), UINT64_MAX};
   for (const EvictionRule rule : rules) {
-    std::mt19937 random;  // of one seed: a step has one plan
+    std::mt19937 random;  // a fixed seed: a step always gets the same plan
     PlanPreferences chosen = planner.ByNextUse();
     Cost chosen_cost = {std::numeric_limits<double>::infinity(), UINT64_MAX};
-    std::vector<Blocker> blockers;  // of what was chosen
-    bool lets_go = false;           // of all of that, next
+    std::vector<Blocker> blockers;  // of the chosen plan
+    bool lets_go = false;           // whether to evict all blockers next
     for (int i = 0; i <= tries / 2; ++i) {
       PlanPreferences wishes = chosen;
       if (lets_go) {
@@ -114,7 +113,7 @@ absl::StatusOr<StepPlan> BestWithin(const StepTrace& step, const ResidencyPlanne
   return best;
 }
 
-// With its peak, which has to keep within `memory_bytes`.
+// Sets the plan's peak, which has to keep within `memory_bytes`.
 absl::StatusOr<StepPlan> Checked(const StepTrace& step, StepPlan plan, uint64_t memory_bytes) {
   const std::vector<int64_t> bytes = DeviceBytes(step, plan.moves);
   plan.peak_bytes = static_cast<uint64_t>(*std::max_element(bytes.begin(), bytes.end()));
@@ -164,7 +163,7 @@ absl::StatusOr<StepPlan> PlanStepWithin(const StepTrace& step, double slowdown,
   PINION_ASSIGN_OR_RETURN(StepPlan best, plan_within(enough_bytes));
   PINION_ASSIGN_OR_RETURN(StepPlan tried, plan_within(too_little_bytes));
   if (tried.step_us <= allowed_us) return Checked(step, std::move(tried), too_little_bytes);
-  // To a hundredth of what there is to gain.
+  // To one percent of the possible gain.
   const uint64_t exact_bytes = (enough_bytes - too_little_bytes) / 100;
   while (enough_bytes - too_little_bytes > exact_bytes + 1) {
     const uint64_t middle_bytes = too_little_bytes + (enough_bytes - too_little_bytes) / 2;

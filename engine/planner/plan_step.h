@@ -1,18 +1,21 @@
-// Which objects of a step leave the device, when their memory is let go of, and when they come
-// back: a plan that keeps the step within a given device memory, at the least cost that is found.
+// Computes the plan of a step: which objects are offloaded, and when they are evicted and
+// prefetched. The step keeps within a given device memory, in the shortest time that was found.
 //
 //   PINION_ASSIGN_OR_RETURN(StepPlan plan, PlanStep(step, memory_bytes, link));
-//   for (const StepMove& move : plan.moves) ...      // all others stay, and are never copied
-//   plan.step_us, plan.peak_bytes                    // what it comes to
+//   for (const StepMove& move : plan.moves) ...      // all other objects stay resident
+//   plan.step_us, plan.peak_bytes
 //
-// Whom: where an interval needs more than there is, the idle object whose next use is farthest away
-// goes (Belady's rule), except where another choice that was tried makes the step shorter. What
-// frees nothing stays. When: the copy out begins once the operator that made the object has
-// returned, or behind those whose memory has to go sooner; its device memory is let
-// go of at the last use before the room is needed; it is fetched as soon as there is room until it
-// is read, in the order of reading. A small object leaves, too, where a much larger one can come
-// back earlier for it. All of that is by ordinal, so the peak does not depend on how fast the link
-// is, only the time does (step_simulation.h).
+// Which objects: where an interval exceeds the memory, the idle object with the farthest next
+// access is evicted (Belady's rule). A search replaces single choices where that shortens the step.
+// An object whose eviction frees nothing stays. A small object is also evicted if a much larger one
+// can then be prefetched earlier.
+//
+// When: a copy out begins when the operator that made the object has returned, or after copies with
+// earlier evictions. The object is evicted at the last access before its memory is needed, and
+// prefetched as soon as it fits, in the order of reads.
+//
+// A plan names accesses, not times. So its peak does not depend on the link; only the time does
+// (step_simulation.h).
 //
 // Thread safety: pure functions.
 
@@ -28,24 +31,23 @@
 
 namespace pinion {
 
-// The least memory within which the step can be planned: what its hungriest interval uses.
-// InvalidArgument for a record that is not valid.
+// Returns the least memory for which a plan exists. InvalidArgument for an invalid trace.
 absl::StatusOr<uint64_t> LeastMemoryBytes(const StepTrace& step);
 
 enum class PlanEffort {
-  kRule,   // one plan, by Belady's rule, its copies in order
-  kTries,  // and others, as many as can be tried in 10 to 20 ms
+  kRule,   // one plan by Belady's rule, copies in order
+  kTries,  // also others, for 10 to 20 ms
 };
 
-// Within `memory_bytes`, the other bytes of the step included. ResourceExhausted, with the least
-// that can be, where that is not enough. InvalidArgument for a record that is not valid, and for
-// a link that was not measured.
+// Plans the step within `memory_bytes`, which include its other bytes. ResourceExhausted names the
+// least memory if that is more. InvalidArgument for an invalid trace, or a link without
+// measurements.
 absl::StatusOr<StepPlan> PlanStep(const StepTrace& step, uint64_t memory_bytes,
                                   const LinkCalibration& link,
                                   PlanEffort effort = PlanEffort::kTries);
 
-// As little moved as is needed for a step of at most `slowdown` times its compute alone, in the
-// least memory; 1.01 is "no slower than 1 %".
+// Plans the step in the least memory in which it takes at most `slowdown` times its compute. 1.01
+// means "at most 1 % slower".
 absl::StatusOr<StepPlan> PlanStepWithin(const StepTrace& step, double slowdown,
                                         const LinkCalibration& link);
 

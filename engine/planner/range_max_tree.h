@@ -1,12 +1,12 @@
-// How much of something each place of a row has: added to in ranges, asked for the most in one.
+// An array of numbers with range addition and range maximum.
 //
 //   RangeMaxTree tree(4);
 //   tree.Add(1, 2, 10);                 // places 1 and 2
 //   tree.MostIn(0, 3);                  // 10
-//   tree.LastAbove(3, 9);               // 2: the last place up to 3 that has more than 9
+//   tree.LastAbove(3, 9);               // 2: the last place up to 3 with more than 9
 //   tree.FirstAbove(1, 9);              // 1: the first place from 1 on
 //
-// A segment tree: every call takes the logarithm of the length.
+// A segment tree: every call takes logarithmic time.
 
 #ifndef PINION_ENGINE_PLANNER_RANGE_MAX_TREE_H_
 #define PINION_ENGINE_PLANNER_RANGE_MAX_TREE_H_
@@ -22,7 +22,7 @@ namespace pinion {
 class RangeMaxTree {
  public:
   explicit RangeMaxTree(size_t places) : RangeMaxTree(std::vector<int64_t>(places)) {}
-  // `amounts` are what the places begin with.
+  // `amounts` are the initial values.
   explicit RangeMaxTree(const std::vector<int64_t>& amounts) {
     while (leaves_ < amounts.size()) leaves_ *= 2;
     most_.resize(2 * leaves_);
@@ -33,7 +33,7 @@ class RangeMaxTree {
     }
   }
 
-  // To the places `first` to `last`; nothing where `first` is behind `last`.
+  // Adds to the places from `first` to `last`. Adds nothing if `first` is above `last`.
   void Add(size_t first, size_t last, int64_t amount) {
     if (first <= last) AddBelow(1, 0, leaves_ - 1, {first, last}, amount);
   }

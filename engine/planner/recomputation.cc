@@ -11,11 +11,11 @@
 namespace pinion {
 namespace {
 
-// Bytes that are on the device in some intervals of a step, more or fewer than were recorded there.
+// Change of the device memory of each interval against the trace.
 //
 //   BytesDelta more(step.intervals.size());
-//   more.Add(3, 5, size_bytes);          // there in intervals 3, 4 and 5, and gone when 5 ends
-//   more.Subtract(6, 7, size_bytes);     // counted elsewhere in 6 and 7
+// resident in intervals 3 to 5, freed when 5 ends
+// counted elsewhere in 6 and 7
 //
 // Thread safety: none.
 inline int64_t Signed(uint64_t bytes) { return static_cast<int64_t>(bytes); }
@@ -32,15 +32,15 @@ class BytesDelta {
     begins_[first] += Signed(size_bytes);
     ends_[last] += Signed(size_bytes);
   }
-  // What was one of the other bytes to the end of `last` is an object's.
+  // These bytes belong to an object now: they are no other bytes until the end of `last`.
   void Subtract(size_t first, size_t last, uint64_t size_bytes) {
     if (first <= last) Change(first, std::min(last, changes_.size() - 2), -Signed(size_bytes));
   }
-  // How much more there is than in the interval before.
+  // The change against the interval before.
   int64_t change(size_t interval) const { return changes_[interval]; }
-  // Of what was added, that which the interval makes.
+  // Of the added bytes, those that the interval makes.
   int64_t begins(size_t interval) const { return begins_[interval]; }
-  // And that which has gone when it ends.
+  // Of the added bytes, those that are freed when it ends.
   int64_t ends(size_t interval) const { return ends_[interval]; }
 
  private:
@@ -56,11 +56,11 @@ class BytesDelta {
 
 constexpr uint32_t kNone = UINT32_MAX;
 
-// In the place of a use of the step as it was recorded, all of which have lower numbers.
+// Markers in place of an access of the original trace; those have lower numbers.
 constexpr uint32_t kInputSaved = UINT32_MAX - 1;
 constexpr uint32_t kInputRead = UINT32_MAX;
 
-// The step as it was recorded.
+// The original trace, with its liveness.
 struct Recorded {
   explicit Recorded(const StepTrace& record)
       : step(record), lives(LivenessOf(record)), operator_ends(OperatorEnds(record)) {}
@@ -74,12 +74,13 @@ struct Recorded {
     return step.unsaved_inputs[object - step.objects.size()];
   }
   size_t numbers() const { return step.objects.size() + step.unsaved_inputs.size(); }
-  // Of what has a number: objects, and then the unsaved inputs.
+  // Size of an object or an unsaved input, by number: objects first.
   uint64_t size_bytes(uint32_t object) const {
     return IsUnsaved(object) ? Unsaved(object).size_bytes : step.objects[object].size_bytes;
   }
 
-  // Whether an input of a segment that begins at or before that interval is among its other bytes.
+  // Whether an input of a segment that begins at or before that interval counts among its other
+  // bytes.
   bool IsOtherIn(size_t interval, uint32_t input) const {
     if (IsUnsaved(input)) return Unsaved(input).frees && interval <= Unsaved(input).held_until;
     return step.objects[input].frees && interval < lives[input].made;
@@ -93,17 +94,17 @@ struct Recorded {
 // The second run of a segment.
 struct SecondRun {
   const StepSegment* segment = nullptr;
-  uint32_t read_at = kNone;  // the first read of what it saved
+  uint32_t read_at = kNone;  // the first read of a tensor that the segment saved
   double compute_us = 0;
-  int64_t transient_bytes = 0;  // at its peak, beside what there was
+  int64_t transient_bytes = 0;  // at its peak, beside the memory at its begin
 };
 
-// The use before which the segment begins: its first.
+// The access before which the segment begins: its first.
 uint32_t BeginOf(const StepSegment& segment) { return segment.accesses.front(); }
 
-// What is not saved any more, or only later, is there as long as the program has it. What is saved
-// earlier, as an input, is no other byte any more from there on. `inputs_saved`: by number, the
-// first use before which it is saved as an input; kNone: before none.
+// Adds tensors that are no longer saved, or saved later, as long as the program references them.
+// Subtracts tensors that are saved earlier, as inputs, from the other bytes. `inputs_saved`, by
+// number: the first access before which the tensor is saved as an input, or kNone.
 void AddForward(const Recorded& old, const std::vector<bool>& is_removed,
                 const std::vector<uint32_t>& inputs_saved, BytesDelta& more) {
   for (uint32_t object = 0; object < old.lives.size(); ++object) {
@@ -136,7 +137,7 @@ void AddForward(const Recorded& old, const std::vector<bool>& is_removed,
 
 SecondRun AddSecondRun(const Recorded& old, const StepSegment& segment, BytesDelta& more) {
   std::vector<uint32_t> saves;
-  std::vector<size_t> needed_until(old.step.objects.size());  // intervals, by object
+  std::vector<size_t> needed_until(old.step.objects.size());  // last intervals, by object
   SecondRun run = {.segment = &segment};
   for (const uint32_t access : segment.accesses) {
     if (old.Saves(access)) {
@@ -150,7 +151,7 @@ SecondRun AddSecondRun(const Recorded& old, const StepSegment& segment, BytesDel
   std::vector<uint32_t> inputs;  // each once
   for (const uint32_t input : segment.inputs) {
     if (!is_made[input]) inputs.push_back(input);
-    is_made[input] = true;  // it is not made again
+    is_made[input] = true;  // the second run does not make it
   }
   const auto beside_inputs = [&](uint64_t other_bytes, size_t interval) {
     int64_t bytes = Signed(other_bytes);
@@ -186,10 +187,10 @@ SecondRun AddSecondRun(const Recorded& old, const StepSegment& segment, BytesDel
   return run;
 }
 
-// The new step, with the old one's objects by their old numbers.
+// The new trace, while its objects still have their old numbers.
 struct Rewritten {
   StepTrace step;
-  std::vector<uint32_t> old_uses;     // by use; or kInputSaved, kInputRead
+  std::vector<uint32_t> old_uses;     // by new access; or kInputSaved, kInputRead
   std::vector<size_t> new_intervals;  // by old interval
 };
 
@@ -197,17 +198,17 @@ class Writer {
  public:
   explicit Writer(const Recorded& old) : old_(old) {}
 
-  // Uses that are added next come behind the old interval.
+  // Accesses that are added next belong behind the old interval.
   void EndOldInterval() { written_.new_intervals.push_back(written_.step.intervals.size()); }
-  // All of an interval, or a part of it, `compute_us` long. Of `more_bytes`, `ends_bytes` are gone
-  // when it ends.
+  // Adds all of an interval, or a part of it that takes `compute_us`. Of `more_bytes`, `ends_bytes`
+  // are freed when it ends.
   void AddInterval(const StepInterval& interval, double compute_us, int64_t more_bytes,
                    int64_t ends_bytes) {
     compute_us_ += compute_us;
     end_bytes_ = Signed(interval.other_bytes) + more_bytes - ends_bytes;
     peak_bytes_ = std::max(peak_bytes_, Signed(interval.peak_other_bytes()) + more_bytes);
   }
-  // One operator of each segment saves all of its inputs.
+  // One operator saves all inputs of a segment.
   void AddInputs(const StepSegment& segment) { AddInputs(segment, kInputSaved); }
   void AddRun(const SecondRun& run) {
     AddInputs(*run.segment, kInputRead);
@@ -257,7 +258,7 @@ class Writer {
   int64_t peak_bytes_ = 0;
 };
 
-// A second run holds its inputs until they are read for the last time in the segment.
+// A second run holds its inputs until their last read in the segment.
 void AddHeldInputs(const Recorded& old, const SecondRun& run, Rewritten& written) {
   size_t counted_until = written.new_intervals[run.read_at];
   for (const uint32_t input : run.segment->inputs) {
@@ -274,7 +275,7 @@ void AddHeldInputs(const Recorded& old, const SecondRun& run, Rewritten& written
   }
 }
 
-// By new numbers, in the order of first uses.
+// Numbers objects in the order of their first accesses.
 void NumberObjects(const Recorded& old, Rewritten& written) {
   std::vector<uint32_t> numbers(old.numbers(), kNone);
   StepTrace& step = written.step;
@@ -294,7 +295,7 @@ void NumberObjects(const Recorded& old, Rewritten& written) {
       }
       numbered.saved_until = 0;
       for (uint32_t* until : {&numbered.needed_until, &numbered.held_until}) {
-        if (*until == 0) continue;  // its uses say it all
+        if (*until == 0) continue;  // the accesses decide
         const size_t last = written.new_intervals.size() - 1;
         *until = static_cast<uint32_t>(written.new_intervals[std::min<size_t>(*until, last)]);
       }
@@ -339,7 +340,8 @@ StepTrace WithRecomputation(const StepTrace& step, absl::Span<const uint32_t> se
   const Recorded old(step);
   std::vector<bool> is_removed(step.accesses.size());
   std::vector<uint32_t> inputs_saved(old.numbers(), kNone);
-  std::vector<const StepSegment*> begins(step.accesses.size());  // by the use before which it does
+  std::vector<const StepSegment*> begins(
+      step.accesses.size());  // by the access before which the segment begins
   for (const uint32_t index : segments) {
     const StepSegment& segment = step.segments[index];
     begins[BeginOf(segment)] = &segment;
@@ -365,7 +367,7 @@ StepTrace WithRecomputation(const StepTrace& step, absl::Span<const uint32_t> se
     double compute_us = interval.compute_us;
     if (access < step.accesses.size() && begins[access] != nullptr) {
       const StepInterval& before = *begins[access]->before;
-      // What the interval makes that is not saved any more is the segment's.
+      // Tensors that the interval makes, and that are no longer saved, belong to the segment.
       writer.AddInterval(before, before.compute_us, more_bytes - more.begins(access),
                          /*ends_bytes=*/0);
       writer.AddInputs(*begins[access]);

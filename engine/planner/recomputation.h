@@ -1,17 +1,16 @@
-// A step as it would be if some of its segments were computed again instead of kept.
+// Rewrites the trace of a step as if some of its segments were recomputed instead of kept.
 //
 //   StepTrace shorter = WithRecomputation(step, {0, 2});    // segments by index
 //
-// Before it begins the segment's inputs are saved. What it alone saves is there in forward as long
-// as the program holds it, and is gone then. Where the first of it is read, the segment's inputs
-// are read in its place and the interval behind takes as much longer as forward took from the
-// segment's begin to its last save. From there on the tensors that were made again count among the
-// other bytes, each until it is read for the last time in the segment. At its peak the second run
-// takes what the first one took beside what was there when it began.
+// In the rewritten forward, the segment's inputs are saved before it begins. What only the segment
+// saves is resident as long as the program references it. At the first read of a saved tensor the
+// inputs are read instead. The following interval takes longer by the forward time from the
+// segment's begin to its last save. The recomputed tensors then count among the other bytes, each
+// until its last read in the segment. The second run's peak is that of the first run.
 //
-// That is what a plan can know before it is tried. It errs towards more memory, since what a real
-// run lets go of in the middle of an interval counts to its end; but no record tells that a segment
-// which waits to be computed again holds what it has captured.
+// This is a prediction. It errs towards more memory: what a run frees in the middle of an interval
+// counts to the interval's end. Exception: tensors that a segment captures and holds until it is
+// recomputed are missing, since no trace contains them.
 //
 // Thread safety: a pure function.
 
@@ -26,13 +25,13 @@
 
 namespace pinion {
 
-// Segments by index, ascending: those that were kept, with all inside of them, and seen to begin,
-// and of which something was read that is none of their inputs, by one backward: another one would
-// compute the segment once more.
+// Indices, ascending, of the segments that a plan may recompute. Such a segment was kept with all
+// inner ones, and its begin was seen. One backward read something that the segment saved and that
+// is not an input; a second backward would recompute the segment once more.
 std::vector<uint32_t> RecomputableSegments(const StepTrace& step);
 
-// Of a valid record, without segments. `segments` are some that can be computed again, none of them
-// inside of another.
+// Returns the rewritten trace, without segments. `step` is valid. `segments` are recomputable, and
+// none lies inside another.
 StepTrace WithRecomputation(const StepTrace& step, absl::Span<const uint32_t> segments);
 
 }  // namespace pinion

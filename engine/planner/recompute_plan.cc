@@ -51,12 +51,12 @@ class RecomputeSearch {
       const int share = (left_ - for_neighbours) / static_cast<int>(orders.size() - i);
       PINION_RETURN_IF_ERROR(TryPrefixes(orders[i], left_ - share));
     }
-    std::mt19937 random;  // of one seed: a step has one plan
+    std::mt19937 random;  // a fixed seed: a step always gets the same plan
     while (left_ > 0) PINION_RETURN_IF_ERROR(Try(Neighbour(best_, random)).status());
     return absl::OkStatus();
   }
 
-  // Those with which the step is shortest, the shortest first.
+  // The sets with which the step is shortest, the shortest first.
   std::vector<Segments> Best() const {
     constexpr size_t kPlannedUses = 500;
     constexpr size_t kLeast = 2;
@@ -67,7 +67,7 @@ class RecomputeSearch {
         tried.push_back(&segments_us);
       }
     }
-    // Of those that take equally long the first in the map's order: a step has one plan.
+    // Equally good sets keep the map's order, so that a step always gets the same plan.
     std::stable_sort(tried.begin(), tried.end(),
                      [](const auto* a, const auto* b) { return a->second < b->second; });
     tried.resize(std::min(most, tried.size()));
@@ -84,8 +84,8 @@ class RecomputeSearch {
     return static_cast<int>(std::clamp(kTriedUses / (step.accesses.size() + 1), kLeast, kMost));
   }
 
-  // The candidates for which there is room if all else is kept and away. (Together with others some
-  // may have room that have none alone.)
+  // The candidates that fit if all other segments are kept and offloaded. Exception: some segments
+  // fit only together with others; these are missing.
   absl::StatusOr<Segments> WithRoom() const {
     Segments with_room;
     for (const uint32_t segment : candidates_) {
@@ -96,9 +96,10 @@ class RecomputeSearch {
     return with_room;
   }
 
-  // How many of the orders so many tries are enough for: of each grain one at least.
+  // How many of the orders these tries are enough for. At least one of the outermost and one of the
+  // innermost segments.
   static size_t OrdersWithin(int tries, const std::vector<Segments>& orders) {
-    constexpr double kNarrows = 1.5;  // TryPrefixes, with two tries
+    constexpr double kNarrows = 1.5;  // per two tries of TryPrefixes
     constexpr size_t kLeast = 2;
     double needed = 0;
     size_t count = 0;
@@ -109,7 +110,7 @@ class RecomputeSearch {
     return count;
   }
 
-  // Of segments of which one is inside of another, the outer one alone.
+  // Removes segments that lie inside another one of the set.
   Segments Outermost(const Segments& segments) const {
     Segments outermost;
     for (const uint32_t segment : segments) {
@@ -121,7 +122,7 @@ class RecomputeSearch {
     return outermost;
   }
 
-  // How long the step takes with these; infinite if it does not fit.
+  // Returns the time of the step with these segments recomputed; infinity if it does not fit.
   absl::StatusOr<double> Try(const Segments& with) {
     Segments segments = Outermost(with);
     const auto [tried, is_new] = tried_us_.try_emplace(std::move(segments));
@@ -138,12 +139,12 @@ class RecomputeSearch {
     return tried->second;
   }
 
-  // By those that are inside of no other, and by those that no other is inside of.
+  // Orders of the outermost segments and of the innermost ones, alternating.
   std::vector<Segments> Orders(const Segments& segments) const {
     Segments outermost = Outermost(segments);
     Segments innermost;
     for (const uint32_t segment : segments) {
-      // Those inside of it are the next ones.
+      // Inner segments follow their outer one.
       while (!innermost.empty() && IsInside(step_.segments, segment, innermost.back())) {
         innermost.pop_back();
       }
@@ -197,15 +198,15 @@ class RecomputeSearch {
     return us / bytes;
   }
 
-  // Until so many tries are left.
+  // Stops when `left_after` tries are left.
   absl::Status TryPrefixes(const Segments& order, int left_after) {
     const auto try_first = [&](size_t count) {
       Segments segments(order.begin(), order.begin() + static_cast<ptrdiff_t>(count));
       std::sort(segments.begin(), segments.end());
       return Try(segments);
     };
-    // Few save too little, many compute too much: the best number lies where it is no better on
-    // either side.
+    // With few segments the link is too slow, with many the compute grows: the best number lies in
+    // between.
     size_t first = 0;
     size_t last = order.size();
     while (last - first > 2 && left_ > left_after) {
@@ -220,7 +221,8 @@ class RecomputeSearch {
     return absl::OkStatus();
   }
 
-  // One or two more or less, or finer ones or a coarser one in the place of others.
+  // Adds or removes one or two segments. An added one replaces those that it contains or that
+  // contain it.
   Segments Neighbour(Segments segments, std::mt19937& random) const {
     for (size_t changes = 1 + random() % 2; changes > 0; --changes) {
       const uint32_t changed = candidates_[random() % candidates_.size()];
@@ -256,7 +258,7 @@ absl::StatusOr<RecomputePlan> PlanWithRecomputation(const StepTrace& step, uint6
   PINION_ASSIGN_OR_RETURN(recompute.without, PlanStep(step, memory_bytes, link));
   recompute.plan = recompute.without;
   recompute.step = step;
-  // The link has time for everything.
+  // Not worth it if the link hides nearly all copies.
   constexpr double kWorthIt = 0.999;
   if (step.compute_us() >= kWorthIt * recompute.without.step_us) return recompute;
   RecomputeSearch search(step, memory_bytes, link);

@@ -1,16 +1,15 @@
-// A plan that also says which segments of a step are computed again instead of kept.
+// Plans a step and which of its segments to recompute instead of keeping what they save.
 //
-//   PINION_ASSIGN_OR_RETURN(RecomputePlan mixed, PlanWithRecomputation(step, memory_bytes, link));
-//   mixed.segments                 // segments by index; the others are kept
-//   mixed.plan                           // of mixed.step, which is the step with these
+//   PINION_ASSIGN_OR_RETURN(RecomputePlan best, PlanWithRecomputation(step, memory_bytes, link));
+//   best.segments                        // indices; all other segments are kept
+//   best.plan                            // of best.step, the step with these recomputed
 //
-// Which: where the link has time for everything, none. Else segments for which there is room alone
-// are tried evenly spread over the step, which gives the link time in between, from the step's end,
-// by what they take for what they save, and from the step's beginning, as many of each as make the
-// step shortest: the outermost ones alone, and the innermost ones alone. Then one more, one less,
-// one in another's place, of any grain. Of few segments all sets are tried. Each set is planned by
-// one rule (PlanEffort::kRule), and the best ones thoroughly. The result is never slower than the
-// plan without.
+// If the link hides all copies, no segment is recomputed. If there are few segments, all sets are
+// tried. Otherwise the search tries prefixes of several orders: spread evenly over the step, from
+// the step's end, by compute time per saved byte, and from the step's begin. It does so for the
+// outermost segments and for the innermost ones. Then it changes the best set by one segment at a
+// time. Each set is planned by one rule (PlanEffort::kRule), and the best sets thoroughly. The
+// result is never slower than the plan without recomputation.
 //
 // Thread safety: a pure function.
 
@@ -28,16 +27,15 @@
 namespace pinion {
 
 struct RecomputePlan {
-  // Segments of the step, ascending, none of them inside of another.
+  // Indices, ascending; no segment lies inside another.
   std::vector<uint32_t> segments;
-  // The step as it is then (recomputation.h), as far as that can be known; the step itself if none
-  // is computed again.
+  // The step with these recomputed (recomputation.h), or the step itself.
   StepTrace step;
   StepPlan plan;     // of `step`
-  StepPlan without;  // of the step itself
+  StepPlan without;  // without recomputation
 };
 
-// Errors as those of PlanStep.
+// Errors are those of PlanStep.
 absl::StatusOr<RecomputePlan> PlanWithRecomputation(const StepTrace& step, uint64_t memory_bytes,
                                                     const LinkCalibration& link);
 

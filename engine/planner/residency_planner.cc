@@ -18,10 +18,10 @@
 namespace pinion {
 namespace {
 
-// Gaps (by index) of objects that are on the device and idle.
+// Indices of the idle intervals of objects that are resident now.
 class EvictionCandidates {
  public:
-  // The higher a gap's rank, the sooner it goes; of equal ones the first, whose copy is done first.
+  // The highest rank is evicted first; of equal ranks the earliest, whose copy is done first.
   EvictionCandidates(const std::vector<IdleInterval>& idle_intervals,
                      const std::vector<uint32_t>& ranks, EvictionRule rule)
       : idle_intervals_(idle_intervals),
@@ -38,7 +38,8 @@ class EvictionCandidates {
     is_idle_[idle] = false;
     if (rule_ == EvictionRule::kFitting) by_size_.erase(BySize(idle));
   }
-  // Whom to send away where so much is too much. There is one.
+  // Chooses one to evict where the memory exceeds the limit by `excess_bytes`. There is at least
+  // one.
   size_t Choose(int64_t excess_bytes) {
     while (!is_idle_[-by_rank_.top().second]) by_rank_.pop();
     const auto highest = static_cast<size_t>(-by_rank_.top().second);
@@ -58,11 +59,11 @@ class EvictionCandidates {
   const std::vector<uint32_t>& ranks_;
   const EvictionRule rule_;
   std::vector<bool> is_idle_;
-  std::priority_queue<std::pair<uint32_t, int64_t>> by_rank_;  // and some that are not idle
+  std::priority_queue<std::pair<uint32_t, int64_t>> by_rank_;  // may contain removed ones
   absl::btree_set<std::tuple<int64_t, uint32_t, size_t>> by_size_;
 };
 
-// Places in `gaps`, in the order of what `key` returns for each.
+// Indices of `idle_intervals`, sorted by `key`.
 template <typename Key>
 std::vector<size_t> OrderOf(const std::vector<IdleInterval>& idle_intervals, Key key) {
   std::vector<size_t> order(idle_intervals.size());
@@ -73,7 +74,8 @@ std::vector<size_t> OrderOf(const std::vector<IdleInterval>& idle_intervals, Key
   return order;
 }
 
-// What is dropped last stays the longest: for good, if there is room, and as long as it may.
+// Delays evictions as long as the memory allows, latest evictions first. An object that fits in all
+// of its idle interval stays.
 void StayLong(int64_t limit_bytes, std::vector<IdleInterval*>& away, RangeMaxTree& used) {
   std::sort(away.begin(), away.end(), [](const IdleInterval* a, const IdleInterval* b) {
     return std::tuple(a->is_recast, b->object, b->first) <
@@ -105,7 +107,7 @@ uint64_t ResidencyPlanner::MostBytes() const {
 }
 
 uint64_t ResidencyPlanner::LeastBytes() const {
-  std::vector<int64_t> begins(end() + 2);  // of gaps less those that end, by interval
+  std::vector<int64_t> begins(end() + 2);  // begins less ends, by interval
   for (const IdleInterval& idle : idle_intervals_) {
     begins[idle.first] += idle.size_bytes;
     begins[idle.last + 1] -= idle.size_bytes;
@@ -153,7 +155,7 @@ void ResidencyPlanner::SendAway(int64_t limit_bytes, EvictionRule rule,
                                 std::vector<IdleInterval>& idle_intervals) const {
   EvictionCandidates candidates(idle_intervals, ranks, rule);
   size_t begun = 0;
-  size_t over = 0;  // in by_last_
+  size_t over = 0;  // index in by_last_
   int64_t away_bytes = 0;
   for (size_t interval = 0; interval <= end(); ++interval) {
     for (; begun < idle_intervals.size() && idle_intervals[begun].first == interval; ++begun)
@@ -188,7 +190,7 @@ RangeMaxTree ResidencyPlanner::WithAway(const std::vector<IdleInterval*>& away) 
   return RangeMaxTree(used);
 }
 
-// In the order of reading: one copy in comes behind the other.
+// Prefetches as early as the memory allows, in the order of reads.
 std::vector<Blocker> ResidencyPlanner::FetchEarly(int64_t limit_bytes,
                                                   const std::vector<IdleInterval>& idle_intervals,
                                                   std::vector<IdleInterval*>& away,
@@ -215,8 +217,8 @@ std::vector<Blocker> ResidencyPlanner::FetchEarly(int64_t limit_bytes,
 void ResidencyPlanner::AddBlocker(const IdleInterval& idle, size_t interval, int64_t lacks_bytes,
                                   const std::vector<IdleInterval>& idle_intervals,
                                   std::vector<Blocker>& blockers) const {
-  constexpr int64_t kMuchSmaller = 4;  // times, so that its own copies cost little
-  constexpr int kLooks = 64;           // of thousands that are small
+  constexpr int64_t kMuchSmaller = 4;  // times smaller, so that its own copies cost little
+  constexpr int kLooks = 64;           // of possibly thousands of small objects
   auto at = std::lower_bound(by_size_.begin(), by_size_.end(), lacks_bytes,
                              [&](size_t small, int64_t size_bytes) {
                                return idle_intervals[small].size_bytes < size_bytes;
@@ -246,12 +248,12 @@ void ResidencyPlanner::LeaveAltogether(std::vector<IdleInterval>& idle_intervals
 namespace {
 
 struct Copy {
-  uint32_t ready_at = 0;  // the use at which it can be submitted
+  uint32_t ready_at = 0;  // the access at which it can be submitted
   uint32_t object = 0;
   uint32_t evict_at = 0;
   size_t move = 0;
 
-  // Where nothing is deferred, copies are submitted in this order.
+  // Without deferred copies, copies are submitted in this order.
   std::pair<uint32_t, uint32_t> place() const { return {ready_at, object}; }
 };
 
@@ -284,9 +286,9 @@ std::vector<StepMove> InEvictionOrder(const StepTrace& step, std::vector<StepMov
     return times.begins_us[copy.ready_at] + step.intervals[copy.ready_at].compute_us;
   };
   std::priority_queue<Copy, std::vector<Copy>, DropsLater> waiting;
-  double free_us = 0;  // the link, from then on
+  double free_us = 0;  // when the copy stream becomes idle
   std::pair<uint32_t, uint32_t> last_place = {0, 0};
-  uint32_t waits_at = UINT32_MAX;  // what could go at that use as well goes behind one that waits
+  uint32_t waits_at = UINT32_MAX;  // later copies of this access have to wait as well
   for (size_t next = 0; next < copies.size() || !waiting.empty();) {
     if (waiting.empty()) free_us = std::max(free_us, ready_us(copies[next]));
     for (; next < copies.size() && ready_us(copies[next]) <= free_us; ++next) {

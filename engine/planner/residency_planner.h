@@ -1,12 +1,12 @@
-// Moves that keep a step within its memory, by a rule that can be told what else is wished for.
-// Part of plan_step.cc.
+// Moves that keep a step within its memory: Belady's rule, which preferences of a search can
+// change. PlanStep's own (plan_step.cc).
 //
 //   const ResidencyPlanner planner(step);
-//   PlanPreferences wishes = planner.ByNextUse();
-//   PlannedMoves planned = planner.MovesWithin(memory_bytes, EvictionRule::kHighest, wishes);
-//   wishes.LetGo(planned.blockers);            // what came back late may come back earlier now
+//   PlanPreferences preferences = planner.ByNextUse();
+//   PlannedMoves planned = planner.MovesWithin(memory_bytes, EvictionRule::kHighest, preferences);
+//   preferences.LetGo(planned.blockers);         // prefetches that came late may come earlier now
 //
-// Thread safety: it does not change.
+// Thread safety: immutable.
 
 #ifndef PINION_ENGINE_PLANNER_RESIDENCY_PLANNER_H_
 #define PINION_ENGINE_PLANNER_RESIDENCY_PLANNER_H_
@@ -25,23 +25,23 @@
 
 namespace pinion {
 
-// Whom to send away where an interval needs room.
+// Which idle object to evict where an interval exceeds the memory.
 enum class EvictionRule {
-  kHighest,  // of the highest rank
-  kFitting,  // the same, but the smallest that makes enough room if one alone does
+  kHighest,  // the one with the highest rank
+  kFitting,  // the smallest one that alone frees enough, if there is one; else as kHighest
 };
 
-// Small, and there in an interval in which a much larger object could be back if the small one were
-// away.
+// A small object that is resident in an interval in which a much larger object could be resident
+// instead.
 struct Blocker {
-  size_t idle = 0;
+  size_t idle = 0;  // index of its idle interval
   size_t interval = 0;
 };
 
-// By gap.
+// Both by index of idle intervals.
 struct PlanPreferences {
-  std::vector<uint32_t> ranks;    // the highest leaves first
-  std::vector<size_t> leaves_by;  // the interval in which it is away at the latest; kStays: none
+  std::vector<uint32_t> ranks;    // the highest is evicted first
+  std::vector<size_t> leaves_by;  // the interval in which it is offloaded at the latest, or kStays
 
   void LetGo(const Blocker& small) {
     leaves_by[small.idle] = std::min(leaves_by[small.idle], small.interval);
@@ -58,16 +58,17 @@ struct PlannedMoves {
 
 class ResidencyPlanner {
  public:
-  // `step`, which is valid, has to outlive it.
+  // `step` is valid and has to outlive the planner.
   explicit ResidencyPlanner(const StepTrace& step);
 
+  // The peak without moves.
   uint64_t MostBytes() const;
-  // With everything away that is idle.
+  // The peak if every idle object is offloaded.
   uint64_t LeastBytes() const;
-  // Belady's rule: whose next use is farthest away goes first, behind what costs no copy.
+  // Belady's rule: the farthest next access ranks highest, and recasts, which need no copy, first.
   PlanPreferences ByNextUse() const;
-  // The moves that keep within `limit_bytes`, which is at least LeastBytes(), of a step that has
-  // gaps.
+  // Returns moves that keep the step within `limit_bytes`, which is at least LeastBytes(). The step
+  // has idle intervals.
   PlannedMoves MovesWithin(int64_t limit_bytes, EvictionRule rule,
                            const PlanPreferences& wishes) const;
 
@@ -75,38 +76,34 @@ class ResidencyPlanner {
   size_t end() const { return step_.intervals.size() - 1; }
   void SendAway(int64_t limit_bytes, EvictionRule rule, const std::vector<uint32_t>& ranks,
                 std::vector<IdleInterval>& idle_intervals) const;
-  // What is there if all of these are away throughout their gaps.
+  // Memory by interval if all of these are offloaded throughout their idle intervals.
   RangeMaxTree WithAway(const std::vector<IdleInterval*>& away) const;
   std::vector<Blocker> FetchEarly(int64_t limit_bytes,
                                   const std::vector<IdleInterval>& idle_intervals,
                                   std::vector<IdleInterval*>& away, RangeMaxTree& used) const;
-  // Appends what would make room for `idle` in that interval, where it lacks `lacks_bytes`, if
-  // there is something small enough.
+  // Appends a small object whose eviction would make `idle` fit in that interval, which exceeds the
+  // limit by `lacks_bytes`. Appends nothing if there is none.
   void AddBlocker(const IdleInterval& idle, size_t interval, int64_t lacks_bytes,
                   const std::vector<IdleInterval>& idle_intervals,
                   std::vector<Blocker>& blockers) const;
-  // What is computed again is let go of when it is saved, so that each reader computes it.
+  // Recast objects are discarded after each save, so that each reader recasts them.
   void LeaveAltogether(std::vector<IdleInterval>& idle_intervals) const;
 
   const StepTrace& step_;
   const std::vector<int64_t> used_;  // by interval, if nothing is moved
   const std::vector<IdleInterval> idle_intervals_;
-  std::vector<size_t> by_last_;  // gaps in the order in which they end
-  std::vector<size_t> by_size_;  // the smallest first
+  std::vector<size_t> by_last_;  // idle intervals by their end
+  std::vector<size_t> by_size_;  // by size, the smallest first
 };
 
-// In which order the copies out of a plan go over the link: those whose memory has to go first go
-// first.
+// Orders the copies out of a plan by earliest deadline, and sets StepMove::copy_at accordingly.
 //
 //   std::vector<StepMove> ordered = InEvictionOrder(step, plan.moves, times);
 //
-// Copies of one direction go one after the other, so that one which is made early and dropped late
-// may keep others waiting whose memory is needed sooner. Of the copies that could begin when the
-// link is free, by `times`, the one that is dropped first goes first (the rule of the earliest
-// deadline). Where an object is to go behind one that is made later, its move says when
-// (StepMove::copy_at).
-//
-// `times` are those of the moves in some order.
+// Copies of one direction run one after the other. A copy that is submitted early and evicted late
+// would delay copies with earlier evictions. So whenever the copy stream is free, the copy with the
+// earliest eviction goes first, among those that can begin. `times` are those of the moves in some
+// order.
 std::vector<StepMove> InEvictionOrder(const StepTrace& step, std::vector<StepMove> moves,
                                       const StepTimes& times);
 

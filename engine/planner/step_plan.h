@@ -11,28 +11,28 @@
 
 namespace pinion {
 
-// An object is away from behind use `evict_at` until use `fetch_at`, which comes later.
+// Keeps an object offloaded from behind access `evict_at` until access `fetch_at`, a later one.
 struct StepMove {
   static constexpr uint32_t kNever = UINT32_MAX;
   static constexpr uint32_t kAtOnce = 0;
 
   uint32_t object = 0;
-  uint32_t evict_at = 0;  // the compute waits for the copy out here, and the memory goes
+  uint32_t evict_at = 0;  // the compute waits for the copy out here, then the memory is freed
   uint32_t fetch_at = 0;  // memory is allocated and the copy in submitted here; kNever: not at all
-  uint32_t read_at = 0;   // the compute waits for the copy in here, or computes the object again
-  // The copy out is submitted at this use, behind all that can be by then, and by evict_at.
-  // kAtOnce: once the operator that saves the object has returned.
+  uint32_t read_at = 0;   // the compute waits for the copy in here, or recasts the object
+  // The copy out is submitted at this access, after all copies that are possible by then. At most
+  // evict_at. kAtOnce: once the operator that saves the object has returned.
   uint32_t copy_at = kAtOnce;
-  bool copies_out = true;  // false: the host has the bytes already, or nobody needs to
+  bool copies_out = true;  // false: the host has the bytes already, or no reader needs them
 
   friend bool operator==(const StepMove&, const StepMove&) = default;
 };
 
 struct StepPlan {
-  // In the order of copies in; then those that never come back, and those that nobody copies.
+  // In the order of copies in, then moves without a copy in, then recasts.
   std::vector<StepMove> moves;
-  uint64_t peak_bytes = 0;  // of the device, in any interval
-  double step_us = 0;       // as SimulateStep has it
+  uint64_t peak_bytes = 0;  // maximum over all intervals
+  double step_us = 0;       // as SimulateStep returns it
 };
 
 }  // namespace pinion

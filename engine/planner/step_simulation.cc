@@ -17,14 +17,14 @@ namespace {
 
 enum Direction { kOut, kIn };
 
-// Both directions of a link with the copies that were submitted, at one moment.
+// Both directions of a link at one moment, with the submitted copies.
 class LinkModel {
  public:
   LinkModel(const LinkCalibration& link, const LinkRates& rates)
       : lanes_{{{link.d2h.fixed_us, rates.out, rates.duplex_out},
                 {link.h2d.fixed_us, rates.in, rates.duplex_in}}} {}
 
-  // The copy's number in its direction.
+  // Returns the copy's number in its direction.
   size_t Submit(Direction direction, uint64_t size_bytes) {
     Lane& lane = lanes_[direction];
     if (lane.IsIdle()) lane.begun_us.push_back(now_us_);
@@ -37,12 +37,12 @@ class LinkModel {
     now_us_ = us;
   }
 
-  // Of a copy that is done.
+  // Of a finished copy.
   double BegunUs(Direction direction, size_t copy) const {
     return lanes_[direction].begun_us[copy];
   }
 
-  // Goes on until the copy is done, if it is not.
+  // Advances until the copy is done.
   double DoneUs(Direction direction, size_t copy) {
     const Lane& lane = lanes_[direction];
     while (lane.done_us.size() <= copy) Step(std::numeric_limits<double>::infinity());
@@ -53,17 +53,17 @@ class LinkModel {
   struct Lane {
     double fixed_us;
     double alone;                       // bytes per us
-    double duplex;                      // the same, while the other direction carries something
+    double duplex;                      // the same, while the other direction transfers
     std::vector<double> queue = {};     // bytes of each copy
-    std::vector<double> begun_us = {};  // of those that have begun, which come first
-    std::vector<double> done_us = {};   // of those that are done, which come first
-    double fixed_done_us = 0;           // of the first of the others
+    std::vector<double> begun_us = {};  // of copies that have begun, which come first
+    std::vector<double> done_us = {};   // of finished copies, which come first
+    double fixed_done_us = 0;           // of the first unfinished copy
     double done_bytes = 0;              // the same
 
     bool IsIdle() const { return done_us.size() == queue.size(); }
     bool Carries() const { return !IsIdle() && fixed_done_us >= fixed_us; }
     double Rate(const Lane& other) const { return other.Carries() ? duplex : alone; }
-    // Until its copy is done, or past its fixed cost.
+    // Time until its copy has paid its fixed cost, or is done.
     double NextUs(double rate) const {
       if (IsIdle()) return std::numeric_limits<double>::infinity();
       if (!Carries()) return fixed_us - fixed_done_us;
@@ -71,7 +71,7 @@ class LinkModel {
     }
   };
 
-  // To the next moment at which a copy begins to carry or is done, or to `until_us`.
+  // Advances to the next moment at which a copy begins to transfer or ends, or to `until_us`.
   void Step(double until_us) {
     const std::array<double, 2> rates = {lanes_[kOut].Rate(lanes_[kIn]),
                                          lanes_[kIn].Rate(lanes_[kOut])};
@@ -118,16 +118,16 @@ absl::Status CheckMoves(const StepTrace& step, absl::Span<const StepMove> moves)
   return absl::OkStatus();
 }
 
-// Among the copies out that are submitted at the same use.
+// Order of the copies out that are submitted at the same access.
 std::tuple<bool, uint32_t, uint32_t> PlaceOf(const StepMove& move) {
   const bool waits = move.copy_at != StepMove::kAtOnce;
   return {waits, waits ? move.evict_at : 0, move.object};
 }
 
-// Moves (by index) by the use at which something is to happen, in the order of moves.
+// Indices of moves by the access at which something happens, in the order of moves.
 class ByUse {
  public:
-  // `use_of` returns kNever where nothing happens.
+  // `access_of` returns kNever where nothing happens.
   template <typename UseOf>
   ByUse(size_t accesses, absl::Span<const StepMove> moves, UseOf use_of) : begins_(accesses + 1) {
     std::vector<uint32_t> at;
@@ -149,7 +149,7 @@ class ByUse {
   }
 
  private:
-  std::vector<uint32_t> begins_;  // of each use's in `moves_`
+  std::vector<uint32_t> begins_;  // by access: its first index in `moves_`
   std::vector<uint32_t> moves_;
 };
 
