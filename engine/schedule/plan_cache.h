@@ -1,5 +1,5 @@
-// The steps that are planned, in the order in which they are likely to come: what came after the
-// last one the time before, then what ran last.
+// Cache of planned steps, ordered by how likely they come next: first the step that followed the
+// last one before, then by recency.
 //
 // Thread safety: none.
 
@@ -24,50 +24,50 @@ class PlanCache {
  public:
   static constexpr size_t kMax = 32;
 
-  // Instead of what was known of a step that saves and reads the same.
+  // Inserts a plan, and replaces that of an equal step.
   void Learn(std::shared_ptr<const CachedPlan> cached);
-  // What is known of a step that saves and reads the same; null without one.
+  // Returns the plan of an equal step; null without one.
   std::shared_ptr<const CachedPlan> FindLike(const StepTrace& step) const;
   void Forget(const CachedPlan& cached);
 
-  // The step that begins next has gradients to add to, or none. Find and Likeliest look among known
-  // ones that do. Where none is known to add to gradients, those that make them are looked at: they
-  // take more.
+  // Whether the step that begins next adds to gradients. Find and Likeliest return plans of that
+  // kind. If no cached step adds to gradients, plans that create gradients serve, since they take
+  // more memory.
   void set_begins_with_gradients(bool begins) { begins_with_gradients_ = begins; }
   bool begins_with_gradients() const { return begins_with_gradients_; }
   bool IsOfKind(const CachedPlan& cached) const {
     return cached.step().begins_with_gradients == begins_with_gradients_;
   }
   bool MayBe(const CachedPlan& cached) const;
-  // A step begins: the one that came after the last step the time before is looked at first.
+  // A step begins. The step that followed the last one before moves to the front.
   void OnBegin();
-  // A step has ended, which went on as `ran`; null: as none of them.
+  // A step has ended, which followed `ran`; null: which followed none.
   void OnEnd(const CachedPlan* ran);
 
-  // The first one that fits, which comes first from now on; null without one.
+  // Returns the first plan that fits and moves it to the front; null without one.
   std::shared_ptr<const CachedPlan> Find(absl::FunctionRef<bool(const CachedPlan&)> fits);
 
   const std::list<std::shared_ptr<const CachedPlan>>& all() const { return all_; }
-  // Of those whose plan keeps to the target, the one that ran last; null without one.
+  // Returns the most recent plan that keeps to the target; null without one.
   std::shared_ptr<const CachedPlan> Likeliest() const;
-  // No other one begins like that step: which of them runs would be known too late for a mix.
+  // False if another cached step begins alike: it could not be told apart before its first segment.
   bool MayRecompute(const StepTrace& step) const;
   bool AnyWantsRecomputeTrial() const;
 
  private:
-  // Who is gone comes after nobody.
+  // Forgets which step followed which.
   void ForgetOrder();
 
   std::list<std::shared_ptr<const CachedPlan>> all_;
-  bool begins_with_gradients_ = false;  // the step that runs, or begins next
-  const CachedPlan* last_ = nullptr;    // that has ended; null if it was not known
-  absl::flat_hash_map<const CachedPlan*, const CachedPlan*> after_;  // what came after each
+  bool begins_with_gradients_ = false;  // of the step that runs, or begins next
+  const CachedPlan* last_ = nullptr;    // the last step that has ended; null if it had no plan
+  absl::flat_hash_map<const CachedPlan*, const CachedPlan*> after_;  // the step that followed each
 };
 
-// Which of the steps that come are worth recording, by how many were known in a row.
+// Decides which steps to record, by how many were recognised in a row.
 //
-//   if (pace.WantsRecord(known)) ...   // record the step that begins
-//   pace.OnEnd(/*is_unknown=*/false);  // it has ended, and went on as a known one
+//   if (backoff.WantsRecord(cache)) ...   // record the step that begins
+//   backoff.OnEnd(/*is_unknown=*/false);  // it has ended, and was recognised
 //
 // Thread safety: none.
 class RecordingBackoff {
@@ -79,12 +79,12 @@ class RecordingBackoff {
     if (known_steps_ >= kKnownInARow) {
       return known_steps_ < kKnownInARowForRecompute && cached.AnyWantsRecomputeTrial();
     }
-    // The longer no step has been known, the more are let pass before one is recorded: a program
-    // whose steps are never alike has PlanCache::kMax of them recorded while their number doubles.
+    // The longer no step was recognised, the more steps pass between two records. A program whose
+    // steps are never alike has PlanCache::kMax steps recorded while their number doubles.
     const uint64_t every = std::bit_floor((unknown_steps_ / PlanCache::kMax) | 1);
     return unknown_steps_ % every == 0;
   }
-  // The next two steps are worth it, whatever was known.
+  // The next two steps are worth a record in any case.
   void RecordAgain() { known_steps_ = std::min(known_steps_, kKnownInARow - 2); }
   void OnEnd(bool is_unknown) {
     known_steps_ = is_unknown ? 0 : std::min(known_steps_ + 1, kKnownInARowForRecompute);
@@ -92,8 +92,8 @@ class RecordingBackoff {
   }
 
  private:
-  int known_steps_ = 0;         // since the last one that was not known
-  uint64_t unknown_steps_ = 0;  // since the last one that was known
+  int known_steps_ = 0;         // recognised ones in a row
+  uint64_t unknown_steps_ = 0;  // unrecognised ones in a row
 };
 
 }  // namespace pinion

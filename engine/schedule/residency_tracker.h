@@ -1,16 +1,16 @@
-// Where the objects of the step that runs are: on the device, in a parcel that has left, or back
-// from there; which of them a plan wants away, and which parcels are due to be evicted for it.
+// Tracks where the objects of the running step are: resident, offloaded, or fetched. Also tracks
+// which of them the plan wants offloaded, and which parcels are due for eviction.
 //
-//   places.Add(object, size_bytes);                     // it was saved
-//   places.OnLeft(parcel, now);                         // its copy out was submitted
-//   places.WantAway(object, until, /*frees=*/true, now);
-//   for (ScheduledParcel* parcel : places.TakeDue()) ...
+//   residency.Add(object, size_bytes);                  // it was saved
+//   residency.OnLeft(parcel, now);                      // its copy out was submitted
+//   residency.WantAway(object, until, /*frees=*/true, now);
+//   for (ScheduledParcel* parcel : residency.TakeDue()) ...
 //
-// Times are uses of the known step that the step goes on as. Where it goes on as none, nothing is
-// wanted away, and `now` does not matter.
+// Times are accesses of the plan that the step follows. If it follows none, nothing is wanted
+// offloaded, and `now` does not matter.
 //
 // Thread safety: none.
-// Ownership: parcels are the caller's, and known from OnLeft to OnGone.
+// Ownership: parcels are the caller's, and are known from OnLeft to OnGone.
 
 #ifndef PINION_ENGINE_SCHEDULE_RESIDENCY_TRACKER_H_
 #define PINION_ENGINE_SCHEDULE_RESIDENCY_TRACKER_H_
@@ -29,64 +29,65 @@ class ResidencyTracker {
  public:
   // Another step begins.
   void Clear() { objects_.clear(); }
-  // On the device. The number is the next one, or one that was released.
+  // Marks a new object as resident. `id` is the next free one, or a recycled one.
   void Add(uint32_t id, uint64_t size_bytes);
-  // Nobody needs it.
+  // The object is no longer needed.
   void Release(uint32_t id);
 
   void OnLeft(ScheduledParcel& parcel, size_t now);
   void OnFetched(const ScheduledParcel& parcel);
   void OnDropped(const ScheduledParcel& parcel);
   void OnGone(const ScheduledParcel& parcel);
-  // Its parcel was evicted, and others hold the object's memory as well.
+  // The parcel was evicted, but the object's memory is externally referenced.
   void OnNotFreed(uint32_t id, size_t now);
 
   // --- what a plan wants ---
 
-  // Nothing is away by plan any more, and nothing is due.
+  // Clears all that the plan wants, and what is due.
   void ForgetPlan();
-  // It is to be away from now until use `until`, and once it has left it is due. `frees`: what is
-  // here of it all the same is more than was planned.
+  // The plan wants the object offloaded from now until access `until`. Its parcel becomes due.
+  // `frees`: memory that stays resident nevertheless is more than planned.
   void WantAway(uint32_t id, uint32_t until, bool frees, size_t now);
-  // Time has passed: it may be here again.
+  // Time has passed: the object may be resident again.
   void CountIfOverdue(uint32_t id, size_t now) { CountIfOverdue(objects_[id], now); }
-  // Of what is wanted away and is here: it has not left yet, or others hold it.
+  // Bytes of objects that the plan wants offloaded, and that are still resident or externally
+  // referenced.
   uint64_t overdue_bytes() const { return overdue_bytes_; }
 
-  // Of what is due and has come back: it is dropped once more.
+  // Fetched bytes of due parcels, which an eviction frees again.
   uint64_t DueAgainBytes() const;
   void AddDue(ScheduledParcel& parcel) { due_.push_back(&parcel); }
-  // All that has left.
+  // Makes all offloaded parcels due.
   void AddAllDue();
-  // To be evicted, that have left or come back since.
+  // Returns due parcels, offloaded or fetched, and clears the list.
   std::vector<ScheduledParcel*> TakeDue() { return std::exchange(due_, {}); }
 
-  // It stays on the device for now, and is not copied.
+  // The object stays resident for now, without a copy.
   void SetStays(uint32_t id, bool stays) { objects_[id].stays = stays; }
   bool Stays(uint32_t id) const { return objects_[id].stays; }
-  // Whether it stayed until now.
+  // Returns whether the object stayed until now.
   bool StopStaying(uint32_t id) { return std::exchange(objects_[id].stays, false); }
-  // What was fetched of it is for its next reader as well.
+  // Its fetched memory is for the next reader as well.
   void SetStaysFetched(uint32_t id, bool stays) { objects_[id].stays_fetched = stays; }
 
   // --- where they are ---
 
   uint64_t SizeBytes(uint32_t id) const { return objects_[id].size_bytes; }
-  // Null: it has not left.
+  // Null: the object was not offloaded.
   ScheduledParcel* ParcelOf(std::optional<uint32_t> id) const {
     return id.has_value() ? objects_[*id].parcel : nullptr;
   }
-  // What a reader has to fetch for it.
+  // Bytes that a reader has to fetch for the object.
   uint64_t AwayBytes(uint32_t id) const;
-  // What was fetched of the parcel can be dropped once more without any others.
+  // Whether the parcel's fetched memory can be freed without affecting other objects.
   bool IsFetchedAlone(const ScheduledParcel& parcel) const {
     return parcel.objects.size() == 1 && objects_[parcel.objects.front()].is_fetched;
   }
-  // The same, and it is for its object's next reader as well.
+  // The same, and the memory is for the object's next reader as well.
   bool StaysFetched(const ScheduledParcel& parcel) const {
     return IsFetchedAlone(parcel) && objects_[parcel.objects.front()].stays_fetched;
   }
-  // Objects whose parcels do.
+  // Objects whose parcels stay fetched.
   std::vector<uint32_t> AllThatStayFetched() const;
 
  private:
@@ -94,13 +95,13 @@ class ResidencyTracker {
     uint64_t size_bytes = 0;
     bool is_needed = true;
     bool stays = false;
-    uint32_t away_until = 0;            // use of the known step, from the last drop on
+    uint32_t away_until = 0;            // access of the plan, from the last eviction on
     bool away_frees = false;            // WantAway's
-    bool is_held = false;               // it was evicted, and others hold its memory as well
-    bool is_overdue = false;            // it counts among `overdue_bytes_`
-    bool is_fetched = false;            // it has come back, and may have been let go of since
-    bool stays_fetched = false;         // what was fetched is for its next reader as well
-    ScheduledParcel* parcel = nullptr;  // once it has left
+    bool is_held = false;               // evicted, but externally referenced
+    bool is_overdue = false;            // counted in `overdue_bytes_`
+    bool is_fetched = false;            // fetched, and maybe freed since
+    bool stays_fetched = false;         // the fetched memory is for the next reader as well
+    ScheduledParcel* parcel = nullptr;  // once it was offloaded
   };
 
   void CountAsOverdue(Object& object, bool is_overdue);
