@@ -1,4 +1,4 @@
-// Tries again after a refusal: each refusal doubles the attempts that are left out, up to 1024.
+// Skips attempts after a refusal. Each refusal doubles the number of skipped attempts, up to 1024.
 
 #ifndef PINION_ENGINE_SCHEDULE_BACK_OFF_H_
 #define PINION_ENGINE_SCHEDULE_BACK_OFF_H_
@@ -11,7 +11,7 @@ namespace pinion {
 
 class BackOff {
  public:
-  // Whether to try now, or to leave this attempt out.
+  // Whether to try now, or to skip this attempt.
   bool MayTry() {
     if (pause_ == 0) return true;
     --pause_;
@@ -23,7 +23,7 @@ class BackOff {
  private:
   static constexpr uint64_t kLongestPause = 1024;
 
-  uint64_t pause_ = 0;  // attempts that are left out
+  uint64_t pause_ = 0;  // attempts to skip
   uint64_t next_pause_ = 1;
 };
 

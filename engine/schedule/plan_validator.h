@@ -1,17 +1,17 @@
-// Which of the steps that run as planned are measured, and whether a plan has to be made again.
+// Decides which planned steps to measure, and whether a plan has to be made again.
 //
-//   watch.OnStep();
-//   if (watch.IsDue()) ...                          // measure the step that begins
-//   if (watch.IsOff(plan, {.step_us = us})) ...     // record the step once more and plan it again
+//   validator.OnStep();
+//   if (validator.IsDue()) ...                          // measure the step that begins
+//   if (validator.IsOff(plan, {.step_us = us})) ...     // record the step again and plan it again
 //
-// What the model does not know (the host's calls, for example) makes each plan off by the same
-// factor. Where one was off, the next ones are expected to be off by as much. Where that does not
-// hold either, twice as many steps pass before another one is measured, so that programs whose
-// steps differ from time to time are recorded less and less often.
+// Costs that the model does not know, such as the host's calls, make all plans wrong by the same
+// factor. So after a deviation, later steps are expected to deviate by that factor. If a step still
+// deviates, twice as many steps pass until the next measurement: programs whose steps vary are
+// recorded less and less often.
 //
-// A step that has more on the device than it may is off however little that is. Where the plan of
-// a new record has, too, something does that which no record shows, as an allocator that gives more
-// than it was asked for: plans leave as much free from then on (margin_bytes()).
+// A step above its memory always counts as a deviation. If the next plan exceeds the memory too, no
+// trace shows the cause, such as an allocator that rounds up. From then on plans leave that much
+// free (margin_bytes()).
 //
 // Thread safety: none.
 
@@ -26,7 +26,7 @@
 
 namespace pinion {
 
-// What is empty could not be measured.
+// Empty fields could not be measured.
 struct MeasuredStep {
   std::optional<double> step_us = std::nullopt;
   std::optional<uint64_t> peak_bytes = std::nullopt;
@@ -34,12 +34,12 @@ struct MeasuredStep {
 
 class PlanValidator {
  public:
-  static constexpr uint64_t kEvery = 16;    // steps, as long as plans are right
-  static constexpr double kMostOff = 0.02;  // of what is expected
+  static constexpr uint64_t kEvery = 16;    // steps between measurements while plans are right
+  static constexpr double kMostOff = 0.02;  // of the expected value
 
   void OnStep() { ++steps_; }
   bool IsDue() const { return steps_ >= every_; }
-  // Of a step that ran by that plan, and may have `memory_bytes`.
+  // Whether a step deviated from its plan. It may take `memory_bytes`.
   bool IsOff(const StepPlan& plan, const MeasuredStep& measured,
              uint64_t memory_bytes = UINT64_MAX) {
     const bool time_is_off = IsOff(plan.step_us, measured.step_us, time_factor_);
@@ -53,7 +53,7 @@ class PlanValidator {
     every_ = is_off ? 2 * every_ : kEvery;
     return is_off;
   }
-  // Of what a step may have, for what no record shows.
+  // Bytes of the target that plans leave free.
   uint64_t margin_bytes() const { return margin_bytes_; }
 
  private:
@@ -66,11 +66,11 @@ class PlanValidator {
     return true;
   }
 
-  uint64_t steps_ = 0;  // since one was measured
+  uint64_t steps_ = 0;  // since the last measurement
   uint64_t every_ = kEvery;
   double time_factor_ = 1;
   double peak_factor_ = 1;
-  bool was_over_ = false;  // the last one that was measured
+  bool was_over_ = false;  // the last measured step
   uint64_t margin_bytes_ = 0;
 };
 

@@ -1,40 +1,43 @@
-// A schedule by plans: steps that were recorded are known again, and run as planned.
+// Runs steps by plans: recognises recorded steps, and executes their plans within a memory target.
 //
 //   PlannedSchedule schedule({.memory_bytes = target, .link = link});
-//   ... a step runs; schedule.WantsRecord() says that it is worth recording ...
-//   PINION_ASSIGN_OR_RETURN(CachedPlan known, schedule.Plan(step));     // takes a while: no lock
-//   schedule.Learn(std::move(known));
+//   ... a step runs; schedule.WantsRecord() says whether to record it ...
+//   PINION_ASSIGN_OR_RETURN(auto cached, schedule.Plan(trace));     // takes a while: without a
+//   lock schedule.Learn(std::move(cached));
 //
-// A step lasts from the first tensor that is saved until nobody needs any of them. A recorded step
-// runs by its plan. Tensors that the plan moves are copied out as soon as possible, or behind
-// others where the plan says so. The plan names the use at which each is evicted, and the use from
-// which on it is fetched. All other tensors stay and are not copied.
+// A step lasts from the first saved tensor until no saved tensor is needed. A recognised step runs
+// by its plan. Tensors that the plan moves are copied out as soon as possible, or when the plan
+// says so. The plan names the access at which each is evicted, and the access from which it is
+// fetched. All other tensors stay resident and are not copied.
 //
-// The plan is a preference, the target is a rule. Before each use the schedule adds two numbers:
-// what the allocator has given out, and the most that the recorded step allocated until the next
-// use. For a step that leaves uses of its record out, the second is the most between any two
-// uses. Where the sum exceeds the target, the schedule evicts what was copied out, oldest first,
-// then what was fetched for later, then what the plan keeps, farthest next use first. What is about
-// to be read stays. Nothing is fetched ahead meanwhile. Beside weights that visit the device the
-// limit is the plan's peak plus these weights, if that is more than the target: weights give way to
-// the plan. Only what was copied out, and would go anyway, goes for them.
+// The plan is a preference, the target is a rule. Before each access the schedule adds two numbers:
+// the bytes that the allocator has given out, and the most that the recorded step allocated until
+// the next access. If a step leaves accesses out, the second number is the maximum over all
+// accesses. If the sum exceeds the target, the schedule evicts in this order:
 //
-// A step without a plan takes the least memory possible, if there is a target: all tensors leave,
-// each is evicted as soon as its copy is submitted, and nothing is fetched ahead. A fetched tensor
-// is dropped at the next use. The first step runs like this, and a step that is known to need more
-// than the target. Without a target they run by windows.
+//   1. tensors that were copied out, oldest first
+//   2. prefetched tensors
+//   3. tensors that the plan keeps, farthest next access first
 //
-// A step may turn out to differ from the known one that it followed: it saves or reads something
-// else, or still needs an object that the known step has released. The schedule sees that at the
-// next use at the latest. The step goes on as another known step that begins in the same way. If
-// there is none, it goes on without a plan, and tensors that have stayed leave as well.
+// A tensor that is about to be read stays. Nothing is prefetched meanwhile. Streamed weights give
+// way to the plan: beside them the limit is the plan's peak plus these weights, if that exceeds the
+// target. Only tensors of the first kind are evicted for them.
 //
-// Segments that can be computed again are kept, unless a plan within a target computes them again
-// (recompute_trials.h). A step may begin with one, before anything is saved.
+// Without a plan, but with a target, a step takes the least memory possible. All tensors are
+// offloaded, each is evicted as soon as its copy is submitted, and nothing is prefetched. A fetched
+// tensor is freed at the next access. This holds for the first step, and for steps that do not fit
+// in the target. Without a target such steps run by windows.
 //
-// How far the step has come in the known one is StepMatcher's, where its objects are
-// ResidencyTracker's and what the plan has come to PlanCursor's. This class decides: it alone knows
-// all three, the windows and the target.
+// A step may turn out to be another one than recognised. It saves or reads something else, or still
+// needs an object that the plan has released. The schedule notices at the next access at the
+// latest. The step then follows another cached plan that matches so far. If there is none, it
+// continues without a plan, and resident tensors are offloaded as well.
+//
+// Recomputable segments are kept unless a plan recomputes them (recompute_trials.h). A step may
+// begin with a segment, before anything is saved.
+//
+// StepMatcher knows how far the step has come, ResidencyTracker where its objects are, and
+// PlanCursor which moves are due. This class makes the decisions.
 //
 // Thread safety: none.
 
@@ -70,10 +73,10 @@ namespace pinion {
 struct TargetOptions {
   static constexpr double kSlowdown = 1.01;
 
-  // All that may be allocated on the device; none: the least with which a step takes at most
+  // Limit for the device's allocations. Empty: the least memory with which a step takes at most
   // kSlowdown times its compute.
   std::optional<uint64_t> memory_bytes = std::nullopt;
-  WindowOptions windows = {};  // of steps that are not known, without memory_bytes
+  WindowOptions windows = {};  // of unrecognised steps, without memory_bytes
   LinkCalibration link = {};
 };
 
@@ -85,64 +88,61 @@ class PlannedSchedule final : public OffloadSchedule {
 
   explicit PlannedSchedule(const TargetOptions& options);
 
-  // What the last step has done with its segments, for its record and its plan; to be taken before
-  // the next step begins.
+  // What the last step did with its segments. Take it before the next step begins.
   RecomputeTrials::SegmentLog TakeSegmentLog() { return trials_.TakeSegmentLog(); }
-  // Whether a plan of the step may be a mix (RecomputeTrials::MayRecompute).
+  // Whether a plan of the step may recompute segments (RecomputeTrials::MayRecompute).
   bool MayRecompute(const RecomputeTrials::SegmentLog& log, const StepTrace& step) const {
     return trials_.MayRecompute(log, step, cache_);
   }
-  // The plan of a step, for Learn: of the least memory that can be where that is more than the
-  // target, which CachedPlan::shortfall() then says. A pure function of the options: no lock is
-  // needed. `mixes`: looks for segments to compute again as well. `aside`: of the target, for what
-  // the step's record leaves out. `margin_bytes`: PlanValidator's.
+  // Plans a recorded step, for Learn (MakeCachedPlan). A pure function of the options: no lock is
+  // needed. `aside`: for memory that the trace leaves out. `margin_bytes`: PlanValidator's.
   absl::StatusOr<std::shared_ptr<const CachedPlan>> Plan(StepTrace step, bool may_recompute = false,
                                                          const SetAside& aside = {},
                                                          uint64_t margin_bytes = 0) const {
     return MakeCachedPlan(std::move(step), options_.memory_bytes, TargetOptions::kSlowdown,
                           options_.link, may_recompute, aside, margin_bytes);
   }
-  // While a step runs as planned: the most that its record counts. That is the plan's peak plus
-  // some saved bytes: those of objects that the plan has evicted by now and that are on the device
-  // all the same. They have not left yet, or others hold them.
+  // While a step runs as planned: an upper bound of what its trace counts. That is the plan's peak
+  // plus the bytes of objects that should be offloaded and are still resident or externally
+  // referenced.
   std::optional<StepPromise> Promise() const {
     if (!IsInStep() || !IsPlanned()) return std::nullopt;
     const StepPlan& plan = followed()->plan();
     return StepPromise{.most_bytes = plan.peak_bytes + residency_.overdue_bytes(),
                        .moves = !plan.moves.empty()};
   }
-  // Its parcel was evicted, and others hold the object's memory as well.
+  // The parcel was evicted, but the object's memory is externally referenced.
   void OnNotFreed(uint32_t object) { residency_.OnNotFreed(object, matcher_.now()); }
   void Learn(std::shared_ptr<const CachedPlan> cached,
              const RecomputeTrials::SegmentLog& log = {}) {
     trials_.Learn(log, std::move(cached), cache_);
   }
-  // `raised` is planned of the record of `known`, with more on the device.
+  // Replaces `known` by `raised`, a plan of the same trace with more on the device.
   void LearnRaised(std::shared_ptr<const CachedPlan> raised, const CachedPlan& cached) {
     cache_.Learn(cached.recompute_was_tried() ? raised->WithRecomputeTried() : std::move(raised));
   }
-  // What is known of any step is wrong: each is recorded again when it comes once more. A step that
-  // runs goes on as it was planned.
+  // Discards all plans, since they are outdated. Steps are recorded again when they recur. A
+  // running step continues as planned.
   void ForgetPlans() { cache_ = PlanCache(); }
-  // Whether the step that begins next is recorded: only such a one tries a mix.
+  // Whether the step that begins next is recorded. Only a recorded step tries recomputation.
   void set_is_recorded(bool is_recorded) { is_recorded_ = is_recorded; }
-  // The step that begins next adds to gradients: it goes on as a known one that does, too, if there
+  // Whether the step that begins next adds to gradients. It follows a plan of that kind, if there
   // is one.
   void set_begins_with_gradients(bool begins) { cache_.set_begins_with_gradients(begins); }
-  // Whether a step that begins now may go on as that one.
+  // Whether a step that begins now may follow that plan.
   bool MayBe(const CachedPlan& cached) const { return cache_.MayBe(cached); }
-  // A segment that can be computed again begins in a scope: its ordinal if it is kept. Nothing: it
-  // is computed again.
+  // A recomputable segment begins in a scope. Returns its ordinal if it is kept; empty: recompute
+  // it.
   std::optional<uint32_t> OnSegment(ScopeId scope);
-  // A step was not known, the last one or shortly before: where steps of several kinds take turns,
-  // the next one may be new as well. After kMaxCached unknown ones in a row, less and less often.
-  // Where a known one has yet to be recorded for its mix, which of them begins is not known: some
-  // more are.
+  // Whether to record the next step, because the last one or a recent one was not recognised.
+  // Several kinds of steps may alternate. After kMaxCached unrecognised ones in a row, fewer steps
+  // are recorded. More are recorded while a cached plan waits for a trial of recomputation.
   bool WantsRecord() const { return backoffs_[cache_.begins_with_gradients()].WantsRecord(cache_); }
-  // What is known of a step is no longer right: the next two are worth recording. The first of them
-  // may have begun without.
+  // A plan is outdated: the next two steps are worth recording. The first of them may have begun
+  // already.
   void RecordAgain() { Backoff().RecordAgain(); }
-  // A known step, to be shown to people. A pure function of the options: no lock is needed.
+  // Returns a cached plan with all that describes it. A pure function of the options: no lock is
+  // needed.
   PlannedStep Shown(const CachedPlan& cached) const {
     return {.step = cached.step(),
             .plan = cached.plan(),
@@ -150,19 +150,19 @@ class PlannedSchedule final : public OffloadSchedule {
             .limit_bytes = options_.memory_bytes.value_or(cached.plan().peak_bytes),
             .note = cached.note()};
   }
-  // Somebody needs a tensor that was saved.
+  // Whether any saved tensor is needed.
   bool IsInStep() const { return matcher_.IsRunning(); }
-  // Or it begins with a segment that has saved nothing yet.
+  // The same, or a step has begun with a segment and saved nothing yet.
   bool HasBegun() const { return IsInStep() || trials_.has_early(); }
-  // What the step that runs, or the last one, goes on as; null: it runs like the first.
+  // The plan of the running or last step; null: it runs without one.
   const std::shared_ptr<const CachedPlan>& followed() const { return matcher_.followed(); }
-  // The last one that was followed comes first.
+  // The plan that was followed last comes first.
   const std::list<std::shared_ptr<const CachedPlan>>& cached() const { return cache_.all(); }
 
-  // The target, if it is one in bytes. No lock is needed.
+  // The target in bytes, if there is one. No lock is needed.
   std::optional<uint64_t> memory_bytes() const { return options_.memory_bytes; }
   bool AsksForDeviceBytes() const override { return options_.memory_bytes.has_value(); }
-  // By what was told last, the step that runs as planned will exceed the target.
+  // Whether the running planned step will exceed the target, by the last device bytes.
   bool LacksBytes() const { return IsPlanned() && MissingFor(awaited_bytes_).bytes > 0; }
   void OnDeviceBytes(uint64_t size_bytes, uint64_t visiting_bytes) override {
     device_bytes_ = size_bytes;
@@ -188,7 +188,7 @@ class PlannedSchedule final : public OffloadSchedule {
   void OnBackwardEnd(int64_t backward) override { window_.OnBackwardEnd(backward); }
   void OnFetched(ScheduledParcel& parcel, int64_t backward) override;
   bool OnRead(ScheduledParcel& parcel) override { return window_.OnRead(parcel); }
-  // In a graph that is kept. Nothing that shares a parcel, which is not dropped once more.
+  // In a retained graph. False for shared parcels, which are not freed and fetched again.
   bool StaysFetched(const ScheduledParcel& parcel) const override {
     return residency_.StaysFetched(parcel);
   }
@@ -214,58 +214,60 @@ class PlannedSchedule final : public OffloadSchedule {
  private:
   bool IsPlanned() const { return followed() != nullptr; }
   RecordingBackoff& Backoff() { return backoffs_[cache_.begins_with_gradients()]; }
-  // Goes on with the known step that all so far fits, if there is one. A step that `begins` may try
-  // its mix instead.
+  // Follows the cached plan that matches so far, if there is one. A step that `begins` may try
+  // recomputation instead.
   void FindCached(bool begins);
-  // By the plan, the object is on the device until its next use, and there is one.
+  // Whether the plan keeps the object resident until its next access, and there is one.
   bool IsResidentUntilNextAccess(uint32_t object) const {
     return followed()->IsResidentUntilNextAccess(matcher_.planned(object), matcher_.now());
   }
-  // By the known step; SIZE_MAX: nobody reads it any more.
+  // By the plan; SIZE_MAX: never.
   size_t NextAccessOf(uint32_t id) const {
     return followed()->NextAccess(matcher_.planned(id), matcher_.now()).value_or(SIZE_MAX);
   }
-  // Adds to `late` what the plan keeps, where all that has left by then is too little for what the
-  // device lacks: of what frees memory now, what is used last.
+  // Appends objects that the plan keeps, if what was offloaded so far is less than the device
+  // lacks: those that free memory now, farthest next access first.
   void OffloadForTarget(std::vector<uint32_t>& late);
-  // TakeEvictions, within a target that no plan is known for: all that can go.
+  // TakeEvictions without a plan, but with a target: all that can be evicted.
   ScheduledParcels TakeUnplanned();
-  // What the plan lets go of by now is wanted away.
+  // Marks what the plan has evicted by now.
   void EvictAsPlanned();
-  // So much of what has left, and then of what was fetched for later, as the device lacks for what
-  // comes until the next use.
+  // Evicts offloaded and then prefetched parcels, as many bytes as the device lacks until the next
+  // access.
   ScheduledParcels TakeMissing();
-  // What was fetched and its next reader has not asked for, with its next use: first the last one.
+  // Prefetched parcels that were not read, with their next access, the farthest first.
   std::vector<std::pair<size_t, ScheduledParcel*>> Unread() const;
-  // TakeFetches, where a plan says what to fetch.
+  // TakeFetches by a plan.
   Fetches TakePlannedFetch(absl::FunctionRef<bool(const ScheduledParcel&)> is_away);
-  // What the device lacks for so much more, and for what the step will ask for before its next use.
+  // Bytes that the device lacks for `more_bytes` and what the step allocates before its next
+  // access.
   struct Missing {
-    uint64_t bytes = 0;                // where weights that visit give way to what was planned
-    uint64_t with_visitors_bytes = 0;  // where they stay
+    uint64_t bytes = 0;                // if streamed weights give way to the plan
+    uint64_t with_visitors_bytes = 0;  // if they do not
   };
   Missing MissingFor(uint64_t more_bytes) const;
 
   const TargetOptions options_;
-  const uint64_t small_bytes_;  // tensors of at most so much share parcels
+  const uint64_t small_bytes_;  // tensors of at most this size share parcels
   WindowSchedule window_;
   PlanCache cache_;
   RecomputeTrials trials_;
-  std::array<RecordingBackoff, 2> backoffs_;  // of steps that make gradients, and that add to them
-  bool is_recorded_ = false;                  // the step that begins next, or runs
-  ScopeId early_scope_ = 0;                   // in which a step has begun last with a segment
+  std::array<RecordingBackoff, 2>
+      backoffs_;              // of steps that create gradients, and that add to them
+  bool is_recorded_ = false;  // of the step that begins next, or runs
+  ScopeId early_scope_ = 0;   // the scope in which a step began with a segment last
   uint64_t device_bytes_ = 0;
-  uint64_t visiting_bytes_ = 0;  // of these, weights' that come and go
-  // That are about to be fetched or computed, by the reader of what was used last.
+  uint64_t visiting_bytes_ = 0;  // streamed weights among these
+  // Bytes that the reader of the last accessed object is about to fetch or recast.
   uint64_t awaited_bytes_ = 0;
 
-  // --- of the step that runs ---
-  StepMatcher matcher_;  // following none, it runs like the first
+  // --- of the running step ---
+  StepMatcher matcher_;  // may follow no plan
   ResidencyTracker residency_;
-  PlanCursor cursor_;       // of the plan that is followed
-  bool is_lost_ = false;    // nothing that is known fits it
-  bool has_late_ = false;   // what has stayed may have to leave
-  bool all_leave_ = false;  // what waits for others does so no longer
+  PlanCursor cursor_;       // of the followed plan
+  bool is_lost_ = false;    // no cached plan matches
+  bool has_late_ = false;   // resident objects may have to be offloaded
+  bool all_leave_ = false;  // deferred copies are due now
 };
 
 }  // namespace pinion

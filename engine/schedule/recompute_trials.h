@@ -1,21 +1,21 @@
-// Which segments of the step that runs are computed again: those of the known step that it follows,
-// or those of a mix that is tried, so that it can be recorded.
+// Decides which segments of the running step are recomputed: those of the plan that it follows, or
+// those that are tried for the first time.
 //
-//   choice.OnEarlySegment(next, is_recorded, known);      // a step begins with a segment
-//   choice.OnBegin(signature);                            // a step begins to save
-//   choice.Follow(known);                                 // or choice.Try(known)
-//   std::optional<uint32_t> ordinal = choice.OnSegment(); // nothing: it is computed again
+//   trials.OnEarlySegment(next, is_recorded, cache);      // a step begins with a segment
+//   trials.OnBegin(signature);                            // a step begins to save
+//   trials.Follow(cached);                                // or trials.Try(cached)
+//   std::optional<uint32_t> ordinal = trials.OnSegment(); // empty: it is recomputed
 //   ... the step ends ...
-//   const RecomputeTrials::SegmentLog log = choice.TakeSegmentLog();      // before the next one
-//   begins RecomputeTrials::Note(log, record);                     // into the record of that step
-//   choice.Learn(log, known_step, known_steps);           // and what is planned of it
+//   const RecomputeTrials::SegmentLog log = trials.TakeSegmentLog();  // before the next step
+//   begins RecomputeTrials::Note(log, trace);                    // into the trace of that step
+//   trials.Learn(log, cached, cache);                     // its plan
 //
-// What a mix is worth is found out, not guessed: a step that has run as planned is recorded with it
-// once and planned, and the plan is compared with the one without. The longer of the two is
-// forgotten. Steps that begin alike, with gradients or without, and then compute other segments are
-// not mixed: which of them runs is known too late. A step that begins with a segment is taken for
-// the one that is likely to come; where it once was not, segments that steps begin with are kept
-// from then on.
+// The benefit of recomputation is measured, not assumed. A step that has run as planned runs once
+// with recomputation, is recorded and planned. The faster of the two plans stays in the cache.
+//
+// Exception: if several cached steps begin alike and differ later, none of them recomputes: it
+// would be known too late which one runs. A step that begins with a segment is taken for the most
+// likely one. After a wrong guess, segments at the begin of steps are always kept.
 //
 // Thread safety: none.
 
@@ -38,70 +38,70 @@ namespace pinion {
 
 class RecomputeTrials {
  public:
-  // Of a mix whose trials were other steps than it was made for.
+  // Trials before recomputation is discarded because the step it was made for did not recur.
   static constexpr int kMaxTries = 3;
 
-  // What a step has done with its segments.
+  // What a step did with its segments.
   struct SegmentLog {
-    std::shared_ptr<const CachedPlan> tried = nullptr;  // whose mix it was; null: it tried none
-    std::vector<bool> is_recomputed = {};  // by ordinal, those inside of such a one as well
-    // By ordinal of such a one: the segment that it is inside of.
+    std::shared_ptr<const CachedPlan> tried =
+        nullptr;                           // whose recomputation was tried; null: no trial
+    std::vector<bool> is_recomputed = {};  // by ordinal; inner segments of recomputed ones too
+    // The parent of a recomputed segment, by its ordinal.
     std::map<uint32_t, uint32_t> outers = {};
-    uint32_t early = 0;       // that began before anything was saved
-    bool early_stay = false;  // such ones are not to be computed again
+    uint32_t early = 0;       // segments that began before the first save
+    bool early_stay = false;  // early segments are always kept
   };
 
-  // As OnSegment, where the step has saved nothing yet by which it is known. What is done with the
-  // segment is what `next`, the step that is likely to come, does with it (null: it is kept), or
-  // what its mix does, if the step `is_recorded` and may try that.
+  // As OnSegment, before the first save identifies the step. The segment is treated as in `next`,
+  // the most likely step; null keeps it. If the step `is_recorded`, it may try the recomputation of
+  // `next`.
   std::optional<uint32_t> OnEarlySegment(std::shared_ptr<const CachedPlan> next, bool is_recorded,
                                          const PlanCache& cache);
   // The step has begun with segments, and saved nothing yet.
   bool has_early() const { return has_early_; }
-  // The step has ended and saved nothing.
+  // The step has ended without saves.
   void ForgetEarly() { has_early_ = false; }
-  // By the signature of what it saves first.
+  // The step begins to save, an object with that signature.
   void OnBegin(uint64_t signature);
-  // The step goes on as this one; null: as none, and what begins from now on is kept. Returns the
-  // one that it went on as before if that has computed segments again which another step should
-  // have kept: it is to be forgotten, and no step that begins like it will be mixed.
+  // The step follows `cached`; null: no plan, and keeps all segments from now on. Returns the plan
+  // that it followed before, if the step recomputed segments that it should have kept. That plan is
+  // to be discarded; steps that begin like it will not recompute.
   std::shared_ptr<const CachedPlan> Follow(std::shared_ptr<const CachedPlan> cached);
-  // Whether a step that begins like this one may be run with its mix.
+  // Whether a step that begins like this one may try its recomputation.
   bool MayTry(const CachedPlan& cached, const PlanCache& cache) const;
-  // It is.
+  // It does.
   void Try(std::shared_ptr<const CachedPlan> cached);
-  // The step that runs, or ran last, tries a mix.
+  // Whether the running or last step is a trial.
   bool IsTrying() const { return log_.tried != nullptr; }
-  // The next segment begins. Its ordinal if it is kept. Those inside of one that is computed again
-  // do not begin, and keep the ordinals that they would have.
+  // A segment begins. Returns its ordinal if it is kept. Inner segments of a recomputed one do not
+  // begin, but have ordinals.
   std::optional<uint32_t> OnSegment();
-  // The known step has computed again what this one has so far, and no more.
+  // Whether the plan recomputes exactly the segments that this step has recomputed so far.
   bool Fits(const CachedPlan& cached) const;
 
-  // Of the last step.
+  // The log of the last step.
   SegmentLog TakeSegmentLog() { return std::exchange(log_, {}); }
-  // Marks the segments that were computed again, and those that are not to be.
+  // Marks recomputed segments in the trace, and early ones that are always kept.
   static void Note(const SegmentLog& log, StepTrace& step);
-  // Whether it is worth looking for a mix of that step: it has run as planned before, and no mix of
-  // it was tried.
+  // Whether to search for segments to recompute: the step has run as planned before, and had no
+  // trial.
   bool MayRecompute(const SegmentLog& log, const StepTrace& step, const PlanCache& cache) const;
-  // Adds what was planned of a step's record to those that are known. Where the step tried a mix,
-  // the shorter one of the two stays.
+  // Inserts the plan of a recorded step. After a trial, only the faster of the two plans stays.
   void Learn(const SegmentLog& log, std::shared_ptr<const CachedPlan> cached, PlanCache& cache);
 
  private:
-  // No step that begins like this one should keep what it does not.
+  // No other step that begins like this one needs other segments.
   bool IsAlone(const StepTrace& step, const PlanCache& cache) const;
-  // Whose segments are computed again, or tried; null: nobody's.
+  // The plan whose segments are recomputed, or tried; may be null.
   const CachedPlan* Known() const;
 
   std::shared_ptr<const CachedPlan> followed_;
   SegmentLog log_;
   bool has_early_ = false;
-  bool early_stay_ = false;  // from now on: it was not known what comes
+  bool early_stay_ = false;  // a guess was wrong
   uint64_t signature_ = 0;
-  absl::flat_hash_set<uint64_t> never_recomputed_;  // signatures of steps that are not to be mixed
-  int tries_ = 0;                                   // in a row that were other steps
+  absl::flat_hash_set<uint64_t> never_recomputed_;  // signatures of steps that keep all segments
+  int tries_ = 0;                                   // trials in a row that were other steps
 };
 
 }  // namespace pinion

@@ -1,5 +1,4 @@
-// What a step that is planned within a memory target, and weights that visit the device within the
-// same one, want to know of each other.
+// Shares one memory target between planned steps and streamed weights.
 //
 // Plain data.
 
@@ -10,18 +9,18 @@
 
 namespace pinion {
 
-// Of the target, for weights.
+// Part of the target that is reserved for weights.
 struct SetAside {
   uint64_t least_bytes = 0;   // in any case: the largest layer
-  uint64_t enough_bytes = 0;  // if the step's least memory leaves so much; at least `least_bytes`
+  uint64_t enough_bytes = 0;  // if the step's least memory leaves it; at least `least_bytes`
 
   bool operator==(const SetAside& other) const = default;
 };
 
-// All that is no visiting weight takes at most so much until the step ends.
+// Upper bound, until the step ends, of all device memory but streamed weights.
 struct StepPromise {
   uint64_t most_bytes = 0;
-  // Something leaves and comes back: what is not taken yet is for what comes.
+  // The step fetches objects again, so memory below the bound is reserved for them.
   bool moves = false;
 };
 

@@ -1,14 +1,13 @@
-// What the step that runs has saved and read so far, and where it is in the known step that it goes
-// on as.
+// Matches what the running step saves and reads against a cached plan, and tracks how far the step
+// has come in it.
 //
-//   progress.Begin();
-//   const StepMatcher::Saved saved = progress.OnSaved(signature);
-//   if (const auto match = progress.MatchWith(*known)) progress.Follow(known, *std::move(match));
-//   if (!progress.OnUsed(saved.object, AccessKind::kRead)) ...  // it is another step: follow that
-//   one
+//   matcher.Begin();
+//   const StepMatcher::Saved saved = matcher.OnSaved(signature);
+//   if (const auto match = matcher.MatchWith(*cached)) matcher.Follow(cached, *std::move(match));
+//   if (!matcher.OnUsed(saved.object, AccessKind::kRead)) ...  // it is another step
 //
-// Objects have numbers of their own, beside those that the known step has for them: what a branch
-// leaves out never comes, and the rest comes in its own order.
+// Objects have ids here, and other ids in the cached plan. The two orders differ: a branch may be
+// left out, or saves may come in another order.
 //
 // Thread safety: none.
 
@@ -31,48 +30,48 @@ namespace pinion {
 class StepMatcher {
  public:
   struct Saved {
-    uint32_t object = 0;  // its number, until it is released
-    bool fits = true;     // false: the step that is followed has no such object
+    uint32_t object = 0;  // its id, until it is released
+    bool fits = true;     // false: the followed plan has no such object
   };
-  // What the step has done so far, as a part of a known one.
+  // The step so far, as a part of a cached plan.
   struct Match {
-    std::vector<uint32_t> planned;  // by object
-    std::vector<uint32_t> actual;   // objects by their number in the known step
-    size_t now = 0;                 // the use that was reached
-    bool skips = false;             // uses of the known one, or comes to them in another order
+    std::vector<uint32_t> planned;  // ids in the plan, by object
+    std::vector<uint32_t> actual;   // objects, by their id in the plan
+    size_t now = 0;                 // the access of the plan that was reached
+    bool skips = false;             // whether accesses of the plan were left out or reordered
   };
 
-  // A step begins, and follows none.
+  // A step begins, and follows no plan.
   void Begin();
-  // An object more. It counts as no use yet.
+  // An object was saved. That is no access yet.
   Saved OnSaved(uint64_t signature);
-  // False if the step that is followed does not use the object now, or has let go by now of one
-  // that somebody needs.
+  // Returns false if the followed plan does not match: it has no such access now, or no longer
+  // needs an object that this step still needs.
   bool OnUsed(uint32_t object, AccessKind access);
   void OnReleased(uint32_t object);
 
-  // Nothing if the step has done what the known one does not.
+  // Empty if the step has done something that the plan does not contain.
   std::optional<Match> MatchWith(const CachedPlan& cached) const;
   void Follow(std::shared_ptr<const CachedPlan> cached, Match match);
   void FollowNone();
 
-  // Somebody needs an object.
+  // Whether any object is needed.
   bool IsRunning() const { return live_objects_ > 0; }
-  // Whom the step follows, or the last one did until it ended; null: nobody.
+  // The followed plan, or that of the last step; null without one.
   const std::shared_ptr<const CachedPlan>& followed() const { return followed_; }
   size_t object_count() const { return objects_.size(); }
-  // The object that was used last, whose reader is about to read it unless that was a save.
+  // The object of the last access. Its reader is about to read it, unless the access was a save.
   std::optional<uint32_t> used_last() const { return used_last_; }
 
-  // --- while a step is followed ---
+  // --- while a plan is followed ---
 
-  // The use of the known step that was reached.
+  // The access of the plan that was reached.
   size_t now() const { return now_; }
-  // Uses of the known step were left out, or came in another order.
+  // Whether accesses of the plan were left out or reordered.
   bool skips() const { return skips_; }
-  // The object's number in the known step.
+  // The object's id in the plan.
   uint32_t planned(uint32_t object) const { return objects_[object].planned; }
-  // The object that has that number; none if it has not come yet.
+  // The object with that id in the plan; empty if it was not saved yet.
   std::optional<uint32_t> ObjectFor(uint32_t planned) const {
     const uint32_t object = actual_[planned];
     return object == UINT32_MAX ? std::nullopt : std::make_optional(object);
@@ -82,30 +81,30 @@ class StepMatcher {
   struct Object {
     uint64_t signature = 0;
     size_t accesses = 0;
-    size_t saves = 0;  // among them
+    size_t saves = 0;  // among the accesses
     uint32_t planned = 0;
-    bool is_live = true;  // somebody needs it
+    bool is_live = true;  // needed
   };
 
-  // Which use of the known step that one of a `planned` object is, its `n`-th; none if it is none
-  // of its. `actual` is as in Match.
+  // Returns the access of the plan that the `n`-th access of the object `planned` is; empty if
+  // none. `actual` is as in Match.
   std::optional<size_t> Reached(const CachedPlan& cached, const std::vector<uint32_t>& actual,
                                 uint32_t planned, size_t n, AccessKind access, size_t now) const;
-  // Something is still needed that the known step has let go of by now.
+  // Whether an object is still needed that the plan no longer needs.
   bool IsOverdue();
 
   std::vector<Object> objects_;
-  std::vector<uint32_t> unused_;                       // of these, that can be given out again
-  std::vector<std::pair<uint32_t, AccessKind>> used_;  // objects, while a step is followed
+  std::vector<uint32_t> unused_;                       // free ids
+  std::vector<std::pair<uint32_t, AccessKind>> used_;  // with the object, while a plan is followed
   size_t live_objects_ = 0;
-  absl::flat_hash_map<uint64_t, size_t> signatures_;  // how often each has come
+  absl::flat_hash_map<uint64_t, size_t> signatures_;  // how often each was saved
   std::optional<uint32_t> used_last_;
 
   std::shared_ptr<const CachedPlan> followed_;
-  std::vector<uint32_t> actual_;  // objects by their number in the known step
+  std::vector<uint32_t> actual_;  // objects, by their id in the plan
   size_t now_ = 0;
   bool skips_ = false;
-  size_t next_over_ = 0;  // in followed_->overs()
+  size_t next_over_ = 0;  // index in followed_->overs()
 };
 
 }  // namespace pinion

@@ -1,13 +1,11 @@
-// A schedule by windows of bytes: a parcel is evicted once a window of others has left after it,
-// and fetched when those that were saved after it, within a window of bytes, have been read. The
-// former window may be one of tensors in place of bytes.
+// Runs without plans, by two windows of bytes.
 //
-// Backward reads a scope from its end, so what comes before the tensor that was just read is
-// fetched next, newest first. The order is not asked for: it is the reverse of saving
-// (docs/decisions/0005).
+// A parcel is evicted when later parcels fill the eviction window. Backward reads a scope from its
+// end (docs/decisions/0005), so the parcels saved before the one that was just read are prefetched,
+// newest first, up to the prefetch window. The eviction window may also be a number of tensors.
 //
-// What is held counts once, for the parcel that lets go of it: where parcels hold the same memory,
-// that is the one that left last, since they are evicted in their order.
+// Device memory that several parcels share counts once: for the parcel that was offloaded last,
+// since evictions keep the order.
 //
 // Thread safety: none.
 
@@ -30,44 +28,43 @@
 
 namespace pinion {
 
-// How large the automatic windows are, from what scopes saved. Pure functions.
-//
-// A window holds two tensors of the usual size, so that one can be copied while the next is
-// computed, or a sixteenth of what a scope saves, if that is more; of a small scope a sixth, up to
-// 64 KiB, so that small tensors travel in company. The few that are larger than all
-// others (the logits of a language model) do not make it larger: each counts as half of it, so that
-// two of them fit, stays until so much more was saved, and goes.
-// What was saved in a scope.
+// Sizes of the tensors that were saved in a scope.
 class ScopeSizes {
  public:
-  // So many tensors of a scope may be larger than the usual size.
+  // Number of tensors of a scope that may be larger than the usual size.
   static constexpr size_t kOutliers = 3;
 
-  // False: usual_bytes() is as before.
+  // Returns false if usual_bytes() did not change.
   bool Add(uint64_t size_bytes);
 
   uint64_t total_bytes() const { return total_bytes_; }
-  // Of the largest tensor but for the outliers; of the smallest one where there are no more.
+  // Size of the largest tensor that is no outlier; of the smallest one if there are too few.
   uint64_t usual_bytes() const;
 
  private:
   uint64_t total_bytes_ = 0;
-  std::array<uint64_t, kOutliers + 1> largest_{};  // falling; 0: fewer were saved
+  std::array<uint64_t, kOutliers + 1> largest_{};  // descending; 0: fewer were saved
 };
 
-// Of a scope that has saved `now`, after one that saved `last`.
+// Size of an automatic window, for a scope that has saved `now`, after one that saved `last`.
+//
+// The window holds two tensors of the usual size, so that one is copied while the next is computed.
+// It is at least a sixteenth of what the last scope saved. In small scopes it is a sixth, up to 64
+// KiB, so that small tensors form batches. Outliers, such as the logits of a language model, do not
+// enlarge it: each counts as half a window.
 uint64_t AutoWindowBytes(const ScopeSizes& now, const ScopeSizes& last);
 
 struct WindowOptions {
-  static constexpr uint64_t kAuto = UINT64_MAX;  // by what scopes save (AutoWindowBytes)
+  static constexpr uint64_t kAuto = UINT64_MAX;  // from what scopes save (AutoWindowBytes)
 
   static constexpr uint64_t kNoTensors = UINT64_MAX;
 
-  uint64_t eviction_bytes = kAuto;  // of device memory that is held
-  // In place of these bytes: how many tensors may be saved after one whose device memory is held.
+  uint64_t eviction_bytes = kAuto;  // device memory of offloaded parcels
+  // Instead of eviction_bytes: how many tensors may be saved after an offloaded one before its
+  // eviction.
   uint64_t eviction_tensors = kNoTensors;
-  uint64_t prefetch_bytes = kAuto;  // of parcels that were fetched ahead and not read
-  uint64_t full_batch_bytes = 0;    // a batch of so many bytes fills the link (packing.h)
+  uint64_t prefetch_bytes = kAuto;  // parcels that were prefetched and not read
+  uint64_t full_batch_bytes = 0;    // size of a batch that fills the link (packing.h)
 };
 
 class WindowSchedule final : public OffloadSchedule {
@@ -91,7 +88,7 @@ class WindowSchedule final : public OffloadSchedule {
   void OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) override;
   void OnRoomWanted() override;
 
-  // What waits for company is not in the window yet: nothing does in one of tensors.
+  // A batch that is not submitted is not in the window. A window of tensors has no batches.
   uint64_t BatchBytes() const override {
     return options_.eviction_tensors == WindowOptions::kNoTensors ? FullBatchBytes() : 0;
   }
@@ -103,30 +100,29 @@ class WindowSchedule final : public OffloadSchedule {
   std::vector<ScheduledParcel*> FetchedAhead() const override;
   std::vector<ScheduledParcel*> FetchedIn(int64_t backward) const override;
 
-  // With a window of tensors: so many were saved, of which places (SavedPlace::sequence) are
-  // numbers.
+  // For a window of tensors: how many were saved so far; SavedPlace::sequence counts them.
   void OnSaves(uint64_t saves) { saves_ = saves; }
 
-  // --- for a schedule that has limits of its own ---
+  // --- for a schedule with limits of its own ---
 
   uint64_t window_bytes() const { return window_bytes_; }
-  // Without that parcel's, if it is in the window.
+  // The same without that parcel.
   uint64_t WindowBytesWithout(const ScheduledParcel* parcel) const {
     const bool is_in = parcel != nullptr && parcel->scheduled.in_window;
     return window_bytes_ - (is_in ? parcel->scheduled.window_bytes : 0);
   }
-  // The oldest, until at most so much is left. Never `kept`.
+  // Evicts the oldest parcels until at most `limit_bytes` are left, but never `kept`.
   ScheduledParcels TakeDownTo(uint64_t limit_bytes, const ScheduledParcel* kept = nullptr);
-  // Whether it was in the window, which it leaves.
+  // Removes the parcel from the window. Returns whether it was in the window.
   bool Take(ScheduledParcel& parcel);
-  // Not for a while after fetches were refused; each call counts.
+  // False for some calls after a refused fetch.
   bool MayFetch() { return back_off_.MayTry(); }
-  // It counts as fetched ahead from now on.
+  // The parcel counts as prefetched from now on.
   void TakeFetch(ScheduledParcel& parcel);
 
  private:
-  // Where a backward's prefetching goes on: of the scope's parcels, those from `oldest` up to what
-  // comes before `newest` have been looked at.
+  // Where a backward continues to prefetch. The scope's parcels from `oldest` to before `newest`
+  // were examined.
   struct Cursor {
     ScopeId scope = 0;  // no scope's number
     uint64_t oldest = 0;
@@ -135,7 +131,7 @@ class WindowSchedule final : public OffloadSchedule {
 
   void SetAutoBytes();
   uint64_t FullBatchBytes() const;
-  // Those that were saved too long ago for a window of tensors.
+  // Evicts by a window of tensors.
   ScheduledParcels TakeOld();
   uint64_t Window(uint64_t option) const {
     return option == WindowOptions::kAuto ? auto_bytes_ : option;
@@ -148,19 +144,19 @@ class WindowSchedule final : public OffloadSchedule {
   void StopHolding(ScheduledParcel& parcel, const HeldBytes& memory);
 
   const WindowOptions options_;
-  std::map<ScopeId, ScopeSizes> scopes_;  // those that have not ended
+  std::map<ScopeId, ScopeSizes> scopes_;  // scopes that have not ended
   ScopeSizes last_scope_;
-  uint64_t auto_bytes_ = 0;  // what kAuto stands for, by what the scopes have saved
+  uint64_t auto_bytes_ = 0;  // the value of kAuto
   absl::btree_map<SavedPlace, ScheduledParcel*> order_;
-  ScheduledParcel* oldest_ = nullptr;  // of the window, which is a list in the order of leaving
+  ScheduledParcel* oldest_ = nullptr;  // of the window, a list in the order of offloads
   ScheduledParcel* newest_ = nullptr;
   uint64_t window_bytes_ = 0;
   uint64_t saves_ = 0;
-  // Parcels of the window by the memory that they hold. It counts for the last of each.
+  // Parcels of the window by their device memory. It counts for the last of each list.
   absl::flat_hash_map<const void*, absl::InlinedVector<ScheduledParcel*, 1>> holders_;
   uint64_t ahead_bytes_ = 0;
   BackOff back_off_;  // in unpacks
-  // Of backwards that run, and -1 for whoever reads outside of one.
+  // By backward; -1 for reads outside of one.
   absl::flat_hash_map<int64_t, Cursor> cursors_;
 };
 
