@@ -75,7 +75,7 @@ CachedPlan::CachedPlan(StepTrace step, StepPlan plan, absl::Status shortfall,
     if (access + 1 < step_.accesses.size()) {
       const uint32_t next = step_.accesses[access + 1];
       const StepObject& object = step_.objects[next];
-      // What frees nothing is among the other bytes.
+      // Memory that eviction does not free is among the other bytes.
       if (lives_[next].accesses.front() == access + 1 && object.frees)
         most_bytes += object.size_bytes;
     }
@@ -99,7 +99,7 @@ std::shared_ptr<const CachedPlan> CachedPlan::WithRecomputeSearched() const {
 
 uint64_t CachedPlan::ExcessBytes(uint64_t device_bytes) const {
   const StepObject& first = step_.objects[step_.accesses.front()];
-  // What frees nothing is among the other bytes.
+  // Memory that eviction does not free is among the other bytes.
   const uint64_t begin_bytes =
       step_.intervals.front().other_bytes + (first.frees ? first.size_bytes : 0);
   return device_bytes - std::min(device_bytes, begin_bytes);

@@ -10,14 +10,14 @@
 namespace pinion {
 namespace {
 
-// With a target, no window counts but what this schedule asks for by itself.
+// With a target there are no windows but those of this schedule.
 WindowOptions WindowsOf(const TargetOptions& options) {
   WindowOptions windows = options.windows;
   if (options.memory_bytes.has_value()) windows.eviction_bytes = windows.prefetch_bytes = 0;
   return windows;
 }
 
-// How much more than the limit that is.
+// The excess of `bytes` over the limit.
 uint64_t Beyond(uint64_t limit_bytes, uint64_t bytes) {
   return bytes - std::min(bytes, limit_bytes);
 }
@@ -47,8 +47,8 @@ void PlannedSchedule::FindCached(bool begins) {
   residency_.ForgetPlan();
   cursor_ = PlanCursor();
   has_late_ = true;
-  // A step that begins with a segment may try a mix by now. Whether it is the step that the mix was
-  // made for is seen in its record.
+  // A step that begins with a segment may try recomputation now. Its record will tell whether it is
+  // the step that the trial is for.
   if (begins && !trials_.IsTrying() && is_recorded_ && found != nullptr &&
       trials_.MayTry(*found, cache_)) {
     trials_.Try(found);
@@ -59,7 +59,7 @@ void PlannedSchedule::FindCached(bool begins) {
   }
   is_lost_ = found == nullptr || tries;
   if (is_lost_ || !found->shortfall().ok()) {
-    residency_.AddAllDue();  // what has come back goes once more
+    residency_.AddAllDue();  // fetched parcels are evicted again
     return;
   }
   cursor_ = PlanCursor(*found);
@@ -95,12 +95,12 @@ SaveDecision PlannedSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
 }
 
 uint64_t PlannedSchedule::BatchKey(uint32_t id) const {
-  // What is large shares no parcel anyhow, but what leaves together has left when all of it has.
+  // Large objects share no parcel, but a batch completes as a whole.
   const bool is_large = residency_.SizeBytes(id) > small_bytes_;
   const bool is_alone = !is_large && options_.memory_bytes.has_value();
   if (!IsPlanned()) return is_alone ? CachedPlan::UniqueBatchKey(id) : 0;
   const uint32_t planned = matcher_.planned(id);
-  // It leaves for the target, and comes back alone.
+  // The target alone makes it leave, and it is fetched alone.
   if (is_alone && !followed()->Moves(planned)) return CachedPlan::UniqueBatchKey(id);
   return is_large ? followed()->LargeBatchKey(planned) : followed()->BatchKey(planned);
 }
@@ -117,7 +117,7 @@ void PlannedSchedule::OnReleased(uint32_t object) {
   residency_.Release(object);
   if (IsInStep()) return;
   cache_.OnEnd(followed().get());
-  // What tries a mix is most likely the step that was known.
+  // A step that tests a recomputation plan counts as recognised.
   Backoff().OnEnd(/*is_unknown=*/is_lost_ && !trials_.IsTrying());
 }
 
@@ -129,7 +129,7 @@ void PlannedSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes
 void PlannedSchedule::OnFetched(ScheduledParcel& parcel, int64_t backward) {
   residency_.OnFetched(parcel);
   awaited_bytes_ = 0;
-  // Its reader has it, and the next one may be far away.
+  // Its reader has the bytes, and the next reader may be far away.
   if (!IsPlanned() && options_.memory_bytes.has_value()) residency_.AddDue(parcel);
   window_.OnFetched(parcel, backward);
 }
@@ -189,7 +189,7 @@ void PlannedSchedule::OffloadForTarget(std::vector<uint32_t>& late) {
   if (leaving_bytes >= missing_bytes) return;
   for (const auto& [next_use, parcel] : Unread()) leaving_bytes += parcel->size_bytes;
   if (leaving_bytes >= missing_bytes) return;
-  std::vector<std::pair<size_t, uint32_t>> kept;  // with the next use
+  std::vector<std::pair<size_t, uint32_t>> kept;  // with the next access
   for (uint32_t id = 0; id < matcher_.object_count(); ++id) {
     if (!residency_.Stays(id) || id == matcher_.used_last()) continue;
     if (followed()->FreesBehind(matcher_.planned(id), matcher_.now())) {
@@ -221,8 +221,8 @@ ScheduledParcels PlannedSchedule::TakeUnplanned() {
   ScheduledParcels taken = window_.TakeDownTo(0);
   for (ScheduledParcel* parcel : residency_.TakeDue()) {
     if (!residency_.IsFetchedAlone(*parcel)) continue;
-    // One reader after another has saved the same: it would come back at once, beside what the
-    // one before still has.
+    // Several readers in a row share the object. It would be fetched again at once, beside the
+    // memory that the reader before still has.
     if (parcel->objects.front() == matcher_.used_last()) {
       residency_.AddDue(*parcel);
     } else {
@@ -237,7 +237,7 @@ void PlannedSchedule::EvictAsPlanned() {
   for (const uint32_t drop : cursor_.TakeEvictionsDue(now)) {
     const StepMove& move = followed()->plan().moves[drop];
     const std::optional<uint32_t> id = matcher_.ObjectFor(move.object);
-    // Uses that were left out may lie between: by now it is to be back.
+    // If accesses were left out, the object is to be resident by now.
     if (!id.has_value() || move.fetch_at <= now) continue;
     residency_.WantAway(*id, move.fetch_at, followed()->step().objects[move.object].frees, now);
   }
@@ -247,7 +247,7 @@ ScheduledParcels PlannedSchedule::TakeMissing() {
   const Missing missing = MissingFor(awaited_bytes_);
   const ScheduledParcel* const read_now = residency_.ParcelOf(matcher_.used_last());
   const uint64_t beyond_bytes = Beyond(window_.WindowBytesWithout(read_now), missing.bytes);
-  // What has left needs no copy out, and is to go anyway.
+  // These parcels need no copy out and are evicted anyway.
   ScheduledParcels taken =
       window_.TakeDownTo(Beyond(missing.with_visitors_bytes, window_.window_bytes()), read_now);
   if (beyond_bytes == 0) return taken;
@@ -264,7 +264,7 @@ ScheduledParcels PlannedSchedule::TakeMissing() {
 std::vector<std::pair<size_t, ScheduledParcel*>> PlannedSchedule::Unread() const {
   std::vector<std::pair<size_t, ScheduledParcel*>> unread;
   for (ScheduledParcel* const parcel : FetchedAhead()) {
-    // Its reader is about to read what was used last.
+    // Its reader is about to read the last accessed object.
     if (parcel == residency_.ParcelOf(matcher_.used_last())) continue;
     size_t next_use = SIZE_MAX;
     for (const uint32_t id : parcel->objects) next_use = std::min(next_use, NextAccessOf(id));
@@ -277,7 +277,7 @@ std::vector<std::pair<size_t, ScheduledParcel*>> PlannedSchedule::Unread() const
 
 PlannedSchedule::Missing PlannedSchedule::MissingFor(uint64_t more_bytes) const {
   if (!options_.memory_bytes.has_value()) return {};
-  // Between which of its uses a step is that leaves some out is not known.
+  // The position of a step that left accesses out is not known.
   const uint64_t growth_bytes =
       matcher_.skips() ? followed()->MostGrowthBytes() : followed()->GrowthBytes(matcher_.now());
   const uint64_t wanted_bytes = device_bytes_ + growth_bytes + more_bytes;
@@ -305,13 +305,14 @@ OffloadSchedule::Fetches PlannedSchedule::TakePlannedFetch(
   const size_t now = matcher_.now();
   for (; const StepMove* const move = cursor_.NextFetch(now); cursor_.PassFetch()) {
     const std::optional<uint32_t> id = matcher_.ObjectFor(move->object);
-    if (id.has_value()) residency_.CountIfOverdue(*id, now);  // it may be here again
-    // What is to be read by now is fetched by whoever reads it.
+    if (id.has_value()) residency_.CountIfOverdue(*id, now);  // it may be resident again
+    // A reader fetches what it reads now.
     if (!id.has_value() || move->read_at <= now || residency_.ParcelOf(*id) == nullptr) continue;
     ScheduledParcel& parcel = *residency_.ParcelOf(*id);
     ++taken.looks;
     if (parcel.scheduled.fetched_ahead || !is_away(parcel)) continue;
-    if (MissingFor(parcel.size_bytes).bytes > 0) break;  // the device has more than it had: later
+    if (MissingFor(parcel.size_bytes).bytes > 0)
+      break;  // the device has more than planned: fetch later
     window_.TakeFetch(parcel);
     taken.parcels.push_back(&parcel);
     cursor_.PassFetch();

@@ -7,7 +7,7 @@
 namespace pinion {
 namespace {
 
-// Sizes of what is saved first outside of those segments, ascending.
+// Sizes of objects whose first save is outside of those segments, ascending.
 std::vector<uint64_t> SizesOutside(const StepTrace& step, const std::vector<bool>& segments) {
   std::vector<bool> is_inside(step.accesses.size());
   for (size_t i = 0; i < segments.size(); ++i) {
@@ -25,8 +25,7 @@ std::vector<uint64_t> SizesOutside(const StepTrace& step, const std::vector<bool
   return sizes;
 }
 
-// Where the step begins with segments of which one was computed again, it has saved one of that
-// one's inputs first.
+// If both begin with segments, the first recomputed one saves one of its inputs first.
 bool BeginsAlike(const StepTrace& tried, const StepTrace& without) {
   if (tried.early_segments != without.early_segments) return false;
   const auto early_end = tried.segments.begin() + tried.early_segments;
@@ -44,12 +43,12 @@ bool BeginsAlike(const StepTrace& tried, const StepTrace& without) {
   });
 }
 
-// Whether `tried`, recorded with segments computed again, is the step that `without` is: what both
-// keep, and what both save outside of segments, has the same sizes.
+// Whether `tried`, recorded with recomputed segments, is the same step as `without`: the segments
+// that both keep, and the saves outside of segments, have the same sizes.
 bool IsSameStep(const StepTrace& tried, const StepTrace& without) {
   if (tried.segments.size() != without.segments.size()) return false;
   const std::vector<bool> kept = KeptWhole(tried.segments);
-  std::vector<bool> apart = kept;  // of `without`, what is not compared as outside
+  std::vector<bool> apart = kept;  // of `without`: segments that do not count as outside
   for (size_t i = 0; i < kept.size(); ++i) {
     apart[i] = kept[i] || tried.segments[i].is_recomputed;
     if (!kept[i]) continue;
@@ -69,8 +68,8 @@ bool IsSameStep(const StepTrace& tried, const StepTrace& without) {
          std::includes(outside.begin(), outside.end(), same.begin(), same.end());
 }
 
-// Behind the last use a program may do what no plan changes, an update for example, and not in each
-// step that is otherwise the same.
+// After the last access a program may do work that no plan changes, such as an optimizer step, and
+// not in each step.
 double UsUntilLastUse(const CachedPlan& cached) {
   return cached.plan().step_us - cached.step().intervals.back().compute_us;
 }
@@ -89,7 +88,7 @@ std::optional<uint32_t> RecomputeTrials::OnEarlySegment(std::shared_ptr<const Ca
   const auto begun = static_cast<uint32_t>(log_.is_recomputed.size());
   const std::optional<uint32_t> ordinal = OnSegment();
   const auto ended = static_cast<uint32_t>(log_.is_recomputed.size());
-  // With those inside of it that begin as early where all is kept.
+  // With the inner ones that begin as early where all is kept.
   const uint32_t known_early = ordinal.has_value() ? 0 : Known()->step().early_segments;
   log_.early += std::max(begun + 1, std::min(ended, known_early)) - begun;
   return ordinal;
@@ -108,7 +107,7 @@ std::shared_ptr<const CachedPlan> RecomputeTrials::Follow(
   const bool recomputes = std::find(again.begin(), again.end(), true) != again.end();
   log_.tried = nullptr;
   std::shared_ptr<const CachedPlan> before = std::exchange(followed_, std::move(cached));
-  // Another known step that has computed the same again was in need of it, too.
+  // The other plan recomputes the same segments, so nothing was wrong.
   const bool fits = followed_ != nullptr && Fits(*followed_);
   if (!recomputes || fits) return nullptr;
   never_recomputed_.insert(signature_);
@@ -174,7 +173,7 @@ void RecomputeTrials::Note(const SegmentLog& log, StepTrace& step) {
 
 bool RecomputeTrials::MayRecompute(const SegmentLog& log, const StepTrace& step,
                                    const PlanCache& cache) const {
-  // The host's times say too little of what a mix is worth.
+  // Times by the host are too inexact to compare plans.
   if (log.tried != nullptr || step.timed_by_host || !IsAlone(step, cache)) return false;
   const auto before = cache.FindLike(step);
   return before != nullptr && !before->recompute_was_tried();
@@ -192,14 +191,14 @@ void RecomputeTrials::Learn(const SegmentLog& log, std::shared_ptr<const CachedP
     }
     return cache.Learn(std::move(cached));
   }
-  // Another step than it began like: it is recorded by itself when it comes once more.
+  // The trial ran another step than intended. That step is recorded by itself when it recurs.
   if (!IsSameStep(cached->step(), log.tried->step()) && ++tries_ < kMaxTries) return;
   tries_ = 0;
   constexpr double kPays = 0.999;
   const bool pays = IsSameStep(cached->step(), log.tried->step()) && cached->shortfall().ok() &&
                     UsUntilLastUse(*cached) < kPays * UsUntilLastUse(*log.tried);
   if (pays) cache.Forget(*log.tried);
-  // One try is enough for either.
+  // One trial is enough for either plan.
   cache.Learn((pays ? *cached : *log.tried).WithRecomputeTried());
 }
 

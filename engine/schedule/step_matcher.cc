@@ -51,7 +51,7 @@ bool StepMatcher::OnUsed(uint32_t id, AccessKind access) {
 }
 
 void StepMatcher::OnReleased(uint32_t object) {
-  // A step without a plan may be one that never ends: somebody keeps a graph for good.
+  // A step without a plan may never end, if a graph is kept.
   if (followed_ == nullptr) unused_.push_back(object);
   objects_[object].is_live = false;
   --live_objects_;
@@ -72,7 +72,7 @@ bool StepMatcher::IsOverdue() {
 std::optional<size_t> StepMatcher::Reached(const CachedPlan& cached,
                                            const std::vector<uint32_t>& actual, uint32_t planned,
                                            size_t n, AccessKind access, size_t now) const {
-  // What is saved may come in any order: branches leave some of it out.
+  // Saves may come in any order: branches leave some of them out.
   if (access == AccessKind::kSaved) return std::max(now, cached.AccessIndex(planned, n));
   const std::optional<size_t> next = cached.NextRead(planned, now, access);
   for (size_t left_out = now + 1; left_out < next.value_or(0); ++left_out) {

@@ -9,10 +9,10 @@
 namespace pinion {
 namespace {
 
-// Of an automatic window, half of which a batch may be: what is copied costs less than the copy.
+// Half of an automatic window of this size is the smallest batch.
 constexpr uint64_t kLeastBatchBytes = 32 * kKiB;
 
-// What the memory was when that parcel left: it may have another size by now, or in another parcel.
+// The memory's size when that parcel was offloaded. Later parcels may have recorded another size.
 uint64_t BytesOf(const void* owner, const ScheduledParcel& parcel) {
   const auto& held = parcel.scheduled.held;
   return std::find_if(held.begin(), held.end(),
@@ -60,7 +60,7 @@ uint64_t WindowSchedule::FullBatchBytes() const {
 
 void WindowSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) {
   ScheduledParcel::Scheduled& mine = parcel.scheduled;
-  order_.emplace_hint(order_.end(), parcel.place, &parcel);  // most are saved behind all others
+  order_.emplace_hint(order_.end(), parcel.place, &parcel);  // most are saved after all others
   if (held.empty()) return;
   EnterWindow(parcel);
   uint64_t held_bytes = 0;
@@ -98,7 +98,7 @@ void WindowSchedule::SetHeldBytes(ScheduledParcel& parcel, uint64_t held_bytes) 
   parcel.scheduled.held_bytes = held_bytes;
 }
 
-// What the parcel held counts for the one before it, if there is one.
+// Stops counting the memory for this parcel, and counts it for the parcel before, if there is one.
 void WindowSchedule::StopHolding(ScheduledParcel& parcel, const HeldBytes& memory) {
   const auto found = holders_.find(memory.owner);
   auto& holders = found->second;
@@ -201,7 +201,7 @@ bool WindowSchedule::OnDropped(ScheduledParcel& parcel) {
 
 void WindowSchedule::OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) {
   for (ScheduledParcel* parcel : parcels) OnDropped(*parcel);
-  // An allocation that fails is expensive: LibTorch's allocator for CUDA gives its cache back.
+  // A failed allocation is expensive: LibTorch's allocator for CUDA frees its cache.
   back_off_.Refused();
   for (auto& [backward, cursor] : cursors_) cursor = Cursor();
 }
@@ -228,9 +228,9 @@ OffloadSchedule::Fetches WindowSchedule::TakeFetches(
   const uint64_t batch_limit_bytes = FullBatchBytes();
   uint64_t batch_bytes = 0;
   Cursor& cursor = cursors_[backward];
-  // What was saved early may be read in between, by all nodes even (an attention mask): then those
-  // before it are looked at next, and later those before the next node's. What lies before is
-  // passed over where that comes down to it again.
+  // A tensor that was saved early may be read in between, even by all nodes (an attention mask).
+  // Then the parcels before it are examined next, and the range that was examined already is
+  // skipped.
   Cursor before;
   taken.is_all = true;
   if (cursor.scope != from.scope || from.sequence < cursor.oldest ||
@@ -248,16 +248,16 @@ OffloadSchedule::Fetches WindowSchedule::TakeFetches(
       it = order_.lower_bound({from.scope, before.oldest});
       continue;
     }
-    // A node reads what it saved in its own order, so what lies before may have been read already,
-    // by handles that go when the node is done.
+    // A node reads its tensors in its own order. So parcels before this one may have been read
+    // already, by handles that are released when the node is done.
     const bool had = backward != -1 && parcel.scheduled.fetched_in == backward;
-    // One that is ahead may be away again already, to whoever has read it and has not said so yet.
+    // A prefetched parcel may count as offloaded until its reader reports the read.
     if (had || parcel.scheduled.fetched_ahead || !is_away(parcel)) {
       cursor.oldest = parcel.place.sequence;
       continue;
     }
     const uint64_t share_bytes = ShareOfWindow(options_.prefetch_bytes, parcel.size_bytes);
-    // The window first: where it is full, the next batch would be empty as well.
+    // The window comes first: if it is full, the next batch would be empty too.
     if (ahead_bytes_ > 0 && ahead_bytes_ + share_bytes > limit_bytes) break;
     if (!taken.parcels.empty() && (parcel.stream != taken.parcels.front()->stream ||
                                    batch_bytes + parcel.size_bytes > batch_limit_bytes)) {
@@ -290,11 +290,11 @@ std::vector<ScheduledParcel*> WindowSchedule::FetchedIn(int64_t backward) const 
 
 namespace {
 
-// What a sixteenth of the last scope is at most. Two tensors of the usual size fit, however large.
+// Limit for the sixteenth of the last scope. Two tensors of the usual size fit in any case.
 constexpr uint64_t kMostOfAScope = 256 * kMiB;
 
-// Two batches of small tensors fit into so much. It is at most this part of the last scope: what
-// saves little is to leave as well.
+// Two batches of small tensors fit in this much. Limited to a sixth of the last scope, so that
+// small scopes are offloaded too.
 constexpr uint64_t kLeastBytes = 64 * kKiB;
 constexpr uint64_t kLeastPart = 6;
 
