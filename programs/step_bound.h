@@ -1,44 +1,41 @@
-// The least time that a training step can take within a given device memory: a lower bound for
-// every offload policy that moves whole objects and copies none before its operator has returned.
+// Lower bound for the time of a training step within a given device memory.
 //
 //   PINION_ASSIGN_OR_RETURN(double bound_us, StepLowerBoundUs(step, memory_bytes, link));
 //   double efficiency = bound_us / measured_step_us;          // 1 is perfect
 //
-// "The link can hide the transfer" means that the bound is at most 1.01 x the compute alone
-// (docs/performance.md). The bound is the greatest of two (where it comes from:
-// docs/decisions/0021-a-bound-for-every-order-of-uses.md and 0040-a-bound-for-whole-objects.md):
+// The bound holds for every offload policy that moves whole objects and begins no copy before its
+// operator has returned. "The link can hide the transfer" means that the bound is at most 1.01 x
+// the compute alone (docs/performance.md). The bound is the greater of two. Their derivation is in
+// docs/decisions/0021-a-bound-for-every-order-of-uses.md and 0040-a-bound-for-whole-objects.md.
 //
-//   compute + max over p of (waits for copies out before interval p + waits for copies in behind
-//   it) what the link takes for the bytes that have to move at least
+//   1. compute + max over p of (waits for copies out before interval p + waits for copies in after)
+//   2. the time of the link for the least bytes that have to move
 //
-// Waits for copies out, forward in time: an object is on the device as a whole or not at all, and
-// what cannot be beside an interval has been copied before it begins. So for each interval p, and
-// each interval b before it, over the idle objects whose copies cannot begin before b has ended:
+// Waits for copies out. An object is on the device as a whole or not at all. What does not fit
+// beside an interval has been copied before it begins. So this holds for each interval p, each
+// earlier interval b, and the idle objects whose copies cannot begin before b has ended:
 //
-//   begin(p) >= end(b) + (their bytes - the most of them that fit into p's room) / bandwidth
+//   begin(p) >= end(b) + (their bytes - the most of them that fit beside p) / bandwidth
 //
-// p's room is what other live bytes and the objects that its operators use leave. A copy begins
-// when the operator that saves the object has returned
-// (0014-no-copy-before-the-operator-returns.md), at the link's bandwidth and with no fixed cost.
-// Waits for copies in are the same, reversed in time: an object is back before its next use. Each
-// of the two lets the other direction's copies cost nothing, so both hold for any policy, and so
-// does their sum over parts of the step that do not overlap. Where all bytes that move in one
-// direction move before those of the other, as in one forward and its backward, p is the turn.
-// Where sizes are so many that more than 64 different sums fit, objects count as if they could be
-// cut, which errs towards less waiting.
+// Other live bytes and the objects that p accesses limit what fits. A copy begins when the operator
+// that saves the object has returned (0014-no-copy-before-the-operator-returns.md). It takes no
+// fixed cost. If more than 64 different sums of sizes fit, objects count as divisible, which errs
+// towards less waiting.
 //
-// What the link takes: both directions at once go at the duplex rates, until one has no more to
-// carry. Steps whose forwards and backwards interleave are bound by this.
+// Waits for copies in are the same, reversed in time: an object is fetched before its next access.
+// Each of the two ignores the other direction's copies. So both hold for any policy, and so does
+// their sum over parts of the step that do not overlap. In one forward and its backward, p is the
+// turn.
 //
-// An object counts as used throughout the interval that makes it, until its operator has returned,
-// and throughout the interval behind each later use, and as long as the program holds it. One that
-// is never read may leave and never comes back; it counts until the program lets go of it
-// (StepObject::needed_until). One that can be computed again counts only there, and computing it
-// takes no time.
+// The time of the link: both directions run at the duplex rates until one has no more bytes. This
+// bounds steps whose forwards and backwards interleave.
 //
-// Quadratic in the number of uses at worst: for 5,000 a tenth of a second as a rule, and some
-// seconds where the link is far too slow and the room holds some sixty of thousands of equal
-// objects.
+// An object counts as in use in the interval that makes it, until its operator has returned, in the
+// interval after each later access, and as long as the program references it. An object that is
+// never read counts until StepObject::needed_until. A recast object counts only while it is in use,
+// and recasting takes no time.
+//
+// Takes a tenth of a second for 5,000 accesses, at worst some seconds: quadratic time.
 //
 // Thread safety: a pure function.
 
@@ -53,9 +50,8 @@
 
 namespace pinion {
 
-// `memory_bytes` is all that the step may have on the device, its other bytes included. Infinite
-// where an interval alone needs more. InvalidArgument for a record that is not valid, and for a
-// link whose bandwidths were not measured; it says which.
+// `memory_bytes` include the step's other bytes. Infinity if one interval alone needs more.
+// InvalidArgument for an invalid trace, and names bandwidths of the link that were not measured.
 absl::StatusOr<double> StepLowerBoundUs(const StepTrace& step, uint64_t memory_bytes,
                                         const LinkCalibration& link);
 

@@ -1,10 +1,10 @@
-// What one device's link to the host can do: what transfers are planned from.
+// Measured performance of one device's link to the host. Transfers are planned from it.
 //
 //   const LinkCalibration link = ...;                       // engine/link/calibrate_link.h
 //   const double needed_us = link.d2h.CopyUs(tensor_bytes);
 //
-// Links are asymmetric, shared by both directions, and differ between hosts that look alike, so
-// whoever plans transfers plans from numbers that were measured instead of from a data sheet.
+// Links are asymmetric, both directions share them, and they differ between similar hosts. So plans
+// use measurements, not data sheets.
 //
 // Plain data.
 
@@ -20,37 +20,37 @@
 namespace pinion {
 
 struct LinkCalibration {
-  // Each direction with the other one idle.
+  // Each direction while the other one is idle.
   LinkCurve h2d;
   LinkCurve d2h;
   // Each direction while the other one is kept busy. Never above the curve's own.
   double h2d_duplex_gb_per_s = 0;
   double d2h_duplex_gb_per_s = 0;
-  bool modelled = false;  // of an emulated device: nothing of it was measured on hardware
+  bool modelled = false;  // of an emulated device, not measured on hardware
 
-  // InvalidArgument that names the field and its value, and what to do, unless all costs are finite
-  // and each direction has a bandwidth. Duplex bandwidths may be missing (0).
+  // InvalidArgument names the field, its value and the remedy. All costs have to be finite, and
+  // each direction needs a bandwidth. Duplex bandwidths may be missing (0).
   absl::Status Validate() const;
 
   // One line per direction.
   std::string ToString() const;
 };
 
-// For a link that is not known: 20 GB/s in either direction, 15 in both at once; 3 us for a copy,
+// Default for an unknown link: 20 GB/s in each direction, 15 in both at once, 3 us for a copy, and
 // 1 us for each further piece of a batch.
 LinkCalibration AssumedLink();
 
-// Bytes per us.
+// Bandwidths in bytes per us.
 struct LinkRates {
   double out = 0, in = 0;                // alone
   double duplex_out = 0, duplex_in = 0;  // both at once
 };
 
-// What the link takes for so many bytes in each direction, in the best order: both at once until
-// one has no more to carry, or one after the other.
+// Shortest time for these bytes in each direction: both directions at once until one has no more
+// bytes, or one after the other.
 double LinkUs(double out_bytes, double in_bytes, const LinkRates& rates);
 
-// InvalidArgument names the bandwidth that was not measured, or an invalid cost.
+// InvalidArgument names a bandwidth that was not measured, or an invalid cost.
 absl::StatusOr<LinkRates> RatesOf(const LinkCalibration& link);
 
 }  // namespace pinion

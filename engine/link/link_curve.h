@@ -1,9 +1,9 @@
-// How long copies take on a link, as a line: a fixed cost and a bandwidth.
+// Cost of copies on a link, as a line: a fixed cost and a bandwidth.
 //
 //   copy    fixed_us + bytes / bandwidth
 //   batch   fixed_us + (pieces - 1) * piece_us + bytes / bandwidth
 //
-// GB/s are 1e9 bytes per second, as nvbandwidth prints them. Pure.
+// GB/s are 1e9 bytes per second, as nvbandwidth prints them. Pure functions.
 
 #ifndef PINION_ENGINE_LINK_LINK_CURVE_H_
 #define PINION_ENGINE_LINK_LINK_CURVE_H_
@@ -16,11 +16,11 @@
 namespace pinion {
 
 struct LinkCurve {
-  double fixed_us = 0;  // of a copy among others that are queued behind each other
+  double fixed_us = 0;  // of a copy in a queue of copies
   double piece_us = 0;  // of each further piece of a batch
   double gb_per_s = 0;  // of large copies; 0: not measured
 
-  // The size at which half of the time is fixed cost, so that half of the bandwidth is reached.
+  // The size at which a copy reaches half of the bandwidth.
   double HalfPerformanceBytes() const { return fixed_us * gb_per_s * 1e3; }
   double CopyUs(uint64_t size_bytes) const { return BatchUs(1, size_bytes); }
   // `size_bytes` of all pieces together; pieces >= 1.
@@ -28,7 +28,7 @@ struct LinkCurve {
     return fixed_us + static_cast<double>(pieces - 1) * piece_us +
            static_cast<double>(size_bytes) / (gb_per_s * 1e3);
   }
-  // What a copy of this size reaches.
+  // The bandwidth that a copy of this size reaches.
   double CopyGbPerS(uint64_t size_bytes) const {
     return static_cast<double>(size_bytes) / (CopyUs(size_bytes) * 1e3);
   }
@@ -40,9 +40,9 @@ struct CopyTime {
   double us = 0;
 };
 
-// The line with the least sum of squared *relative* errors, so that small copies count as much as
-// large ones. The fixed cost is never negative; piece_us stays 0. InvalidArgument unless there are
-// two sizes at least and all times are positive and grow with the size on the whole.
+// Fits the line with the least sum of squared *relative* errors, so that small copies count as much
+// as large ones. The fixed cost is never negative; piece_us stays 0. InvalidArgument if there are
+// fewer than two sizes, if a time is not positive, or if times shrink with the size.
 absl::StatusOr<LinkCurve> FitLinkCurve(absl::Span<const CopyTime> times);
 
 }  // namespace pinion

@@ -10,7 +10,7 @@
 namespace pinion {
 namespace {
 
-// A piece is never dearer than a copy of its own, whatever a noisy measurement says.
+// A piece never costs more than a copy of its own, despite noisy measurements.
 double PieceUs(const LinkCurve& curve) { return std::min(curve.piece_us, curve.fixed_us); }
 
 bool IsKnown(const LinkCalibration& link) { return link.h2d.gb_per_s > 0 && link.d2h.gb_per_s > 0; }
@@ -32,7 +32,7 @@ double GatherCost::GatherUs(uint64_t pieces, uint64_t size_bytes) const {
 
 uint64_t LargestSmallPiece(const LinkCalibration& link) {
   if (!IsKnown(link)) return 0;
-  // With its padding, so that padding never costs more than what sharing a copy saves.
+  // Includes padding, which never costs more than a shared copy saves.
   const double bytes = PieceUs(link.h2d) * link.h2d.gb_per_s * 1e3;
   return static_cast<uint64_t>(bytes) / kPackAlignmentBytes * kPackAlignmentBytes;
 }

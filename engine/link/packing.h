@@ -1,18 +1,18 @@
-// Which of the pieces that leave a device together share one block of host memory.
+// Plans which pieces of one offload share a block of host memory.
 //
 //   const PackingPlan plan = PlanPacking(sizes, link);
 //   for (const PackingPlan::Group& group : plan.groups) { /* one host block, one copy back */ }
 //
-// Each piece of a copy costs about a microsecond of the link, and more of the host when it comes
-// back by itself. Pieces whose own bytes take less time than that share a block: they come back in
-// one copy. They leave in one copy, too, if it pays to gather them on the device first.
+// Each piece of a batch costs about a microsecond of the link, and more host time if it is fetched
+// by itself. Pieces whose bytes take less time than that share a block and are fetched in one copy.
+// They are also offloaded in one copy, if it pays to gather them on the device first.
 //
-//   alone       a block of its own         comes back when it is needed
-//   grouped     one block, n pieces out    comes back as a whole
+//   alone       a block of its own         fetched when it is needed
+//   grouped     one block, n pieces out    fetched as a whole
 //   gathered    one block, one piece out   as above; a kernel and its memory traffic on the device
 //
-// What a group loses is granularity: it is held until all of it has been read, so large pieces,
-// which gain little, stay alone. Pure functions.
+// A group is kept until all of its pieces have been read. So large pieces, which gain little from
+// sharing, stay alone. Pure functions.
 
 #ifndef PINION_ENGINE_LINK_PACKING_H_
 #define PINION_ENGINE_LINK_PACKING_H_
@@ -26,17 +26,17 @@
 
 namespace pinion {
 
-// Pieces begin at multiples of this in a group. CPU kernels may choose a code path by alignment:
-// what comes back keeps its address modulo this.
+// Alignment of pieces in a group. CPU kernels may choose a code path by alignment, so a fetched
+// piece keeps its address modulo this.
 inline constexpr uint64_t kPackAlignmentBytes = 512;
 
-// What it costs to gather pieces on the device.
+// Cost of gathering pieces on the device.
 struct GatherCost {
-  // Of one kernel that copies many pieces: what it takes of a compute stream and of the host.
+  // Time of one kernel that copies many pieces, on a compute stream and on the host.
   double launch_us = 5;
-  // LibTorch passes the pieces' addresses as kernel arguments: so many fit into one launch.
+  // LibTorch passes the pieces' addresses as kernel arguments, which limits a launch.
   uint64_t pieces_per_launch = 64;
-  // Of device memory; every byte is read and written. A low figure for an accelerator.
+  // Bandwidth of device memory, a low figure. Every byte is read and written.
   double memory_gb_per_s = 500;
 
   double GatherUs(uint64_t pieces, uint64_t size_bytes) const;
@@ -53,15 +53,16 @@ struct PackingPlan {
   absl::InlinedVector<Group, 1> groups;
 };
 
-// The largest piece that gains from company; 0 if pieces cost nothing or the link is unknown.
+// The largest piece that gains from a shared block; 0 if pieces cost nothing or the link is
+// unknown.
 uint64_t LargestSmallPiece(const LinkCalibration& link);
 
-// A batch of so many bytes fills the link in either direction: fixed costs are a seventeenth of its
-// time. 1 MiB for a link that is unknown.
+// Size of a batch that fills the link in either direction: fixed costs are a seventeenth of its
+// time. 1 MiB for an unknown link.
 uint64_t FullBatchBytes(const LinkCalibration& link);
 
-// `sizes` are positive. By the times of link and device, out and back, the plan is never slower
-// than all pieces in one batch, or one by one.
+// `sizes` are positive. By the model of link and device, the plan is never slower than all pieces
+// in one batch, or one by one.
 PackingPlan PlanPacking(absl::Span<const uint64_t> sizes, const LinkCalibration& link,
                         const GatherCost& gather = {});
 

@@ -33,7 +33,7 @@ struct IdleInterval {
   static constexpr size_t kStays = SIZE_MAX;
   size_t away_from = kStays;
   size_t away_until = 0;
-  size_t leaves_by = kStays;  // the interval in which it is offloaded at the latest
+  size_t offloaded_by = kStays;  // the interval in which it is offloaded at the latest
 };
 
 // Of a valid trace, in the order in which they begin.

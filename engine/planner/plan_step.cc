@@ -20,10 +20,10 @@ namespace {
 
 // How many plans can be tried in 10 to 20 ms, beside the first two.
 int TriesFor(const StepTrace& step) {
-  constexpr size_t kTriedUses = 50'000;
-  constexpr size_t kTriesPerUse = 8;  // a short step has few plans
+  constexpr size_t kTriedAccesses = 50'000;
+  constexpr size_t kTriesPerAccess = 8;  // a short step has few plans
   const size_t accesses = step.accesses.size();
-  const size_t plans = std::min(kTriesPerUse * accesses, kTriedUses / (accesses + 1));
+  const size_t plans = std::min(kTriesPerAccess * accesses, kTriedAccesses / (accesses + 1));
   return static_cast<int>(plans - std::min<size_t>(plans, 2));
 }
 
@@ -45,12 +45,13 @@ constexpr EvictionRule kEvictionRules[] = {EvictionRule::kHighest, EvictionRule:
 
 // Changes one or two preferences at random: an idle interval ranks first or last, or a blocker is
 // evicted.
-void Change(PlanPreferences& wishes, absl::Span<const Blocker> blockers, std::mt19937& random) {
+void Change(PlanPreferences& preferences, absl::Span<const Blocker> blockers,
+            std::mt19937& random) {
   for (size_t changes = 1 + random() % 2; changes > 0; --changes) {
     if (!blockers.empty() && random() % 2 == 0) {
-      wishes.LetGo(blockers[random() % blockers.size()]);
+      preferences.EvictEarlier(blockers[random() % blockers.size()]);
     } else {
-      wishes.ranks[random() % wishes.ranks.size()] = random() % 2 == 0 ? 0 : UINT32_MAX;
+      preferences.ranks[random() % preferences.ranks.size()] = random() % 2 == 0 ? 0 : UINT32_MAX;
     }
   }
 }
@@ -85,20 +86,21 @@ absl::StatusOr<StepPlan> BestWithin(const StepTrace& step, const ResidencyPlanne
     PlanPreferences chosen = planner.ByNextUse();
     Cost chosen_cost = {std::numeric_limits<double>::infinity(), UINT64_MAX};
     std::vector<Blocker> blockers;  // of the chosen plan
-    bool lets_go = false;           // whether to evict all blockers next
+    bool evicts_blockers = false;   // whether to evict all blockers next
     for (int i = 0; i <= tries / 2; ++i) {
-      PlanPreferences wishes = chosen;
-      if (lets_go) {
-        wishes.LetGo(blockers);
+      PlanPreferences preferences = chosen;
+      if (evicts_blockers) {
+        preferences.EvictEarlier(blockers);
       } else if (i > 0) {
-        Change(wishes, blockers, random);
+        Change(preferences, blockers, random);
       }
-      PlannedMoves planned = planner.MovesWithin(static_cast<int64_t>(memory_bytes), rule, wishes);
+      PlannedMoves planned =
+          planner.MovesWithin(static_cast<int64_t>(memory_bytes), rule, preferences);
       PINION_ASSIGN_OR_RETURN(StepTimes times, simulator.Run(planned.moves));
       const Cost cost = {times.step_us, CopiedBytes(step, planned.moves)};
-      lets_go = cost < chosen_cost && !planned.blockers.empty();
+      evicts_blockers = cost < chosen_cost && !planned.blockers.empty();
       if (cost > chosen_cost) continue;
-      chosen = std::move(wishes);
+      chosen = std::move(preferences);
       chosen_cost = cost;
       blockers = std::move(planned.blockers);
       if (cost >= best_cost) continue;

@@ -190,8 +190,8 @@ SecondRun AddSecondRun(const Recorded& old, const StepSegment& segment, BytesDel
 // The new trace, while its objects still have their old numbers.
 struct Rewritten {
   StepTrace step;
-  std::vector<uint32_t> old_uses;     // by new access; or kInputSaved, kInputRead
-  std::vector<size_t> new_intervals;  // by old interval
+  std::vector<uint32_t> old_accesses;  // by new access; or kInputSaved, kInputRead
+  std::vector<size_t> new_intervals;   // by old interval
 };
 
 class Writer {
@@ -215,11 +215,11 @@ class Writer {
     compute_us_ += run.compute_us;
     peak_bytes_ = std::max(peak_bytes_, end_bytes_ + run.transient_bytes);
   }
-  void AddUse(uint32_t object, uint32_t old_use) {
-    const std::vector<uint32_t>& before = written_.old_uses;
-    AddUse(object, old_use,
-           /*goes_on=*/!before.empty() && before.back() < kInputSaved &&
-               old_.operator_ends[before.back()] == old_.operator_ends[old_use]);
+  void AddAccess(uint32_t object, uint32_t old_access) {
+    const std::vector<uint32_t>& before = written_.old_accesses;
+    AddAccess(object, old_access,
+              /*goes_on=*/!before.empty() && before.back() < kInputSaved &&
+                  old_.operator_ends[before.back()] == old_.operator_ends[old_access]);
   }
   Rewritten Finish() {
     EndInterval();
@@ -229,16 +229,16 @@ class Writer {
  private:
   void AddInputs(const StepSegment& segment, uint32_t access) {
     for (size_t i = 0; i < segment.inputs.size(); ++i) {
-      AddUse(segment.inputs[i], access, /*goes_on=*/i > 0);
+      AddAccess(segment.inputs[i], access, /*goes_on=*/i > 0);
       peak_bytes_ = end_bytes_;
     }
   }
-  void AddUse(uint32_t object, uint32_t old_use, bool goes_on) {
+  void AddAccess(uint32_t object, uint32_t old_access, bool goes_on) {
     EndInterval();
     StepTrace& step = written_.step;
     step.operators.push_back(step.accesses.empty() ? 0 : step.operators.back() + (goes_on ? 0 : 1));
     step.accesses.push_back(object);
-    written_.old_uses.push_back(old_use);
+    written_.old_accesses.push_back(old_access);
   }
   void EndInterval() {
     const int64_t other_bytes = std::max<int64_t>(0, end_bytes_);
@@ -281,7 +281,7 @@ void NumberObjects(const Recorded& old, Rewritten& written) {
   StepTrace& step = written.step;
   for (uint32_t access = 0; access < step.accesses.size(); ++access) {
     const uint32_t object = step.accesses[access];
-    const uint32_t old_use = written.old_uses[access];
+    const uint32_t old_access = written.old_accesses[access];
     if (numbers[object] == kNone) {
       numbers[object] = static_cast<uint32_t>(step.objects.size());
       StepObject numbered;
@@ -300,7 +300,7 @@ void NumberObjects(const Recorded& old, Rewritten& written) {
         *until = static_cast<uint32_t>(written.new_intervals[std::min<size_t>(*until, last)]);
       }
       step.objects.push_back(numbered);
-    } else if (old_use == kInputSaved || (old_use != kInputRead && old.Saves(old_use))) {
+    } else if (old_access == kInputSaved || (old_access != kInputRead && old.Saves(old_access))) {
       step.objects[numbers[object]].saved_until = access;
     }
     step.accesses[access] = numbers[object];
@@ -377,7 +377,7 @@ StepTrace WithRecomputation(const StepTrace& step, absl::Span<const uint32_t> se
     writer.EndOldInterval();
     if (access == step.accesses.size()) break;
     for (; run != runs.end() && run->read_at == access; ++run) writer.AddRun(*run);
-    if (!is_removed[access]) writer.AddUse(step.accesses[access], access);
+    if (!is_removed[access]) writer.AddAccess(step.accesses[access], access);
   }
   Rewritten written = writer.Finish();
   for (const SecondRun& again : runs) AddHeldInputs(old, again, written);

@@ -58,9 +58,9 @@ class RecomputeSearch {
 
   // The sets with which the step is shortest, the shortest first.
   std::vector<Segments> Best() const {
-    constexpr size_t kPlannedUses = 500;
+    constexpr size_t kPlannedAccesses = 500;
     constexpr size_t kLeast = 2;
-    const size_t most = std::max(kLeast, kPlannedUses / (step_.accesses.size() + 1));
+    const size_t most = std::max(kLeast, kPlannedAccesses / (step_.accesses.size() + 1));
     std::vector<const std::pair<const Segments, double>*> tried;
     for (const auto& segments_us : tried_us_) {
       if (!segments_us.first.empty() && std::isfinite(segments_us.second)) {
@@ -78,10 +78,10 @@ class RecomputeSearch {
 
  private:
   static int TriesFor(const StepTrace& step) {
-    constexpr size_t kTriedUses = 50'000;
+    constexpr size_t kTriedAccesses = 50'000;
     constexpr size_t kMost = 200;
     constexpr size_t kLeast = 12;
-    return static_cast<int>(std::clamp(kTriedUses / (step.accesses.size() + 1), kLeast, kMost));
+    return static_cast<int>(std::clamp(kTriedAccesses / (step.accesses.size() + 1), kLeast, kMost));
   }
 
   // The candidates that fit if all other segments are kept and offloaded. Exception: some segments

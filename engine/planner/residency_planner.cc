@@ -76,14 +76,14 @@ std::vector<size_t> OrderOf(const std::vector<IdleInterval>& idle_intervals, Key
 
 // Delays evictions as long as the memory allows, latest evictions first. An object that fits in all
 // of its idle interval stays.
-void StayLong(int64_t limit_bytes, std::vector<IdleInterval*>& away, RangeMaxTree& used) {
+void DelayEvictions(int64_t limit_bytes, std::vector<IdleInterval*>& away, RangeMaxTree& used) {
   std::sort(away.begin(), away.end(), [](const IdleInterval* a, const IdleInterval* b) {
     return std::tuple(a->is_recast, b->object, b->first) <
            std::tuple(b->is_recast, a->object, a->first);
   });
   std::erase_if(away, [&](IdleInterval* idle) {
     const std::optional<size_t> full = used.FirstAbove(idle->first, limit_bytes - idle->size_bytes);
-    const size_t leaves = std::min(full.value_or(IdleInterval::kStays), idle->leaves_by);
+    const size_t leaves = std::min(full.value_or(IdleInterval::kStays), idle->offloaded_by);
     const bool stays = leaves > idle->last;
     if (idle->is_recast && !stays) return false;
     used.Add(idle->first, stays ? idle->last : leaves - 1, idle->size_bytes);
@@ -122,37 +122,37 @@ uint64_t ResidencyPlanner::LeastBytes() const {
 }
 
 PlanPreferences ResidencyPlanner::ByNextUse() const {
-  PlanPreferences wishes;
+  PlanPreferences preferences;
   for (const IdleInterval& idle : idle_intervals_) {
-    wishes.ranks.push_back(idle.is_recast ? UINT32_MAX : idle.read_at);
+    preferences.ranks.push_back(idle.is_recast ? UINT32_MAX : idle.read_at);
   }
-  wishes.leaves_by.assign(idle_intervals_.size(), IdleInterval::kStays);
-  return wishes;
+  preferences.offloaded_by.assign(idle_intervals_.size(), IdleInterval::kStays);
+  return preferences;
 }
 
 PlannedMoves ResidencyPlanner::MovesWithin(int64_t limit_bytes, EvictionRule rule,
-                                           const PlanPreferences& wishes) const {
+                                           const PlanPreferences& preferences) const {
   std::vector<IdleInterval> idle_intervals = idle_intervals_;
-  SendAway(limit_bytes, rule, wishes.ranks, idle_intervals);
+  ChooseEvictions(limit_bytes, rule, preferences.ranks, idle_intervals);
   std::vector<IdleInterval*> away;
   for (size_t i = 0; i < idle_intervals.size(); ++i) {
-    idle_intervals[i].leaves_by = wishes.leaves_by[i];
+    idle_intervals[i].offloaded_by = preferences.offloaded_by[i];
     const bool stays = idle_intervals[i].away_from == IdleInterval::kStays &&
-                       idle_intervals[i].leaves_by == IdleInterval::kStays;
+                       idle_intervals[i].offloaded_by == IdleInterval::kStays;
     if (!stays) away.push_back(&idle_intervals[i]);
   }
-  RangeMaxTree used = WithAway(away);
-  StayLong(limit_bytes, away, used);
+  RangeMaxTree used = UsedWithout(away);
+  DelayEvictions(limit_bytes, away, used);
   PlannedMoves planned;
-  planned.blockers = FetchEarly(limit_bytes, idle_intervals, away, used);
-  LeaveAltogether(idle_intervals);
+  planned.blockers = PrefetchEarly(limit_bytes, idle_intervals, away, used);
+  RecastAtEachRead(idle_intervals);
   planned.moves = MovesOf(step_, idle_intervals);
   return planned;
 }
 
-void ResidencyPlanner::SendAway(int64_t limit_bytes, EvictionRule rule,
-                                const std::vector<uint32_t>& ranks,
-                                std::vector<IdleInterval>& idle_intervals) const {
+void ResidencyPlanner::ChooseEvictions(int64_t limit_bytes, EvictionRule rule,
+                                       const std::vector<uint32_t>& ranks,
+                                       std::vector<IdleInterval>& idle_intervals) const {
   EvictionCandidates candidates(idle_intervals, ranks, rule);
   size_t begun = 0;
   size_t over = 0;  // index in by_last_
@@ -175,7 +175,7 @@ void ResidencyPlanner::SendAway(int64_t limit_bytes, EvictionRule rule,
   }
 }
 
-RangeMaxTree ResidencyPlanner::WithAway(const std::vector<IdleInterval*>& away) const {
+RangeMaxTree ResidencyPlanner::UsedWithout(const std::vector<IdleInterval*>& away) const {
   std::vector<int64_t> changes(end() + 2);
   for (const IdleInterval* idle : away) {
     changes[idle->first] -= idle->size_bytes;
@@ -191,10 +191,9 @@ RangeMaxTree ResidencyPlanner::WithAway(const std::vector<IdleInterval*>& away) 
 }
 
 // Prefetches as early as the memory allows, in the order of reads.
-std::vector<Blocker> ResidencyPlanner::FetchEarly(int64_t limit_bytes,
-                                                  const std::vector<IdleInterval>& idle_intervals,
-                                                  std::vector<IdleInterval*>& away,
-                                                  RangeMaxTree& used) const {
+std::vector<Blocker> ResidencyPlanner::PrefetchEarly(
+    int64_t limit_bytes, const std::vector<IdleInterval>& idle_intervals,
+    std::vector<IdleInterval*>& away, RangeMaxTree& used) const {
   std::sort(away.begin(), away.end(), [](const IdleInterval* a, const IdleInterval* b) {
     return std::tuple(a->read_at, a->object) < std::tuple(b->read_at, b->object);
   });
@@ -233,7 +232,7 @@ void ResidencyPlanner::AddBlocker(const IdleInterval& idle, size_t interval, int
   }
 }
 
-void ResidencyPlanner::LeaveAltogether(std::vector<IdleInterval>& idle_intervals) const {
+void ResidencyPlanner::RecastAtEachRead(std::vector<IdleInterval>& idle_intervals) const {
   std::vector<bool> leaves(step_.objects.size());
   for (const IdleInterval& idle : idle_intervals) {
     if (idle.is_recast && idle.away_from != IdleInterval::kStays) leaves[idle.object] = true;

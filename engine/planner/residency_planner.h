@@ -4,7 +4,8 @@
 //   const ResidencyPlanner planner(step);
 //   PlanPreferences preferences = planner.ByNextUse();
 //   PlannedMoves planned = planner.MovesWithin(memory_bytes, EvictionRule::kHighest, preferences);
-//   preferences.LetGo(planned.blockers);         // prefetches that came late may come earlier now
+//   preferences.EvictEarlier(planned.blockers);         // prefetches that came late may come
+//   earlier now
 //
 // Thread safety: immutable.
 
@@ -40,14 +41,15 @@ struct Blocker {
 
 // Both by index of idle intervals.
 struct PlanPreferences {
-  std::vector<uint32_t> ranks;    // the highest is evicted first
-  std::vector<size_t> leaves_by;  // the interval in which it is offloaded at the latest, or kStays
+  std::vector<uint32_t> ranks;  // the highest is evicted first
+  std::vector<size_t>
+      offloaded_by;  // the interval in which it is offloaded at the latest, or kStays
 
-  void LetGo(const Blocker& small) {
-    leaves_by[small.idle] = std::min(leaves_by[small.idle], small.interval);
+  void EvictEarlier(const Blocker& small) {
+    offloaded_by[small.idle] = std::min(offloaded_by[small.idle], small.interval);
   }
-  void LetGo(absl::Span<const Blocker> all) {
-    for (const Blocker& small : all) LetGo(small);
+  void EvictEarlier(absl::Span<const Blocker> all) {
+    for (const Blocker& small : all) EvictEarlier(small);
   }
 };
 
@@ -70,24 +72,24 @@ class ResidencyPlanner {
   // Returns moves that keep the step within `limit_bytes`, which is at least LeastBytes(). The step
   // has idle intervals.
   PlannedMoves MovesWithin(int64_t limit_bytes, EvictionRule rule,
-                           const PlanPreferences& wishes) const;
+                           const PlanPreferences& preferences) const;
 
  private:
   size_t end() const { return step_.intervals.size() - 1; }
-  void SendAway(int64_t limit_bytes, EvictionRule rule, const std::vector<uint32_t>& ranks,
-                std::vector<IdleInterval>& idle_intervals) const;
+  void ChooseEvictions(int64_t limit_bytes, EvictionRule rule, const std::vector<uint32_t>& ranks,
+                       std::vector<IdleInterval>& idle_intervals) const;
   // Memory by interval if all of these are offloaded throughout their idle intervals.
-  RangeMaxTree WithAway(const std::vector<IdleInterval*>& away) const;
-  std::vector<Blocker> FetchEarly(int64_t limit_bytes,
-                                  const std::vector<IdleInterval>& idle_intervals,
-                                  std::vector<IdleInterval*>& away, RangeMaxTree& used) const;
+  RangeMaxTree UsedWithout(const std::vector<IdleInterval*>& away) const;
+  std::vector<Blocker> PrefetchEarly(int64_t limit_bytes,
+                                     const std::vector<IdleInterval>& idle_intervals,
+                                     std::vector<IdleInterval*>& away, RangeMaxTree& used) const;
   // Appends a small object whose eviction would make `idle` fit in that interval, which exceeds the
   // limit by `lacks_bytes`. Appends nothing if there is none.
   void AddBlocker(const IdleInterval& idle, size_t interval, int64_t lacks_bytes,
                   const std::vector<IdleInterval>& idle_intervals,
                   std::vector<Blocker>& blockers) const;
   // Recast objects are discarded after each save, so that each reader recasts them.
-  void LeaveAltogether(std::vector<IdleInterval>& idle_intervals) const;
+  void RecastAtEachRead(std::vector<IdleInterval>& idle_intervals) const;
 
   const StepTrace& step_;
   const std::vector<int64_t> used_;  // by interval, if nothing is moved

@@ -125,14 +125,15 @@ std::tuple<bool, uint32_t, uint32_t> PlaceOf(const StepMove& move) {
 }
 
 // Indices of moves by the access at which something happens, in the order of moves.
-class ByUse {
+class ByAccess {
  public:
   // `access_of` returns kNever where nothing happens.
-  template <typename UseOf>
-  ByUse(size_t accesses, absl::Span<const StepMove> moves, UseOf use_of) : begins_(accesses + 1) {
+  template <typename AccessOf>
+  ByAccess(size_t accesses, absl::Span<const StepMove> moves, AccessOf access_of)
+      : begins_(accesses + 1) {
     std::vector<uint32_t> at;
     for (const StepMove& move : moves) {
-      at.push_back(use_of(move));
+      at.push_back(access_of(move));
       if (at.back() != StepMove::kNever) ++begins_[at.back()];
     }
     uint32_t before = 0;
@@ -176,14 +177,14 @@ absl::StatusOr<StepTimes> StepSimulator::Run(absl::Span<const StepMove> moves) c
   const StepTrace& step = *step_;
   PINION_RETURN_IF_ERROR(CheckMoves(step, moves));
   const size_t accesses = step.accesses.size();
-  ByUse copies_out(accesses, moves, [this](const StepMove& move) {
+  ByAccess copies_out(accesses, moves, [this](const StepMove& move) {
     if (!move.copies_out) return StepMove::kNever;
     const size_t ready_at = std::min<size_t>(leaves_from_[move.object], move.evict_at);
     return std::max(move.copy_at, static_cast<uint32_t>(ready_at));
   });
-  ByUse drops(accesses, moves, [](const StepMove& move) { return move.evict_at; });
-  ByUse fetches(accesses, moves, [](const StepMove& move) { return move.fetch_at; });
-  ByUse reads(accesses, moves, [](const StepMove& move) {
+  ByAccess drops(accesses, moves, [](const StepMove& move) { return move.evict_at; });
+  ByAccess fetches(accesses, moves, [](const StepMove& move) { return move.fetch_at; });
+  ByAccess reads(accesses, moves, [](const StepMove& move) {
     return move.fetch_at == StepMove::kNever ? StepMove::kNever : move.read_at;
   });
   StepTimes times;

@@ -169,7 +169,7 @@ class PlanCursor {
     return absl::MakeConstSpan(cached_->deferred_copies()).subspan(next_copy_);
   }
   absl::Span<const uint32_t> TakeEvictionsDue(size_t now) {
-    return Take(cached_->evictions(), &StepMove::evict_at, now, next_drop_);
+    return Take(cached_->evictions(), &StepMove::evict_at, now, next_eviction_);
   }
   // The next move to fetch, or null if none is due. Returned again until PassFetch.
   const StepMove* NextFetch(size_t now) const {
@@ -190,9 +190,9 @@ class PlanCursor {
   }
 
   const CachedPlan* cached_ = nullptr;
-  size_t next_copy_ = 0;   // index in cached_->deferred_copies()
-  size_t next_drop_ = 0;   // index in cached_->evictions()
-  size_t next_fetch_ = 0;  // index in the plan's moves
+  size_t next_copy_ = 0;      // index in cached_->deferred_copies()
+  size_t next_eviction_ = 0;  // index in cached_->evictions()
+  size_t next_fetch_ = 0;     // index in the plan's moves
 };
 
 // Plans a recorded step. With `memory_bytes`, the plan keeps to them; with `may_recompute`, it also

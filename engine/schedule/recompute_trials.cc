@@ -70,7 +70,7 @@ bool IsSameStep(const StepTrace& tried, const StepTrace& without) {
 
 // After the last access a program may do work that no plan changes, such as an optimizer step, and
 // not in each step.
-double UsUntilLastUse(const CachedPlan& cached) {
+double UsUntilLastAccess(const CachedPlan& cached) {
   return cached.plan().step_us - cached.step().intervals.back().compute_us;
 }
 
@@ -196,7 +196,7 @@ void RecomputeTrials::Learn(const SegmentLog& log, std::shared_ptr<const CachedP
   tries_ = 0;
   constexpr double kPays = 0.999;
   const bool pays = IsSameStep(cached->step(), log.tried->step()) && cached->shortfall().ok() &&
-                    UsUntilLastUse(*cached) < kPays * UsUntilLastUse(*log.tried);
+                    UsUntilLastAccess(*cached) < kPays * UsUntilLastAccess(*log.tried);
   if (pays) cache.Forget(*log.tried);
   // One trial is enough for either plan.
   cache.Learn((pays ? *cached : *log.tried).WithRecomputeTried());

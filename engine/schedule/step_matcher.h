@@ -45,8 +45,8 @@ class StepMatcher {
   void Begin();
   // An object was saved. That is no access yet.
   Saved OnSaved(uint64_t signature);
-  // Returns false if the followed plan does not match: it has no such access now, or no longer
-  // needs an object that this step still needs.
+  // Returns false if the followed plan does not match. Either it has no such access now, or it has
+  // released an object that this step still needs.
   bool OnUsed(uint32_t object, AccessKind access);
   void OnReleased(uint32_t object);
 

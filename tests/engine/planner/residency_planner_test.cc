@@ -46,9 +46,11 @@ TEST(ResidencyPlanner, WhatIsMuchSmallerAndWouldMakeRoomIsInTheWay) {
 TEST(ResidencyPlanner, WithoutWhatWasInTheWayTheOtherComesBackEarlier) {
   const StepTrace step = Step(/*small_bytes=*/1000, /*other_bytes=*/1500);
   const ResidencyPlanner planner(step);
-  PlanPreferences wishes = planner.ByNextUse();
-  wishes.LetGo(planner.MovesWithin(kLimitBytes, EvictionRule::kHighest, wishes).blockers);
-  const PlannedMoves planned = planner.MovesWithin(kLimitBytes, EvictionRule::kHighest, wishes);
+  PlanPreferences preferences = planner.ByNextUse();
+  preferences.EvictEarlier(
+      planner.MovesWithin(kLimitBytes, EvictionRule::kHighest, preferences).blockers);
+  const PlannedMoves planned =
+      planner.MovesWithin(kLimitBytes, EvictionRule::kHighest, preferences);
   EXPECT_THAT(planned.moves,
               ElementsAre(StepMove{.object = 0, .evict_at = 1, .fetch_at = 2, .read_at = 4},
                           StepMove{.object = 2, .evict_at = 3, .fetch_at = 4, .read_at = 5}));
@@ -72,12 +74,12 @@ TEST(ResidencyPlanner, WhatWouldNotMakeRoomEnoughIsNotInTheWay) {
 }
 
 TEST(PlanPreferences, OfTwoIntervalsTheEarlierOneCounts) {
-  PlanPreferences wishes;
-  wishes.leaves_by.assign(2, IdleInterval::kStays);
-  wishes.LetGo(Blocker{.idle = 1, .interval = 7});
-  wishes.LetGo(Blocker{.idle = 1, .interval = 5});
-  wishes.LetGo(Blocker{.idle = 1, .interval = 6});
-  EXPECT_THAT(wishes.leaves_by, ElementsAre(IdleInterval::kStays, 5));
+  PlanPreferences preferences;
+  preferences.offloaded_by.assign(2, IdleInterval::kStays);
+  preferences.EvictEarlier(Blocker{.idle = 1, .interval = 7});
+  preferences.EvictEarlier(Blocker{.idle = 1, .interval = 5});
+  preferences.EvictEarlier(Blocker{.idle = 1, .interval = 6});
+  EXPECT_THAT(preferences.offloaded_by, ElementsAre(IdleInterval::kStays, 5));
 }
 
 }  // namespace residency_planner_test
