@@ -53,7 +53,7 @@ void LeaveLate(OffloadState& state, OffloadStatsRecorder& stats, const RecordPtr
 
 void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const NodeId& node,
                      RecordPtrs& due, Released& released) {
-  for (const std::weak_ptr<StorageRecord>& waiting : state.books.pending.TakeDeferredOffloads()) {
+  for (const std::weak_ptr<StorageRecord>& waiting : state.books.pending.TakeLateLeavers()) {
     const RecordPtr record = waiting.lock();
     const bool is_needed = record != nullptr && record->live_handles > 0;
     if (is_needed && record->Stays()) LeaveLate(state, stats, record, node, due, released);
