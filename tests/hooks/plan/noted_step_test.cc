@@ -143,7 +143,7 @@ TEST(NotedStep, ASegmentInWhichAnotherThreadSavesFirstWasNotSeenToBegin) {
   const std::vector<NotedObject> objects = {Object(0, 2), Object(1, 2)};
   const StepTrace step =
       Record({{}, BeginsSegment(0), Used(0, /*by=*/2), UsedInSegment(1, 0), {}}, objects);
-  EXPECT_THAT(step.segments.at(0).uses, ElementsAre(1));
+  EXPECT_THAT(step.segments.at(0).accesses, ElementsAre(1));
   EXPECT_FALSE(step.segments[0].before.has_value());
 }
 

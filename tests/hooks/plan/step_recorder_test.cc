@@ -500,7 +500,7 @@ TEST_F(StepRecorderTest, AnotherVersionIsAnotherObject) {
     x.add_(1);
     const at::Tensor after = Probe(carrier_, {x}, UseSaved);
   }
-  EXPECT_THAT(Finish().uses, ElementsAre(0, 1));
+  EXPECT_THAT(Finish().accesses, ElementsAre(0, 1));
 }
 
 // Whoever packs keeps apart what does not lie in each other, however little is missing; on the
@@ -822,7 +822,7 @@ TEST_F(StepRecorderTest, InsideASessionsScopeItIsTheSame) {
     y = Chain(6);
   }
   y.backward();
-  EXPECT_THAT(Finish().uses, ElementsAre(0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0));
+  EXPECT_THAT(Finish().accesses, ElementsAre(0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0));
   const OffloadStats stats = world_.QuietStats();
   EXPECT_EQ(stats.offloaded, 6u);
   EXPECT_GT(stats.evicted_bytes, 0u);
@@ -848,7 +848,7 @@ TEST_F(StepRecorderTest, NestedScopesAreRecordedAsOne) {
     y = save();
   }
   y.backward();
-  EXPECT_THAT(Finish().uses, ElementsAre(0, 1, 2, 3, 3, 2, 1, 0));
+  EXPECT_THAT(Finish().accesses, ElementsAre(0, 1, 2, 3, 3, 2, 1, 0));
   const OffloadStats recorded = world_.QuietStats();
   EXPECT_EQ(recorded.packed, 3u);
   EXPECT_EQ(recorded.offloaded, 3u);
@@ -943,7 +943,7 @@ TEST_F(StepRecorderTest, NothingWaitsForTheDeviceBeforeTheEnd) {
     run();
   }
   EXPECT_EQ(waits() - before, plain);
-  EXPECT_THAT(Finish().uses, SizeIs(12));
+  EXPECT_THAT(Finish().accesses, SizeIs(12));
   EXPECT_GT(waits() - before, plain);
 }
 
@@ -966,8 +966,8 @@ TEST_F(StepRecorderOnTwoDevices, EachDeviceHasItsOwnRecord) {
   ASSERT_THAT(*steps, SizeIs(2));
   const int first = world_.device().index();
   const int second = world_.device(1).index();
-  EXPECT_THAT((*steps)[first].uses, ElementsAre(0, 1, 2, 2, 1, 0));
-  EXPECT_THAT((*steps)[second].uses, ElementsAre(0, 0));
+  EXPECT_THAT((*steps)[first].accesses, ElementsAre(0, 1, 2, 2, 1, 0));
+  EXPECT_THAT((*steps)[second].accesses, ElementsAre(0, 0));
   EXPECT_THAT(Sizes((*steps)[second]), ElementsAre(4 * kTensorBytes));
   EXPECT_THAT((*steps)[second].Validate(), IsOk());
   EXPECT_GT((*steps)[second].intervals[2].compute_us, 0);
@@ -1052,7 +1052,7 @@ TEST_F(StepRecorderTest, WhatComesAfterTheEndOfAStepIsNotPartOfTheNext) {
     const RecordScope record(recorder_);
     y = Chain(2);
   }
-  EXPECT_THAT(Finish().uses, ElementsAre(0, 1));
+  EXPECT_THAT(Finish().accesses, ElementsAre(0, 1));
   {
     const RecordScope record(recorder_);
     z = Chain(1);
@@ -1062,7 +1062,7 @@ TEST_F(StepRecorderTest, WhatComesAfterTheEndOfAStepIsNotPartOfTheNext) {
   EXPECT_EQ(world_.machine().calls(DeviceCall::kRecordEvent), events);
   z.backward();
   EXPECT_GT(world_.machine().calls(DeviceCall::kRecordEvent), events);
-  EXPECT_THAT(Finish().uses, ElementsAre(0, 0));
+  EXPECT_THAT(Finish().accesses, ElementsAre(0, 0));
   EXPECT_THAT(recorder_->Finish(), IsOkAndHolds(IsEmpty()));
 }
 
@@ -1147,14 +1147,14 @@ TEST_F(StepRecorderTest, AForwardThatFailsLeavesTheNextStepAlone) {
     throw std::runtime_error("in forward");
   } catch (const std::runtime_error&) {
   }
-  EXPECT_THAT(Finish().uses, ElementsAre(0, 1));
+  EXPECT_THAT(Finish().accesses, ElementsAre(0, 1));
   at::Tensor y;
   {
     const RecordScope record(recorder_);
     y = Chain(1);
   }
   y.backward();
-  EXPECT_THAT(Finish().uses, ElementsAre(0, 0));
+  EXPECT_THAT(Finish().accesses, ElementsAre(0, 0));
 }
 
 TEST_F(StepRecorderTest, NothingIsRecordedWhileAGraphIsCaptured) {
@@ -1168,7 +1168,7 @@ TEST_F(StepRecorderTest, NothingIsRecordedWhileAGraphIsCaptured) {
     ASSERT_THAT(world_.machine().SetCapturing(stream, false), IsOk());
   }
   y.backward();
-  EXPECT_THAT(Finish().uses, ElementsAre(0, 0));
+  EXPECT_THAT(Finish().accesses, ElementsAre(0, 0));
 }
 
 TEST_F(StepRecorderTest, AScopeMayBeOpenedInACaptureAndAStepIsFinishedAfterIt) {
@@ -1184,7 +1184,7 @@ TEST_F(StepRecorderTest, AScopeMayBeOpenedInACaptureAndAStepIsFinishedAfterIt) {
   ASSERT_THAT(world_.machine().SetCapturing(stream, true), IsOk());
   EXPECT_THAT(recorder_->Finish(), StatusIs(absl::StatusCode::kFailedPrecondition));
   ASSERT_THAT(world_.machine().SetCapturing(stream, false), IsOk());
-  EXPECT_THAT(Finish().uses, ElementsAre(0, 0)) << "nothing is lost";
+  EXPECT_THAT(Finish().accesses, ElementsAre(0, 0)) << "nothing is lost";
 }
 
 TEST_F(StepRecorderTest, ADeviceThatCannotTimeGivesTheHostsTime) {
@@ -1222,7 +1222,7 @@ TEST_F(StepRecorderTest, ADeviceIsAskedForOnceHoweverManyStepsAreRecorded) {
       y = Chain(1);
     }
     y.backward();
-    EXPECT_THAT(Finish().uses, ElementsAre(0, 0));
+    EXPECT_THAT(Finish().accesses, ElementsAre(0, 0));
   }
   EXPECT_EQ(asked, 1);
 }
