@@ -11,9 +11,9 @@
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/bench/statistics.h"
 #include "pinion/engine/link/calibrate_link.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/link/link_curve.h"
 #include "pinion/engine/link/link_meter.h"
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/engine/plan/link_curve.h"
 #include "pinion/programs/command_line.h"
 
 namespace pinion {

@@ -11,8 +11,8 @@
 #include "pinion/bench/goals.h"
 #include "pinion/bench/statistics.h"
 #include "pinion/device/device.h"
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/engine/plan/link_curve.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/link/link_curve.h"
 
 namespace pinion {
 

@@ -40,7 +40,7 @@
 #include "pinion/bench/submit_cost.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
-#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/link/link_calibration.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/programs/accelerator.h"
 #include "pinion/programs/command_line.h"

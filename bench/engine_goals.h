@@ -9,7 +9,7 @@
 
 #include "pinion/bench/engine_cases.h"
 #include "pinion/bench/goals.h"
-#include "pinion/engine/plan/link_curve.h"
+#include "pinion/engine/link/link_curve.h"
 
 namespace pinion {
 

@@ -53,7 +53,7 @@
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/copy_batch.h"
-#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/engine/stream/wait_site.h"
 

@@ -17,15 +17,15 @@
 #include "absl/strings/str_join.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/emulated/cost_model.h"
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/engine/plan/step_bound.h"
-#include "pinion/engine/plan/step_plan.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/planner/plan_step.h"
 #include "pinion/examples/text_data.h"
 #include "pinion/examples/training_run.h"
 #include "pinion/hooks/environment.h"
 #include "pinion/programs/command_line.h"
 #include "pinion/programs/gpt_config.h"
 #include "pinion/programs/run_options.h"
+#include "pinion/programs/step_bound.h"
 
 namespace pinion {
 namespace {

@@ -128,7 +128,7 @@ at::Tensor GptTraining::Loss(const Batch& batch) {
   return at::cross_entropy_loss(logits.flatten(0, 1), batch.targets.flatten());
 }
 
-absl::StatusOr<StepRecord> GptTraining::RecordStep() {
+absl::StatusOr<StepTrace> GptTraining::RecordStep() {
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<StepRecorder> recorder,
                           StepRecorder::Create(accelerator_.backend()));
   const Batch batch = UploadBatch(steps_done_ + 1);
@@ -138,7 +138,7 @@ absl::StatusOr<StepRecord> GptTraining::RecordStep() {
     loss = Loss(batch);
   }
   loss.backward();
-  using Steps = std::map<int, StepRecord>;
+  using Steps = std::map<int, StepTrace>;
   PINION_ASSIGN_OR_RETURN(Steps steps, recorder->Finish());
   return std::move(steps[accelerator_.device().index()]);
 }

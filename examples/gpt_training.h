@@ -23,7 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/device/trace/trace_sink.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/examples/fused_adamw.h"
 #include "pinion/examples/text_data.h"
@@ -48,8 +48,8 @@ class GptTraining {
   // Returns the loss.
   float Step();
 
-  // Runs a step and records its saves and reads. Overwrites the gradients.
-  absl::StatusOr<StepRecord> RecordStep();
+  // What one more step saves and reads. Spoils the gradients.
+  absl::StatusOr<StepTrace> RecordStep();
 
   // Writes the files that the options name.
   absl::Status WriteFiles() const;

@@ -19,8 +19,8 @@
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/engine/plan/explain_plan.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/explain_plan.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/examples/gpt_training.h"
 #include "pinion/examples/tensor_fingerprint.h"
@@ -31,6 +31,7 @@
 #include "pinion/programs/accelerator.h"
 #include "pinion/programs/command_line.h"
 #include "pinion/programs/gpt_config.h"
+#include "pinion/programs/plan_drawing.h"
 #include "pinion/programs/run_options.h"
 
 namespace pinion {
@@ -127,8 +128,10 @@ class MeasuredRun {
       result_.pinned_host_bytes = allocator.locked_bytes.peak;
       const int device = accelerator_.device().index();
       result_.plan = session_->Explain(device);
-      result_.plan_svg = session_->Explain(device, PlanFormat::kSvg);
-      result_.plan_trace = session_->Explain(device, PlanFormat::kChromeTrace);
+      if (const std::vector<PlannedStep> steps = session_->PlannedSteps(device); !steps.empty()) {
+        result_.plan_svg = DrawPlan(steps.front(), PlanDrawing::kSvg);
+        result_.plan_trace = DrawPlan(steps.front(), PlanDrawing::kChromeTrace);
+      }
     }
     PINION_RETURN_IF_ERROR(training_.WriteFiles());
     if (options_.for_comparison && session_ == nullptr && training_.weights() == nullptr &&

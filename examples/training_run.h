@@ -18,7 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/examples/text_data.h"
 #include "pinion/programs/run_options.h"
 
@@ -42,8 +42,8 @@ using ProgressSink = std::function<void(const StepProgress&)>;
 struct RunResult {
   std::vector<float> losses;
   std::vector<uint64_t> gradient_fingerprints;  // per step; empty unless for_comparison
-  // A step without offload and checkpoints; empty unless for_comparison.
-  StepRecord step;
+  // Of one step without offload and checkpoints; empty unless for_comparison.
+  StepTrace step;
 
   uint64_t peak_device_bytes = 0;
   uint64_t persistent_bytes = 0;  // parameters, gradients, optimizer state
@@ -62,7 +62,7 @@ struct RunResult {
   double offloaded_tensors = 0;      // ... and their number
   double tokens_per_s = 0;           // wall time
 
-  // OffloadSession::Explain in its formats, of planned runs.
+  // Of planned runs: OffloadSession::Explain, and drawings of the step that ran last.
   std::string plan;
   std::string plan_svg;
   std::string plan_trace;

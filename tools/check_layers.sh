@@ -70,16 +70,20 @@ rule "the allocator's archive needs neither LibTorch nor CUDA" "//tools/install:
 rule "the emulated device does not know CUDA's" "//device/emulated/..." "//device/cuda/..."
 rule "CUDA's device does not know the emulated one" "//device/cuda/..." "//device/emulated/..."
 rule "engine speaks to device.h alone" "//engine/..." "(//device/emulated/... + //device/cuda/...)"
-rule "plans know no device, no allocator and no stream" "//engine/plan/..." "(//device/... + (//allocator/... - //allocator/base:all) + //engine:all + //engine/link/... + //engine/stream/...)"
-rule "plans know no clock" "//engine/plan/..." "(//allocator/base:deadline + @com_google_absl//absl/time:all)"
+# What computes plans and what runs them, with the model of the link.
+plans="(//engine/planner/... + //engine/schedule/... + //engine/link:link_model)"
+plan_files=(engine/planner engine/schedule engine/link/{link_calibration,link_curve,packing}.{h,cc})
+rule "plans know no device, no allocator and no stream" "$plans" "(//device/... + (//allocator/... - //allocator/base:all) + //engine:all + (//engine/link/... - //engine/link:link_model) + //engine/stream/...)"
+rule "what computes plans does not know what runs them" "(//engine/planner/... + //engine/link:link_model)" "//engine/schedule/..."
+rule "plans know no clock" "$plans" "(//allocator/base:deadline + @com_google_absl//absl/time:all)"
 # Durations are no clock. That one wait of several shares a timeout out among them.
 tickets="(//engine/tier:parcel + //engine/tier:parcel_text)"
 nothing "the tier has no clock but in Parcel::ViewOnHost" "(//engine/tier/... intersect rdeps(//engine/tier/..., //allocator/base:deadline, 1)) - $tickets"
-no_include "plans and the tier include no other clock" "chrono|ctime|time\.h|sys/time\.h|absl/time/clock\.h" engine/plan engine/tier
+no_include "plans and the tier include no other clock" "chrono|ctime|time\.h|sys/time\.h|absl/time/clock\.h" "${plan_files[@]}" engine/tier
 # ThreadSanitizer is not asked about plans (.ci/run).
-no_line "plans and their tests have no threads, locks and atomics" '^#include.*(thread|mutex|future|atomic|synchronization)|std::(j?thread|async|atomic)|pthread_|RunThreads|Mutex' engine/plan tests/engine/plan
-rule "tests of plans use nothing that has threads" "//tests/engine/plan/..." "(//device/... + (//allocator/... - //allocator/base:all) + (//engine/... - //engine/plan/...) + //tests/support:run_threads)"
-rule "the engine does not know what its tiers carry" "(//engine:all + //engine/link/... + //engine/stream/... + //engine/plan/...)" "//engine/tier/..."
+no_line "plans and their tests have no threads, locks and atomics" '^#include.*(thread|mutex|future|atomic|synchronization)|std::(j?thread|async|atomic)|pthread_|RunThreads|Mutex' "${plan_files[@]}" tests/engine/planner tests/engine/schedule
+rule "tests of plans use nothing that has threads" "(//tests/engine/planner/... + //tests/engine/schedule/...)" "(//device/... + (//allocator/... - //allocator/base:all) + (//engine/... - $plans) + //tests/support:run_threads)"
+rule "the engine does not know what its tiers carry" "(//engine:all + //engine/link/... + //engine/stream/... + $plans)" "//engine/tier/..."
 rule "hooks speak to device.h alone" "(//hooks/... - //hooks/emulated/...)" "(//device/emulated/... + //device/cuda/...)"
 rule "LibTorch's emulated device does not know offload" "//hooks/emulated/..." "//hooks/activations:offload_session"
 rule "the library comes without the simulator" "//:pinion" "(//device/emulated/... + //hooks/emulated/...)"

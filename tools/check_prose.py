@@ -105,7 +105,7 @@ def sentences_of(path, source):
 
 
 def folder_of(path):
-    """Returns at most two folders of the path: "engine/plan"."""
+    """Returns at most two folders of the path: "engine/tier"."""
     return "/".join(path.split("/")[:-1][:2]) or "."
 
 

@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
-"""Checks that the library stays readable, by four numbers:
+"""Checks two rules of the sources, and reports what is large.
 
-  * no file has more than 350 lines,
-  * no class is implemented in more than one .cc,
-  * no class has more than a dozen private methods,
-  * no lock guards more than six fields,
+Rules:
+  * No class of the library is implemented in more than one .cc.
+  * No scope ends where it begins, here and in all that uses the library: a class whose name ends in
+    Scope, Region or Guard is [[nodiscard]], which clang reads, and so are its constructors, which GCC
+    reads. A class that implements an interface of LibTorch's (...Interface) is no scope.
 
-and that no scope ends where it begins, here and in all that uses the library: a class whose name
-ends in Scope, Region or Guard is [[nodiscard]], which clang reads, and so are its constructors,
-which GCC reads. A class that implements an interface of LibTorch's (...Interface) is no scope.
+Report, for reviewers:
+  * files with more than 350 lines,
+  * classes with more than a dozen private methods,
+  * locks that guard more than six fields.
 
 Usage: .venv/bin/python3 -B tools/check_structure.py [DIRECTORY]
-Names what is too large, prints "N passed, N failed", and exits 1 if anything is or if nothing was
-checked. DIRECTORY, this repository if none is given, has the folders of the library's layers.
+Prints "report: ..." for what is large, and names what breaks a rule. Prints "N passed, N failed", and
+exits 1 if a rule is broken or if nothing was checked. DIRECTORY, this repository if none is given, has
+the folders of the library's layers.
 
 A class that implements an interface in its private part has these methods, too. Constructors and
 destructors are none. A nested class may have a .cc of its own.
@@ -35,8 +38,9 @@ import cpp_source  # which parses C++ with Pinion's macros
 LAYERS = ["allocator", "device", "engine", "hooks"]
 USERS = ["programs", "bench", "examples", "shared", "tests"]
 
-MOST_LINES = 350
 MOST_FILES_OF_A_CLASS = 1
+# Above these, the report names it.
+MOST_LINES = 350
 MOST_PRIVATE_METHODS = 12
 MOST_GUARDED_FIELDS = 6
 
@@ -49,6 +53,7 @@ class Checks:
     def __init__(self):
         self.passed = 0
         self.complaints = []
+        self.report = []
         self.locks = collections.Counter()  # fields by (where the lock's class is, its name, the lock)
         self.classes = {}  # where they are, by their own names
         self.implementations = collections.defaultdict(set)  # .cc files by what they define members of
@@ -59,6 +64,11 @@ class Checks:
             self.passed += 1
         else:
             self.complaints.append(f"{where}: {number} {text}, {limit} at most")
+
+    def report_above(self, limit, number, where, text):
+        """`text` says what there are `number` of."""
+        if number > limit:
+            self.report.append(f"{where}: {number} {text}")
 
     def is_true(self, condition, where, text):
         if condition:
@@ -202,7 +212,8 @@ def _guarded_fields(source, classes):
 
 
 def check_file(name, source, checks):
-    checks.at_most(MOST_LINES, source.count(b"\n"), name, "lines")
+    checks.passed += 1  # it was read
+    checks.report_above(MOST_LINES, source.count(b"\n"), name, "lines")
     root = cpp_source.parse(source).root_node
     _check_scopes(name, source, root, checks)
     classes = list(_classes(root))
@@ -210,7 +221,7 @@ def check_file(name, source, checks):
     for class_name, body in classes:
         is_struct = body.parent.type == "struct_specifier"
         methods = len(list(_private_methods(class_name, is_struct, body)))
-        checks.at_most(MOST_PRIVATE_METHODS, methods, place[body], "private methods")
+        checks.report_above(MOST_PRIVATE_METHODS, methods, place[body], "private methods")
         checks.classes.setdefault(class_name, place[body])
     for around, owner, lock, size in _guarded_fields(source, classes):
         where = f"{place[around[1]]}::" if around else f"{name}: "
@@ -240,7 +251,7 @@ def check_locks(checks):
     for (owner, where, lock), count in checks.locks.items():
         fields[f"{checks.classes[owner]}::{lock}" if owner in checks.classes else where + lock] += count
     for where, count in fields.items():
-        checks.at_most(MOST_GUARDED_FIELDS, count, where, "fields that it guards")
+        checks.report_above(MOST_GUARDED_FIELDS, count, where, "fields that it guards")
 
 
 def _sources(directory, folders):
@@ -265,6 +276,8 @@ def check_library(directory):
 
 def main(arguments):
     checks = check_library(pathlib.Path(arguments[0]) if arguments else _TOOLS.parent)
+    for large in checks.report:
+        print(f"report: {large}")
     for complaint in checks.complaints:
         print(complaint)
     print(f"{checks.passed} passed, {len(checks.complaints)} failed")

@@ -43,14 +43,18 @@ def _if_one_file(one_file, otherwise):
         "//conditions:default": otherwise,
     })
 
-def pinion_library(name, srcs = [], hdrs = [], deps = [], **kwargs):
-    """A `cc_library`, of one component."""
+def pinion_library(name, srcs = [], hdrs = [], deps = [], alone = False, **kwargs):
+    """A `cc_library`, of one component.
+
+    One that is `alone` is an object of its own, for those that may not depend on the rest of its
+    folder. Its siblings name it by its full label.
+    """
     prefixes = {
         "include_prefix": "pinion/" + native.package_name(),
         "strip_include_prefix": "/" + native.package_name(),
     }
     package = native.package_name()
-    if package.split("/")[0] not in _LAYERS and package not in _PROGRAMS:
+    if alone or (package.split("/")[0] not in _LAYERS and package not in _PROGRAMS):
         kwargs.update(prefixes)
         kwargs["copts"] = _standard() + _INLINE + kwargs.get("copts", [])
         native.cc_library(name = name, srcs = srcs, hdrs = hdrs, deps = deps, **kwargs)

@@ -2,11 +2,12 @@
 //
 //   PINION_ASSIGN_OR_RETURN(const StepPlan best, SearchPlan(step, memory_bytes, link, {}));
 //
-// Simulated annealing, once from PlanStep's plan and once from all objects offloaded. A random
-// change is another set of offloaded objects with derived times, or another time of some offloads
-// or prefetches. A plan moves whole tensors in the order of the simulation
-// (engine/plan/step_simulation.h). The search finds the best plan of steps small enough for an
-// exhaustive search (tests/bench/offload/offline_plan_test.cc).
+// It goes on at random, once from what PlanStep finds and once from everything being away: another
+// choice of who leaves, from which everybody's leaving and coming back follows; or one object that
+// leaves or comes back earlier or later. Longer plans are gone on from less and less often
+// (simulated annealing). A plan is of whole tensors, in the order of their copies out and of their
+// reads, as the simulation has it (engine/planner/step_simulation.h). Of steps that are small
+// enough to try every plan it finds the best (tests/bench/offload/offline_plan_test.cc).
 //
 // Thread safety: a pure function.
 
@@ -16,9 +17,9 @@
 #include <cstdint>
 
 #include "absl/status/statusor.h"
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/engine/plan/step_plan.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/planner/step_plan.h"
+#include "pinion/engine/planner/step_trace.h"
 
 namespace pinion {
 
@@ -27,8 +28,8 @@ struct PlanSearch {
   uint64_t seed = 1;
 };
 
-// Errors: those of PlanStep.
-absl::StatusOr<StepPlan> SearchPlan(const StepRecord& step, uint64_t memory_bytes,
+// Errors as those of PlanStep.
+absl::StatusOr<StepPlan> SearchPlan(const StepTrace& step, uint64_t memory_bytes,
                                     const LinkCalibration& link, const PlanSearch& search);
 
 }  // namespace pinion

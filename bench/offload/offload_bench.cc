@@ -40,13 +40,14 @@
 #include "pinion/bench/offload/replayed_step.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_backend.h"
-#include "pinion/engine/plan/mixed_plan.h"
-#include "pinion/engine/plan/step_bound.h"
-#include "pinion/engine/plan/step_plan.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/plan_step.h"
+#include "pinion/engine/planner/recompute_plan.h"
+#include "pinion/engine/planner/step_plan.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/programs/command_line.h"
 #include "pinion/programs/output_file.h"
+#include "pinion/programs/step_bound.h"
 #include "pinion/programs/working_directory.h"
 
 ABSL_FLAG(std::vector<std::string>, models, {}, "gpt, convnet, unet; default: all");
@@ -75,25 +76,25 @@ c10::Device Emu() { return {DeviceTypeOf("emu").value(), 0}; }
 struct Case {
   OffloadModel model;
   std::string preset;
-  StepRecord step;
-  StepRecord checkpointed;  // the step with each block as a checkpoint
-  StepRecord segmented;     // the same, with all segments kept resident
+  StepTrace step;
+  StepTrace checkpointed;  // the step if each block of the model is a checkpoint
+  StepTrace segmented;     // the step if a plan may compute each block again: all is kept
   MethodWorld world;
   double alone_us = 0;
   uint64_t all_bytes = 0;    // device peak if nothing is offloaded
   uint64_t least_bytes = 0;  // if everything is offloaded
   uint64_t segmented_least_bytes = 0;
 
-  // Returns the method's record, without recomputation by plan.
-  const StepRecord& StepOf(const OffloadMethod& method) const {
+  // Without what is computed again by plan.
+  const StepTrace& StepOf(const OffloadMethod& method) const {
     if (method.kind == Kind::kPlannedRecompute) return segmented;
     return method.checkpoints() ? checkpointed : step;
   }
 };
 
-absl::StatusOr<StepRecord> RecordModel(const OffloadModel& model, const DevicePreset& preset,
-                                       ModelStep::Blocks blocks, bool keep_checkpoints = false) {
-  StepRecord record;
+absl::StatusOr<StepTrace> RecordModel(const OffloadModel& model, const DevicePreset& preset,
+                                      ModelStep::Blocks blocks, bool keep_checkpoints = false) {
+  StepTrace record;
   MethodWorld world;
   world.preset = preset;
   PINION_RETURN_IF_ERROR(
@@ -251,7 +252,7 @@ class OffloadBench {
   }
 
   absl::StatusOr<MethodCost> Replay(const Case& of, const OffloadMethod& method,
-                                    const StepRecord& record) const {
+                                    const StepTrace& record) const {
     return RunMethod(method, of.world, ReplayOf(record, of.model.layers(), ReadersOf(method)));
   }
 
@@ -277,17 +278,18 @@ class OffloadBench {
     row.alone_us = of.alone_us;
     row.at_the_peak_of = at_the_peak_of;
     const bool recomputes = method.kind == Kind::kPlannedRecompute;
-    MixedPlan mixed;
+    RecomputePlan recompute;
     if (recomputes) {
-      PINION_ASSIGN_OR_RETURN(mixed, PlanMixedStep(of.segmented, method.bytes, of.world.link));
-      row.computed_again = mixed.computed_again.size();
+      PINION_ASSIGN_OR_RETURN(recompute,
+                              PlanWithRecomputation(of.segmented, method.bytes, of.world.link));
+      row.computed_again = recompute.segments.size();
     }
     PINION_ASSIGN_OR_RETURN(row.cost,
-                            Replay(of, method, recomputes ? mixed.step : of.StepOf(method)));
+                            Replay(of, method, recomputes ? recompute.step : of.StepOf(method)));
     PINION_RETURN_IF_ERROR(CheckPeak(of, method, row.cost, 0));
     const uint64_t memory_bytes = method.has_target() ? method.bytes : row.cost.peak_bytes;
     PINION_ASSIGN_OR_RETURN(row.bound_us, StepLowerBoundUs(of.step, memory_bytes, of.world.link));
-    if (recomputes && memory_bytes < of.all_bytes) row.plan_us = mixed.plan.step_us;
+    if (recomputes && memory_bytes < of.all_bytes) row.plan_us = recompute.plan.step_us;
     if (row.planned() && memory_bytes < of.all_bytes) {
       PINION_ASSIGN_OR_RETURN(StepPlan plan, PlanStep(of.step, memory_bytes, of.world.link));
       row.plan_us = plan.step_us;

@@ -86,7 +86,7 @@ std::string OffloadMethod::name() const {
   return names[static_cast<int>(kind)];
 }
 
-MakeStep ReplayOf(StepRecord record, int layers, ReplayedStep::Readers readers) {
+MakeStep ReplayOf(StepTrace record, int layers, ReplayedStep::Readers readers) {
   return [record = std::move(record), layers,
           readers](const std::shared_ptr<EmulatedMachine>& machine) -> absl::StatusOr<OffloadStep> {
     PINION_ASSIGN_OR_RETURN(std::shared_ptr<ReplayedStep> step,

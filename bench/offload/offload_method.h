@@ -23,8 +23,8 @@
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/planner/step_trace.h"
 
 namespace pinion {
 
@@ -80,8 +80,8 @@ struct OffloadStep {
 using MakeStep =
     std::function<absl::StatusOr<OffloadStep>(const std::shared_ptr<EmulatedMachine>& machine)>;
 
-// Replays a record (ReplayedStep::Create).
-MakeStep ReplayOf(StepRecord record, int layers,
+// The replay of a record, as ReplayedStep::Create.
+MakeStep ReplayOf(StepTrace record, int layers,
                   ReplayedStep::Readers readers = ReplayedStep::Readers::kNodes);
 
 // The device of a method.

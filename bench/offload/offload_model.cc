@@ -205,7 +205,7 @@ void ModelStep::Run(const ReplayedStep::MakeScope& make_scope) {
   loss.backward();
 }
 
-absl::StatusOr<StepRecord> ModelStep::Record(const DeviceBackend& backend, bool keep_checkpoints) {
+absl::StatusOr<StepTrace> ModelStep::Record(const DeviceBackend& backend, bool keep_checkpoints) {
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<StepRecorder> recorder,
                           StepRecorder::Create(backend));
   struct Scopes {
@@ -216,7 +216,7 @@ absl::StatusOr<StepRecord> ModelStep::Record(const DeviceBackend& backend, bool 
     std::optional<SavedTensorScope> kept;
   };
   Run([&] { return std::make_shared<Scopes>(recorder, keep_checkpoints); });
-  using Steps = std::map<int, StepRecord>;
+  using Steps = std::map<int, StepTrace>;
   PINION_ASSIGN_OR_RETURN(Steps steps, recorder->Finish());
   return std::move(steps[device_.index()]);
 }

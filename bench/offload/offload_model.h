@@ -25,7 +25,7 @@
 #include "pinion/bench/offload/replayed_step.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/cost_model.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 
 namespace pinion {
 
@@ -64,10 +64,10 @@ class ModelStep {
   ModelStep(const OffloadModel& model, c10::Device device, Blocks blocks = Blocks::kPlain);
 
   void Run(const ReplayedStep::MakeScope& make_scope);
-  // Runs a step and records its saves and reads; overwrites the gradients. Kept checkpoints become
-  // the record's segments, which a plan could recompute.
-  absl::StatusOr<StepRecord> Record(const DeviceBackend& backend, bool keep_checkpoints);
-  // Returns the last step's gradients on the CPU.
+  // What one more step saves and reads, on this device; spoils the gradients. If checkpoints are
+  // kept, they are the record's segments, which a plan could compute again.
+  absl::StatusOr<StepTrace> Record(const DeviceBackend& backend, bool keep_checkpoints);
+  // Of the last step, on the CPU.
   std::vector<at::Tensor> Gradients() const;
 
   // Returns parameters by layer: those of each numbered module ("blocks.3").

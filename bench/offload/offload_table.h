@@ -23,7 +23,7 @@ struct OffloadRow {
   MethodCost cost;
   double alone_us = 0;  // the step without offload
   // Lower bound of policies that recompute nothing and start copies after the operator returned
-  // (engine/plan/step_bound.h). The memory is the target, or the peak of a method without one.
+  // (programs/step_bound.h). The memory is the target, or the peak of a method without one.
   // Infinite if no policy fits.
   double bound_us = 0;
   // If the target binds: the time of the plan alone, and of the shortest plan that a long search

@@ -35,11 +35,12 @@
 #include "pinion/bench/offload/recorded_replay.h"
 #include "pinion/bench/statistics.h"
 #include "pinion/device/emulated/cost_model.h"
-#include "pinion/engine/plan/known_step.h"
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/engine/plan/step_plan.h"
-#include "pinion/engine/plan/step_record.h"
-#include "pinion/engine/plan/target_schedule.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/planner/plan_step.h"
+#include "pinion/engine/planner/step_plan.h"
+#include "pinion/engine/planner/step_trace.h"
+#include "pinion/engine/schedule/cached_plan.h"
+#include "pinion/engine/schedule/planned_schedule.h"
 #include "pinion/programs/command_line.h"
 #include "pinion/programs/output_file.h"
 #include "pinion/programs/working_directory.h"
@@ -130,20 +131,20 @@ class PlanBench {
   CheckedBenchmarks benchmarks_;
 };
 
-// Returns the least memory that can be planned plus a twentieth of the bytes that can be offloaded.
-absl::StatusOr<uint64_t> TightBytes(const StepRecord& step, const LinkCalibration& link) {
+// A twentieth of what can leave above the least with which the step can be planned.
+absl::StatusOr<uint64_t> TightBytes(const StepTrace& step, const LinkCalibration& link) {
   PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes, LeastMemoryBytes(step));
   PINION_ASSIGN_OR_RETURN(const StepPlan all, PlanStep(step, UINT64_MAX / 2, link));
   return least_bytes + (all.peak_bytes - least_bytes) / 20;
 }
 
-// Adds segments that can be recomputed, of kObjects saved tensors each.
-void AddSegments(StepRecord& step) {
+// Segments that can be computed again, of so many saved tensors each.
+void AddSegments(StepTrace& step) {
   constexpr uint32_t kObjects = 25;
-  for (uint32_t use = 0; use < step.uses.size(); ++use) {
-    const uint32_t segment = step.uses[use] / kObjects;
+  for (uint32_t use = 0; use < step.accesses.size(); ++use) {
+    const uint32_t segment = step.accesses[use] / kObjects;
     if (segment >= step.segments.size()) step.segments.resize(segment + size_t{1});
-    step.segments[segment].uses.push_back(use);
+    step.segments[segment].accesses.push_back(use);
   }
 }
 
@@ -155,19 +156,19 @@ double ProcessorSeconds() {
 }
 
 absl::Status PlanBench::Measure(const PlanCase& of, benchmark::State& state) {
-  StepRecord step =
+  StepTrace step =
       of.seed == 0 ? GptLikeStep(of.uses, kUnitBytes) : RandomStepOfUses(of.seed, of.uses);
   if (of.target == PlanCase::Target::kTightWithSegments) AddSegments(step);
   TargetOptions options = {.link = link_};
   if (of.target != PlanCase::Target::kAuto) {
     PINION_ASSIGN_OR_RETURN(options.memory_bytes, TightBytes(step, link_));
   }
-  const TargetSchedule schedule(options);
-  PlanRow row = {.of = of, .uses = step.uses.size()};
+  const PlannedSchedule schedule(options);
+  PlanRow row = {.of = of, .uses = step.accesses.size()};
   std::vector<double> times_ms;
   for ([[maybe_unused]] auto _ : state) {
     const double begin_s = ProcessorSeconds();
-    PINION_ASSIGN_OR_RETURN(const std::shared_ptr<const KnownStep> known,
+    PINION_ASSIGN_OR_RETURN(const std::shared_ptr<const CachedPlan> known,
                             schedule.Plan(step, of.target == PlanCase::Target::kTightWithSegments));
     const double elapsed_s = ProcessorSeconds() - begin_s;
     state.SetIterationTime(elapsed_s);
@@ -185,7 +186,7 @@ absl::Status PlanBench::Measure(const PlanCase& of, benchmark::State& state) {
 absl::Status PlanBench::MeasureRecorded(const std::string& preset, size_t uses,
                                         benchmark::State& state) {
   RecordedRow row = {.preset = preset};
-  const StepRecord step = GptLikeStep(uses, kReplayedUnitBytes);
+  const StepTrace step = GptLikeStep(uses, kReplayedUnitBytes);
   MethodWorld world;
   PINION_ASSIGN_OR_RETURN(const DevicePreset whole, FindPreset(preset));
   world.preset =
@@ -198,7 +199,7 @@ absl::Status PlanBench::MeasureRecorded(const std::string& preset, size_t uses,
     PINION_ASSIGN_OR_RETURN(row.cost, ReplayRecorded(step, target_bytes, world));
     state.SetIterationTime(row.cost.recorded_us * 1e-6);
   }
-  row.uses = step.uses.size();
+  row.uses = step.accesses.size();
   state.counters["ratio"] = row.ratio();
   recorded_.push_back(row);
   return absl::OkStatus();

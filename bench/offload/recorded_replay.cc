@@ -10,7 +10,7 @@
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
-#include "pinion/engine/plan/target_schedule.h"
+#include "pinion/engine/schedule/planned_schedule.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/programs/next_machine.h"
@@ -36,7 +36,7 @@ absl::StatusOr<Ran> RunOnce(ReplayedStep& step, const ReplayedStep::MakeScope& m
 
 }  // namespace
 
-absl::StatusOr<RecordedReplay> ReplayRecorded(const StepRecord& step, uint64_t target_bytes,
+absl::StatusOr<RecordedReplay> ReplayRecorded(const StepTrace& step, uint64_t target_bytes,
                                               const MethodWorld& world) {
   EmulatedOptions emulated;
   emulated.preset = world.preset;
@@ -56,15 +56,15 @@ absl::StatusOr<RecordedReplay> ReplayRecorded(const StepRecord& step, uint64_t t
   const auto none = []() -> std::shared_ptr<void> { return nullptr; };
   PINION_ASSIGN_OR_RETURN(const Ran alone, RunOnce(*replayed, none, *machine));
   Ran recorded, planned;
-  // The session needs one unknown step and kKnownInARow known steps. The step after them reads the
-  // last record.
-  for (int i = 0; i < 1 + TargetSchedule::kKnownInARow; ++i) {
+  // The first one is not known; then as many as it takes for the session to be sure. Behind these
+  // comes one that reads the last record.
+  for (int i = 0; i < 1 + PlannedSchedule::kKnownInARow; ++i) {
     PINION_ASSIGN_OR_RETURN(recorded, RunOnce(*replayed, scope, *machine));
   }
   for (int i = 0; i < 2; ++i) {
     PINION_ASSIGN_OR_RETURN(planned, RunOnce(*replayed, scope, *machine));
   }
-  if (recorded.events < planned.events + 2 * step.uses.size()) {
+  if (recorded.events < planned.events + 2 * step.accesses.size()) {
     return absl::InternalError(absl::StrCat("a step was to be recorded, and then another one not: ",
                                             recorded.events, " events, then ", planned.events));
   }

@@ -10,7 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "pinion/bench/offload/offload_method.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 
 namespace pinion {
 
@@ -21,8 +21,9 @@ struct RecordedReplay {
   double alone_us = 0;     // without offload
 };
 
-// Replays `step` within `target_bytes`. Internal if recording was on or off against expectation.
-absl::StatusOr<RecordedReplay> ReplayRecorded(const StepRecord& step, uint64_t target_bytes,
+// `step` replayed within `target_bytes`. Internal where a step was recorded that should not have
+// been, or the other way round.
+absl::StatusOr<RecordedReplay> ReplayRecorded(const StepTrace& step, uint64_t target_bytes,
                                               const MethodWorld& world);
 
 }  // namespace pinion

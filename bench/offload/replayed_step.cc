@@ -21,7 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/engine/plan/step_lives.h"
+#include "pinion/engine/planner/liveness.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
@@ -58,26 +58,26 @@ at::Tensor PartOf(const at::Tensor& object, const Part& part) {
 // The record's accesses in the form that autograd needs.
 struct Script {
   std::vector<Operator> forward, backward;
-  std::vector<size_t> saved_at;       // by read: the access that saved its tensor
-  std::vector<Part> parts;            // by save
-  std::vector<size_t> over;           // by save: the last interval that needs it
-  std::vector<size_t> held_until;     // by object: its last interval; kNoUse: kept for ever
-  std::vector<uint64_t> over_bytes;   // by interval: of objects not needed after it
-  std::vector<uint64_t> other_bytes;  // by interval, without replayed objects
+  std::vector<size_t> saved_at;       // by use, of a read: the use that saved what it reads
+  std::vector<Part> parts;            // by use, of a save
+  std::vector<size_t> over;           // by use, of a save: the last interval that needs it
+  std::vector<size_t> held_until;     // by object: the last interval; kNoUse: the program keeps it
+  std::vector<uint64_t> over_bytes;   // by interval: of the objects that nobody needs behind it
+  std::vector<uint64_t> other_bytes;  // by interval, without what is replayed as an object
 };
 
-bool IsSave(const StepRecord& step, const ObjectLife& life, size_t use) {
-  return use == life.uses.front() || use <= step.objects[step.uses[use]].saved_until;
+bool IsSave(const StepTrace& step, const ObjectLiveness& life, size_t use) {
+  return use == life.accesses.front() || use <= step.objects[step.accesses[use]].saved_until;
 }
 
-std::vector<Part> PartsOf(const StepRecord& step, const std::vector<Operator>& forward) {
-  std::vector<Part> parts(step.uses.size());
+std::vector<Part> PartsOf(const StepTrace& step, const std::vector<Operator>& forward) {
+  std::vector<Part> parts(step.accesses.size());
   for (const Operator& saves : forward) {
     absl::flat_hash_map<uint32_t, size_t> times;
-    for (size_t use = saves.begin; use < saves.end; ++use) ++times[step.uses[use]];
+    for (size_t use = saves.begin; use < saves.end; ++use) ++times[step.accesses[use]];
     absl::flat_hash_map<uint32_t, size_t> before;
     for (size_t use = saves.begin; use < saves.end; ++use) {
-      const uint32_t object = step.uses[use];
+      const uint32_t object = step.accesses[use];
       if (step.objects[object].size_bytes % times[object] != 0) continue;
       parts[use] = {.of = times[object], .index = before[object]++};
     }
@@ -85,16 +85,17 @@ std::vector<Part> PartsOf(const StepRecord& step, const std::vector<Operator>& f
   return parts;
 }
 
-absl::StatusOr<Script> ScriptOf(const StepRecord& step) {
+absl::StatusOr<Script> ScriptOf(const StepTrace& step) {
   PINION_RETURN_IF_ERROR(step.Validate());
-  const std::vector<ObjectLife> lives = LivesOf(step);
+  const std::vector<ObjectLiveness> lives = LivenessOf(step);
   const std::vector<size_t> operator_ends = OperatorEnds(step);
-  const size_t uses = step.uses.size();
+  const size_t uses = step.accesses.size();
   Script script;
   for (size_t use = 0; use < uses; use = operator_ends[use] + 1) {
-    const bool saves = IsSave(step, lives[step.uses[use]], use);
+    const bool saves = IsSave(step, lives[step.accesses[use]], use);
     for (size_t i = use; i <= operator_ends[use]; ++i) {
-      if (saves == IsSave(step, lives[step.uses[i]], i) && (!saves || script.backward.empty())) {
+      if (saves == IsSave(step, lives[step.accesses[i]], i) &&
+          (!saves || script.backward.empty())) {
         continue;
       }
       return absl::InvalidArgumentError(absl::StrCat(
@@ -106,19 +107,19 @@ absl::StatusOr<Script> ScriptOf(const StepRecord& step) {
   script.saved_at.assign(uses, kNoUse);
   script.over.assign(uses, 0);
   script.held_until.resize(step.objects.size());
-  script.over_bytes.resize(step.stretches.size());
-  for (const StepStretch& stretch : step.stretches) {
-    script.other_bytes.push_back(stretch.other_bytes);
+  script.over_bytes.resize(step.intervals.size());
+  for (const StepInterval& interval : step.intervals) {
+    script.other_bytes.push_back(interval.other_bytes);
   }
   for (size_t index = 0; index < step.objects.size(); ++index) {
     const StepObject& object = step.objects[index];
-    std::vector<size_t> saves;  // not read yet
-    for (const size_t use : lives[index].uses) {
+    std::vector<size_t> saves;  // that were not read yet
+    for (const size_t use : lives[index].accesses) {
       if (IsSave(step, lives[index], use)) {
         saves.push_back(use);
         script.held_until[index] = std::max<size_t>(use + 1, object.held_until);
         script.over[use] =
-            object.needed_until > 0 ? object.needed_until : step.stretches.size() - 1;
+            object.needed_until > 0 ? object.needed_until : step.intervals.size() - 1;
         continue;
       }
       // Reads take the latest save first. Reads beyond the number of saves take the first save
@@ -129,13 +130,13 @@ absl::StatusOr<Script> ScriptOf(const StepRecord& step) {
     }
     if (object.frees) {
       size_t over = 0;
-      for (const size_t use : lives[index].uses) over = std::max(over, script.over[use]);
+      for (const size_t use : lives[index].accesses) over = std::max(over, script.over[use]);
       script.over_bytes[over] += object.size_bytes;
       continue;
     }
     // The program keeps the object alive, so it counts as other bytes where no graph needs it.
     script.held_until[index] = kNoUse;
-    for (size_t i = lives[index].made; i < step.stretches.size(); ++i) {
+    for (size_t i = lives[index].made; i < step.intervals.size(); ++i) {
       script.other_bytes[i] -= std::min(script.other_bytes[i], object.size_bytes);
     }
   }
@@ -144,7 +145,7 @@ absl::StatusOr<Script> ScriptOf(const StepRecord& step) {
 
 class Replay final : public ReplayedStep {
  public:
-  Replay(StepRecord step, Script script, std::shared_ptr<EmulatedMachine> machine, int layers,
+  Replay(StepTrace step, Script script, std::shared_ptr<EmulatedMachine> machine, int layers,
          Readers readers)
       : step_(std::move(step)),
         script_(std::move(script)),
@@ -161,7 +162,7 @@ class Replay final : public ReplayedStep {
   void Run(const MakeScope& make_scope) override {
     made_.assign(step_.objects.size(), at::Tensor());
     made_count_ = 0;
-    saves_.resize(step_.uses.size());
+    saves_.resize(step_.accesses.size());
     std::shared_ptr<Node> root;
     {
       const std::shared_ptr<void> scope = make_scope();
@@ -205,8 +206,8 @@ class Replay final : public ReplayedStep {
   // Runs forward, and returns backward's first node; each node leads to the next.
   std::shared_ptr<Node> Forward() {
     const size_t turn = script_.forward.empty() ? 0 : script_.forward.back().end;
-    std::vector<std::shared_ptr<OperatorNode>> by_use(step_.uses.size());
-    // Saved tensors have a history, like activations. Tensors that the program keeps are inputs.
+    std::vector<std::shared_ptr<OperatorNode>> by_use(step_.accesses.size());
+    // What is saved has a history, as activations have; what the program keeps is an input.
     std::shared_ptr<OperatorNode> node = NewNode();
     size_t layer = 0;
     for (const Operator& saves : script_.forward) {
@@ -219,8 +220,8 @@ class Replay final : public ReplayedStep {
       }
       for (size_t use = saves.begin; use < saves.end; ++use) {
         if (use > saves.begin) Pass(use);
-        const at::Tensor saved = PartOf(made_[step_.uses[use]], script_.parts[use]);
-        if (step_.objects[step_.uses[use]].frees) {
+        const at::Tensor saved = PartOf(made_[step_.accesses[use]], script_.parts[use]);
+        if (step_.objects[step_.accesses[use]].frees) {
           torch::autograd::impl::set_gradient_edge(saved, Edge(maker, 0));
         }
         saves_[use] = SavedVariable(saved, /*is_output=*/false);
@@ -251,36 +252,36 @@ class Replay final : public ReplayedStep {
       if (use > reads.begin) Pass(use);
       read_.push_back(saves_[script_.saved_at[use]].unpack());
       PINION_CHECK(read_.back().nbytes() * script_.parts[script_.saved_at[use]].of ==
-                   step_.objects[step_.uses[use]].size_bytes);
+                   step_.objects[step_.accesses[use]].size_bytes);
     }
     Pass(reads.end);
     DropHeldBefore(reads.end);
     if (readers_ == Readers::kNodes) read_.clear();
   }
 
-  // Replays the interval before `use`: its allocations, compute and frees.
+  // The interval before `use`: what it makes, computes, and takes and gives back besides.
   void Pass(size_t use) {
-    const StepStretch& stretch = step_.stretches[use];
-    uint64_t transient_bytes = stretch.transient_bytes;
-    if (stretch.released_bytes > 0) {
+    const StepInterval& interval = step_.intervals[use];
+    uint64_t transient_bytes = interval.transient_bytes;
+    if (interval.released_bytes > 0) {
       read_.clear();
       ReleaseOver(use);
-      // Some of these objects were freed after the interval's peak.
-      transient_bytes += script_.over_bytes[use] - stretch.released_bytes;
+      // Not all of it had gone before the peak.
+      transient_bytes += script_.over_bytes[use] - interval.released_bytes;
     }
     SetOtherBytes(script_.other_bytes[use]);
-    if (use < step_.uses.size() && step_.uses[use] == made_count_) {
+    if (use < step_.accesses.size() && step_.accesses[use] == made_count_) {
       made_[made_count_] = NewTensor(step_.objects[made_count_].size_bytes);
       ++made_count_;
     }
     {
       const at::Tensor transient = NewTensor(transient_bytes);
-      Compute(stretch.compute_us);
+      Compute(interval.compute_us);
     }
     ReleaseOver(use);
   }
 
-  // Releases saves that are not needed after the interval before `use`.
+  // What nobody needs behind the interval before `use`.
   void ReleaseOver(size_t use) {
     if (readers_ == Readers::kNodes && script_.over_bytes[use] > 0) read_.clear();
     for (size_t save = 0; save < saves_.size(); ++save) {
@@ -288,7 +289,7 @@ class Replay final : public ReplayedStep {
     }
   }
 
-  // Drops objects that the program held until the interval before `use`.
+  // What the program has held to the end of the interval before `use`.
   void DropHeldBefore(size_t use) {
     for (size_t index = 0; index < made_count_; ++index) {
       if (script_.held_until[index] <= use) made_[index].reset();
@@ -323,7 +324,7 @@ class Replay final : public ReplayedStep {
     return {new OperatorNode(*this, gradient_), torch::autograd::deleteNode};
   }
 
-  const StepRecord step_;
+  const StepTrace step_;
   const Script script_;
   const std::shared_ptr<EmulatedMachine> machine_;
   const c10::Device device_;
@@ -344,7 +345,7 @@ class Replay final : public ReplayedStep {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ReplayedStep>> ReplayedStep::Create(
-    StepRecord record, std::shared_ptr<EmulatedMachine> machine, int layers, Readers readers) {
+    StepTrace record, std::shared_ptr<EmulatedMachine> machine, int layers, Readers readers) {
   PINION_CHECK(machine->options().preset.launch_us == 0);
   PINION_ASSIGN_OR_RETURN(Script script, ScriptOf(record));
   return std::make_unique<Replay>(std::move(record), std::move(script), std::move(machine), layers,

@@ -23,7 +23,7 @@
 
 #include "absl/status/statusor.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 
 namespace pinion {
 
@@ -39,7 +39,7 @@ class ReplayedStep {
   // Replays on device 0 of `machine`, which is registered as "emu" with DevicePreset::launch_us 0.
   // InvalidArgument if the record is not one forward and its backward.
   static absl::StatusOr<std::unique_ptr<ReplayedStep>> Create(
-      StepRecord record, std::shared_ptr<EmulatedMachine> machine, int layers,
+      StepTrace record, std::shared_ptr<EmulatedMachine> machine, int layers,
       Readers readers = Readers::kNodes);
   virtual ~ReplayedStep() = default;
 

@@ -64,7 +64,7 @@ using Kind = OffloadMethod::Kind;
 
 constexpr int64_t kVocabulary = 64;
 // Warm-up: sessions record steps, measure the link, pin memory, and check once whether the plan is
-// right (PlanWatch::kEvery).
+// right (PlanValidator::kEvery).
 constexpr int kWarmupSteps = 40;
 constexpr int kStepsOfATurn = 3;
 constexpr uint64_t kSeed = 1;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "pinion/engine/plan/link_rates.h"
+#include "pinion/engine/link/link_calibration.h"
 
 namespace pinion {
 namespace {

@@ -22,7 +22,7 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/plan/pack_plan.h"
+#include "pinion/engine/link/packing.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/weights/weight_offloader.h"

@@ -12,8 +12,8 @@
 #include "pinion/allocator/base/keep_for_ever.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/pinned_block.h"
+#include "pinion/engine/link/link_curve.h"
 #include "pinion/engine/link/link_meter.h"
-#include "pinion/engine/plan/link_curve.h"
 
 namespace pinion {
 namespace {

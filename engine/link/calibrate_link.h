@@ -18,8 +18,8 @@
 #include "absl/status/statusor.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device.h"
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/engine/plan/link_curve.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/link/link_curve.h"
 
 namespace pinion {
 

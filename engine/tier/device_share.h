@@ -22,7 +22,7 @@
 #include <optional>
 #include <utility>
 
-#include "pinion/engine/plan/set_aside.h"
+#include "pinion/engine/schedule/set_aside.h"
 
 namespace pinion {
 

@@ -34,7 +34,7 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device.h"
-#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/tier/backing.h"
 #include "pinion/engine/tier/device_memory.h"
 #include "pinion/engine/tier/device_share.h"

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "pinion/allocator/base/slab.h"
-#include "pinion/engine/plan/pack_plan.h"
+#include "pinion/engine/link/packing.h"
 #include "pinion/engine/stream/stream_in_use.h"
 #include "pinion/hooks/activations/due_records.h"
 #include "pinion/hooks/activations/exact_layout.h"
@@ -147,8 +147,8 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
     if (record != nullptr) {
       if (record->IsAwaited()) state_.books.pending.AwaitOperator(record, node);
       if (record->Stays()) record->NoteSaver(node, scope.id);
-      state_.schedule->OnUsed(record->in_schedule.object, Use::kSaved);
-      // Backward now reads the record before those that were saved in between.
+      state_.schedule->OnUsed(record->in_schedule.object, AccessKind::kSaved);
+      // Backward reads it sooner than what was saved in between.
       if (record->scope == scope.id) record->in_schedule.sequence = sequence;
       if (SavedParcel* const parcel = record->in_parcel.parcel().get()) {
         parcel->AddReaders(1);
@@ -166,12 +166,14 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
       state_.books.storages.Add(*record);
       const uint64_t signature =
           learner_ == nullptr ? 0 : SignatureOf(tensor, place, record->size_bytes());
-      const Fate fate = state_.schedule->OnSaved(scope.id, {record->size_bytes(), signature});
-      record->in_schedule.object = fate.object;
-      if (is_leaf && !options_.offload_leaves && !fate.even_if_held) record->leaving.StayIfHeld();
-      if (fate.leaves && record->cast != nullptr) {
-        record->LeaveToBeCastAgain();  // `tensor` also owns the source
-      } else if (fate.leaves) {
+      const SaveDecision decision =
+          state_.schedule->OnSaved(scope.id, {record->size_bytes(), signature});
+      record->in_schedule.object = decision.object;
+      if (is_leaf && !options_.offload_leaves && !decision.even_if_held)
+        record->leaving.StayIfHeld();
+      if (decision.leaves && record->cast != nullptr) {
+        record->LeaveToBeCastAgain();  // the tensor holds the source as well
+      } else if (decision.leaves) {
         state_.books.pending.Add(record, node);
       } else {
         record->NoteSaver(node, scope.id);
@@ -193,7 +195,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
   auto handle =
       std::make_unique<Handle>(shared_from_this(), RecordView(std::move(record), tensor, is_new));
   departures_.CopyOut(due);
-  LeaveForTarget(state_, *stats_, device_, node, departures_);
+  OffloadForTarget(state_, *stats_, device_, node, departures_);
   return handle;
 }
 
@@ -229,9 +231,9 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     const bool is_kept = backward != -1 && BackwardKeepsGraph();
     // Before the schedule counts memory. Without a kept graph, Release() does this.
     if (is_kept) SettleLoans();
-    const Use how = BackwardMakesGraph() ? Use::kReadIntoGraph
-                    : is_kept            ? Use::kReadAndKept
-                                         : Use::kRead;
+    const AccessKind how = BackwardMakesGraph() ? AccessKind::kReadIntoGraph
+                           : is_kept            ? AccessKind::kReadAndKept
+                                                : AccessKind::kRead;
     DueRecords due;
     Released released;  // freed after the lock
     NodeId last_saver;
@@ -241,13 +243,13 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
       OffloadLock lock(state_);
       state_.TellDeviceBytes(device_bytes);
       state_.schedule->OnUsed(record.in_schedule.object, how);
-      if (record.HasToBeCast()) state_.schedule->OnComputedAgain(record.in_schedule.object);
+      if (record.HasToBeCast()) state_.schedule->OnRecast(record.in_schedule.object);
       last_saver = state_.books.pending.last_saver();
       TakeLateLeavers(state_, *stats_, last_saver, due.records, released);
       due.Sort(state_);
     }
     departures_.CopyOut(due);
-    LeaveForTarget(state_, *stats_, device_, last_saver, departures_);
+    OffloadForTarget(state_, *stats_, device_, last_saver, departures_);
   }
   BytesOnDevice bytes = returns_.Acquire(record, {handle.reader, stream, backward},
                                          [&handle] { return handle.view().Describe(); });

@@ -5,7 +5,7 @@
 //   release  frees a record's memory with its last handle
 //
 // Related files: pending_tensors.h (tensors that wait for their copy), tensor_departures.h (copies
-// out and eviction), tensor_returns.h (fetches), engine/plan/offload_schedule.h (decisions),
+// out and eviction), tensor_returns.h (fetches), engine/schedule/offload_schedule.h (decisions),
 // engine/tier (copies and memory).
 //
 // Thread safety: thread-safe.
@@ -24,8 +24,8 @@
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/device/trace/trace_sink.h"
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/schedule/offload_schedule.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/hooks/activations/live_records.h"

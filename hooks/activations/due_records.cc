@@ -17,12 +17,12 @@ void DueRecords::Sort(OffloadState& state) {
   // One batch per pack stream, because its copies wait for that stream's present work.
   for (auto begin = records.begin(); begin != held;) {
     const c10::Stream stream = (*begin)->pack_stream.torch;
-    const uint64_t company = state.schedule->CompanyOf((*begin)->in_schedule.object);
+    const uint64_t batch_key = state.schedule->BatchKey((*begin)->in_schedule.object);
     begin = std::stable_partition(
         begin, held,
         [&](const RecordPtr& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock) {
           return record->pack_stream.torch == stream &&
-                 state.schedule->CompanyOf(record->in_schedule.object) == company;
+                 state.schedule->BatchKey(record->in_schedule.object) == batch_key;
         });
     ends.push_back(begin - records.begin());
   }

@@ -58,14 +58,14 @@ void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const Nod
     const bool is_needed = record != nullptr && record->live_handles > 0;
     if (is_needed && record->Stays()) LeaveLate(state, stats, record, node, due, released);
   }
-  for (const uint32_t object : state.schedule->TakeLateLeavers()) {
+  for (const uint32_t object : state.schedule->TakeDeferredOffloads()) {
     const RecordPtr record = state.books.storages.TakeStaying(object);
     if (record != nullptr) LeaveLate(state, stats, record, node, due, released);
   }
 }
 
-void LeaveForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Device device,
-                    const NodeId& node, TensorDepartures& departures) {
+void OffloadForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Device device,
+                      const NodeId& node, TensorDepartures& departures) {
   if (!state.asks_for_device_bytes) return;
   const auto lacks_bytes = [&] {
     OffloadLock lock(state);

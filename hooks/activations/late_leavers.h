@@ -22,9 +22,9 @@ void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const Nod
                      RecordPtrs& due, Released& released)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock);
 
-// Offloads tensors until the step meets its memory target, or no more can be offloaded.
-void LeaveForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Device device,
-                    const NodeId& node, TensorDepartures& departures);
+// Evicts until the step keeps within its target, or nothing more can be evicted.
+void OffloadForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Device device,
+                      const NodeId& node, TensorDepartures& departures);
 
 }  // namespace pinion
 

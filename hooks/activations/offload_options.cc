@@ -2,7 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/link/link_calibration.h"
 
 namespace pinion {
 

@@ -9,7 +9,7 @@
 
 #include "absl/status/status.h"
 #include "pinion/allocator/allocator_options.h"
-#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/tier/backing.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/hooks/plan/offload_policy.h"
@@ -55,7 +55,7 @@ struct OffloadOptions {
   // parameters and optimizer state. A step lasts from a scope's first save until backward needs
   // none of its tensors.
   //
-  // The session records steps, plans them (engine/plan/step_plan.h) and follows the plan in later
+  // The session records steps, plans them (engine/planner/plan_step.h) and follows the plan in later
   // ones: tensors that fit the target stay on the device. Steps without a plan, such as the first,
   // use as little memory as possible. If the target is below the least possible, the log reports
   // the least, and everything is offloaded. OffloadStats::steps_over_target counts steps that

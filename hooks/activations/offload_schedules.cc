@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "pinion/engine/plan/pack_plan.h"
-#include "pinion/engine/plan/window_schedule.h"
+#include "pinion/engine/link/packing.h"
+#include "pinion/engine/schedule/window_schedule.h"
 
 namespace pinion {
 namespace {
@@ -30,8 +30,8 @@ ChosenSchedule ScheduleFor(const OffloadOptions& options, const LinkCalibration&
   }
   TargetOptions target = {.windows = windows, .link = link};
   if (target_bytes != OffloadOptions::kAutoTarget) target.memory_bytes = target_bytes;
-  auto schedule = std::make_unique<TargetSchedule>(target);
-  TargetSchedule* const by_plans = schedule.get();
+  auto schedule = std::make_unique<PlannedSchedule>(target);
+  PlannedSchedule* const by_plans = schedule.get();
   return {.schedule = std::move(schedule), .target = by_plans};
 }
 

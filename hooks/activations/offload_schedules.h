@@ -5,10 +5,10 @@
 
 #include <memory>
 
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/engine/plan/offload_schedule.h"
-#include "pinion/engine/plan/target_schedule.h"
-#include "pinion/engine/plan/window_schedule.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/schedule/offload_schedule.h"
+#include "pinion/engine/schedule/planned_schedule.h"
+#include "pinion/engine/schedule/window_schedule.h"
 #include "pinion/hooks/activations/offload_options.h"
 
 namespace pinion {
@@ -18,11 +18,11 @@ struct ChosenSchedule {
   OffloadSchedule* operator->() const { return schedule.get(); }
 
   std::unique_ptr<OffloadSchedule> schedule;
-  TargetSchedule* target = nullptr;    // null without a memory target
-  WindowSchedule* counting = nullptr;  // null without a window in tensors
+  PlannedSchedule* target = nullptr;   // the same, if it is one
+  WindowSchedule* counting = nullptr;  // the same, if its window is one of tensors
 };
 
-// Returns a TargetSchedule with a memory target, else a WindowSchedule.
+// A PlannedSchedule with a memory target, a WindowSchedule without.
 ChosenSchedule ScheduleFor(const OffloadOptions& options, const LinkCalibration& link);
 
 }  // namespace pinion

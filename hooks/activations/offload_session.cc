@@ -20,8 +20,8 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/schedule/offload_schedule.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/hooks/activations/cast_sources.h"
@@ -82,10 +82,10 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
     return tensors;
   }
 
-  std::string Explain(int device_index, PlanFormat format) const override {
+  std::vector<PlannedStep> PlannedSteps(int device_index) const override {
     const std::shared_ptr<DeviceOffloader> offloader = FindOffloader(device_index);
-    if (offloader == nullptr || offloader->learner() == nullptr) return "";
-    return offloader->learner()->Explain(format);
+    if (offloader == nullptr || offloader->learner() == nullptr) return {};
+    return offloader->learner()->PlannedSteps();
   }
 
   absl::Status Reserve(int device_index, uint64_t size_bytes) override {

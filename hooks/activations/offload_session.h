@@ -41,8 +41,8 @@
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device_backend.h"
-#include "pinion/engine/plan/explain_plan.h"
-#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/planner/explain_plan.h"
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/hooks/activations/live_tensor.h"
 #include "pinion/hooks/activations/module_heads.h"
@@ -77,11 +77,16 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
   // used. Pass a measured one to later runs as OffloadOptions::link.
   virtual std::optional<LinkCalibration> GetLink(int device_index) const = 0;
 
-  // Describes the plans of recorded steps for people: which tensors move, when, and the modelled
-  // cost (engine/plan/explain_plan.h). Text has all plans, the latest first; other formats have the
-  // latest only. Empty without a memory target or before a step was planned.
-  std::string Explain(int device_index) const { return Explain(device_index, PlanFormat::kText); }
-  virtual std::string Explain(int device_index, PlanFormat format) const = 0;
+  // With a memory target: the steps that were planned, with their plans. The step that ran last
+  // comes first. Empty without a target, and until a step was planned.
+  virtual std::vector<PlannedStep> PlannedSteps(int device_index) const = 0;
+  // The same as text: what each step moves, when, and what that costs by the model of the link
+  // (engine/planner/explain_plan.h).
+  std::string Explain(int device_index) const {
+    std::string text;
+    for (const PlannedStep& planned : PlannedSteps(device_index)) text += ExplainPlan(planned);
+    return text;
+  }
 
   // Lists the tensors that graphs hold through this session, by device and by when a scope saved
   // them last (live_tensor.h). For people: the cost is linear in the number of tensors.

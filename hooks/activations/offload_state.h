@@ -17,7 +17,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/schedule/offload_schedule.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/hooks/activations/offload_schedules.h"
@@ -129,8 +129,8 @@ struct OffloadState {
   Mutex mu;
   Books books ABSL_GUARDED_BY(mu);
   const ChosenSchedule schedule ABSL_GUARDED_BY(mu);
-  // The schedule if it follows plans, else null. For calls that need no lock.
-  const TargetSchedule* const planner;
+  // The schedule if it goes by plans, for what no lock is needed for.
+  const PlannedSchedule* const planner;
   const bool asks_for_device_bytes;
   uint64_t last_sequence ABSL_GUARDED_BY(mu) = 0;              // of the newest save
   absl::flat_hash_set<int64_t> backwards ABSL_GUARDED_BY(mu);  // ids of running backwards

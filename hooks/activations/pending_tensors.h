@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/schedule/offload_schedule.h"
 #include "pinion/hooks/activations/storage_record.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 
@@ -26,7 +26,7 @@ namespace pinion {
 
 class PendingTensors {
  public:
-  // Tensors up to `largest_small_bytes` are small (pack_plan.h). False `company`: no batching.
+  // Tensors up to `largest_small_bytes` are small (packing.h). False `company`: no batching.
   PendingTensors(uint64_t largest_small_bytes, bool company)
       : largest_small_bytes_(largest_small_bytes), company_(company) {}
 

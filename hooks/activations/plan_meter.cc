@@ -38,7 +38,7 @@ void PlanMeter::CompareWithTarget(int64_t allocated_bytes) {
   if (!is_over_.exchange(true)) ++steps_over_;
 }
 
-bool PlanMeter::BeginStep(const std::shared_ptr<const KnownStep>& last, bool is_recorded) {
+bool PlanMeter::BeginStep(const std::shared_ptr<const CachedPlan>& last, bool is_recorded) {
   std::optional<Step> step;
   is_in_step_ = true;
   const bool was_over = is_over_.exchange(false);

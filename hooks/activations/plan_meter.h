@@ -17,8 +17,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/engine/plan/known_step.h"
-#include "pinion/engine/plan/plan_watch.h"
+#include "pinion/engine/schedule/cached_plan.h"
+#include "pinion/engine/schedule/plan_validator.h"
 #include "pinion/engine/stream/stream_clock.h"
 
 namespace pinion {
@@ -44,22 +44,22 @@ class PlanMeter {
   // Reports the bytes at one moment, without influence on the measured peak.
   void CompareWithTarget(int64_t allocated_bytes);
 
-  // Begins a step and ends the last one, which followed plan `last` or none (null). A recorded step
-  // is not measured. Returns true if a plan was found to be off and should be made again.
-  bool BeginStep(const std::shared_ptr<const KnownStep>& last, bool is_recorded);
-  // Reports that no tensor of the step is needed. Takes no lock.
+  // A step begins, so that the last one has ended, which ran by `last` (null: by no plan). One that
+  // `is_recorded` is not measured. True: a plan was found to be off, and should be made again.
+  bool BeginStep(const std::shared_ptr<const CachedPlan>& last, bool is_recorded);
+  // Nobody needs a tensor of the step any more. Takes no lock.
   void EndStep() { is_in_step_ = false; }
   bool IsInStep() const { return is_in_step_; }
   Overshoot overshoot() const { return {steps_over_, most_over_bytes_}; }
-  // Returns PlanWatch's margin for new plans.
+  // PlanValidator's, for plans that are made now.
   uint64_t margin_bytes() const;
 
  private:
   struct Step {
     StreamClock::Moment begin;
     std::optional<StreamClock::Moment> end = std::nullopt;
-    std::shared_ptr<const KnownStep> ran = nullptr;  // set at its end
-    int64_t peak_bytes = 0;                          // set at its end; 0: not reported
+    std::shared_ptr<const CachedPlan> ran = nullptr;  // once it has ended
+    int64_t peak_bytes = 0;                           // the same; 0: nobody has told
   };
 
   void Keep(Step step);
@@ -76,9 +76,9 @@ class PlanMeter {
   std::atomic<uint64_t> most_over_bytes_{0};
 
   mutable Mutex mu_;
-  PlanWatch watch_ ABSL_GUARDED_BY(mu_);
-  std::optional<Step> step_ ABSL_GUARDED_BY(mu_);  // the measured step
-  uint64_t plans_over_ ABSL_GUARDED_BY(mu_) = 0;   // planned steps that exceeded the target
+  PlanValidator watch_ ABSL_GUARDED_BY(mu_);
+  std::optional<Step> step_ ABSL_GUARDED_BY(mu_);  // that is measured
+  uint64_t plans_over_ ABSL_GUARDED_BY(mu_) = 0;   // steps that ran by one and had more
 };
 
 }  // namespace pinion

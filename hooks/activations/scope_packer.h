@@ -19,7 +19,7 @@
 #include <thread>
 #include <utility>
 
-#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/schedule/offload_schedule.h"
 #include "pinion/hooks/activations/cast_sources.h"
 #include "pinion/hooks/activations/head_nodes.h"
 #include "pinion/hooks/activations/offload_stats.h"

@@ -11,9 +11,9 @@
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
-#include "pinion/engine/plan/known_step.h"
-#include "pinion/engine/plan/segment_choice.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
+#include "pinion/engine/schedule/cached_plan.h"
+#include "pinion/engine/schedule/recompute_trials.h"
 #include "pinion/hooks/autograd/tensor_checksum.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/plan/offload_policy.h"
@@ -49,13 +49,15 @@ std::optional<uint32_t> StepLearner::KeepSegment(const SegmentBegin& segment, Sc
   return kept;
 }
 
-std::string StepLearner::Explain(PlanFormat format) const {
-  std::list<std::shared_ptr<const KnownStep>> known;
+std::vector<PlannedStep> StepLearner::PlannedSteps() const {
+  std::list<std::shared_ptr<const CachedPlan>> cached;
   {
     OffloadLock lock(state_);
-    known = state_.schedule.target->known();
+    cached = state_.schedule.target->cached();
   }
-  return state_.planner->Explain(known, format);
+  std::vector<PlannedStep> steps;
+  for (const auto& one : cached) steps.push_back(state_.planner->Shown(*one));
+  return steps;
 }
 
 void StepLearner::OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
@@ -132,15 +134,15 @@ bool StepLearner::BeginStepIfNone() {
   return !has_saved;
 }
 
-void StepLearner::TellOfShortfall(const KnownStep& known) {
+void StepLearner::TellOfShortfall(const CachedPlan& cached) {
   {
     MutexLock lock(mu_);
-    const uint64_t least_bytes = known.plan().peak_bytes;
-    if (known.shortfall().ok() || least_bytes <= told_least_bytes_) return;
+    const uint64_t least_bytes = cached.plan().peak_bytes;
+    if (cached.shortfall().ok() || least_bytes <= told_least_bytes_) return;
     told_least_bytes_ = least_bytes;
   }
   PINION_LOG(kError) << "OffloadOptions::memory_target_bytes cannot be met on " << device_.str()
-                     << "; everything that can be offloaded is: " << known.shortfall();
+                     << ", all leaves that can: " << cached.shortfall();
 }
 
 void StepLearner::TellOfOvershoot() {
@@ -185,7 +187,7 @@ void StepLearner::BeginStep() {
     state_.schedule.target->set_is_recorded(false);
     return;
   }
-  SegmentChoice::Ran ran;
+  RecomputeTrials::SegmentLog log;
   SetAside wanted;
   bool is_as_before = false, had_gradients = false;
   {
@@ -199,25 +201,25 @@ void StepLearner::BeginStep() {
     OffloadLock state_lock(state_);
     state_.schedule.target->set_is_recorded(false);
     if (last != nullptr && !state_.schedule.target->HasBegun())
-      ran = state_.schedule.target->TakeRan();
-    // A model was attached or detached, and its weights may have moved. Older recordings, the last
-    // step's too, count them wrongly.
-    if (!is_as_before) state_.schedule.target->ForgetKnown();
+      log = state_.schedule.target->TakeSegmentLog();
+    // A model was attached since, or has gone. Its weights may have left the device with that, or
+    // come to it: a record from before, of the last step as well, counts them wrongly.
+    if (!is_as_before) state_.schedule.target->ForgetPlans();
   }
-  if (last != nullptr && is_as_before) Learn(*last, had_gradients, ran, wanted);
+  if (last != nullptr && is_as_before) Learn(*last, had_gradients, log, wanted);
   has_gradients_ = state_.planner->memory_bytes().has_value() && FindGradients();
   TellOfOvershoot();
-  bool wants_record = false, is_any_known = false;
-  std::shared_ptr<const KnownStep> followed;
+  bool wants_record = false, is_any_cached = false;
+  std::shared_ptr<const CachedPlan> followed;
   {
     OffloadLock lock(state_);
     state_.schedule.target->set_begins_with_gradients(has_gradients_);
-    is_any_known = !state_.schedule.target->known().empty();
+    is_any_cached = !state_.schedule.target->cached().empty();
     wants_record = state_.schedule.target->WantsRecord();
     followed = state_.schedule.target->followed();
   }
   const bool is_off = meter_.BeginStep(followed, wants_record);
-  const bool is_told = is_any_known || !state_.planner->memory_bytes().has_value();
+  const bool is_told = is_any_cached || !state_.planner->memory_bytes().has_value();
   refusals_ = is_told ? kNothingToTell : AllocatorBytesOf(device_).refusals;
   if (is_off) {
     // Takes effect in the next step: whether this one is observed was decided by its first scope.
@@ -236,8 +238,9 @@ void StepLearner::BeginStep() {
   state_.schedule.target->set_is_recorded(true);
 }
 
-absl::StatusOr<std::shared_ptr<const KnownStep>> StepLearner::Plan(StepRecord step, bool mixes,
-                                                                   const SetAside& wanted) const {
+absl::StatusOr<std::shared_ptr<const CachedPlan>> StepLearner::Plan(StepTrace step,
+                                                                    bool may_recompute,
+                                                                    const SetAside& wanted) const {
   SetAside aside = wanted;
   if (options_.verify) {
     uint64_t largest_bytes = 0;
@@ -248,7 +251,7 @@ absl::StatusOr<std::shared_ptr<const KnownStep>> StepLearner::Plan(StepRecord st
     aside.least_bytes += checksum_bytes;
     aside.enough_bytes += checksum_bytes;
   }
-  return state_.planner->Plan(std::move(step), mixes, aside, meter_.margin_bytes());
+  return state_.planner->Plan(std::move(step), may_recompute, aside, meter_.margin_bytes());
 }
 
 void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
@@ -259,22 +262,22 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
   const uint64_t signature = SignatureOf(tensor, place, size_bytes);
   const auto device_bytes =
       static_cast<uint64_t>(AllocatedBytes(device_)) - share_->visiting_bytes();
-  std::vector<std::shared_ptr<const KnownStep>> too_low;
+  std::vector<std::shared_ptr<const CachedPlan>> too_low;
   {
     OffloadLock lock(state_);
-    for (const std::shared_ptr<const KnownStep>& known : state_.schedule.target->known()) {
-      const bool may_run = known->BeginsWith(signature) && state_.schedule.target->MayBe(*known);
-      if (may_run && !known->FitsWith(device_bytes)) too_low.push_back(known);
+    for (const std::shared_ptr<const CachedPlan>& cached : state_.schedule.target->cached()) {
+      const bool may_run = cached->BeginsWith(signature) && state_.schedule.target->MayBe(*cached);
+      if (may_run && !cached->FitsWith(device_bytes)) too_low.push_back(cached);
     }
   }
   if (too_low.empty()) return;
   const SetAside wanted = share_->wanted();
-  for (const std::shared_ptr<const KnownStep>& known : too_low) {
-    // Try with some bytes extra, so that a program whose memory grows a little in each step is not
-    // replanned in each step.
-    const uint64_t more_bytes = known->MoreBytes(device_bytes);
+  for (const std::shared_ptr<const CachedPlan>& cached : too_low) {
+    // Somewhat more, if that fits: a program that has a little more in each step is not to be
+    // planned in each step.
+    const uint64_t more_bytes = cached->ExcessBytes(device_bytes);
     const auto plan_with = [&](uint64_t added_bytes) {
-      StepRecord step = known->step().WithMore(added_bytes);
+      StepTrace step = cached->step().WithMore(added_bytes);
       step.begins_with_gradients = has_gradients_;
       return Plan(std::move(step), /*mixes=*/false, wanted);
     };
@@ -285,10 +288,10 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
                            << " bytes more than before was not planned: " << raised.status();
       continue;
     }
-    // With other gradients than recorded, the raised plan may count gradients twice: do not log it.
-    if (known->step().begins_with_gradients == has_gradients_) TellOfShortfall(**raised);
+    // That of a step which makes gradients counts them twice.
+    if (cached->step().begins_with_gradients == has_gradients_) TellOfShortfall(**raised);
     OffloadLock lock(state_);
-    state_.schedule.target->LearnRaised(*std::move(raised), *known);
+    state_.schedule.target->LearnRaised(*std::move(raised), *cached);
   }
   // The recording may count the same bytes again inside the step, as with first gradients. So
   // record the step again, at exponentially growing intervals.
@@ -299,31 +302,33 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
 }
 
 void StepLearner::Learn(DeviceRecording& recording, bool had_gradients,
-                        const SegmentChoice::Ran& ran, const SetAside& wanted) {
-  absl::StatusOr<StepRecord> step = recording.Finish();
+                        const RecomputeTrials::SegmentLog& log, const SetAside& wanted) {
+  absl::StatusOr<StepTrace> step = recording.Finish();
   if (!step.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not recorded: " << step.status();
     return;
   }
-  // Without reads there is no order to plan for.
-  if (step->uses.size() <= step->objects.size()) return;
+  // A step of which nothing came back has no order of reading.
+  if (step->accesses.size() <= step->objects.size()) return;
   step->begins_with_gradients = had_gradients;
-  SegmentChoice::Note(ran, *step);
-  bool mixes = false;
+  RecomputeTrials::Note(log, *step);
+  bool may_recompute = false;
   {
     OffloadLock lock(state_);
-    mixes = state_.schedule.target->MayMix(ran, *step);
+    may_recompute = state_.schedule.target->MayRecompute(log, *step);
   }
-  absl::StatusOr<std::shared_ptr<const KnownStep>> known = Plan(*std::move(step), mixes, wanted);
-  if (!known.ok()) {
-    PINION_LOG(kWarning) << "a step of " << device_.str() << " was not planned: " << known.status();
+  absl::StatusOr<std::shared_ptr<const CachedPlan>> cached =
+      Plan(*std::move(step), may_recompute, wanted);
+  if (!cached.ok()) {
+    PINION_LOG(kWarning) << "a step of " << device_.str()
+                         << " was not planned: " << cached.status();
     return;
   }
-  TellOfShortfall(**known);
+  TellOfShortfall(**cached);
   MutexLock lock(mu_);
   if (wanted_ != wanted) return;  // another thread has begun a step and discarded the plans
   OffloadLock state_lock(state_);
-  state_.schedule.target->Learn(*std::move(known), ran);
+  state_.schedule.target->Learn(*std::move(cached), log);
 }
 
 }  // namespace pinion

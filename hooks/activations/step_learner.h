@@ -32,9 +32,9 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/engine/plan/explain_plan.h"
-#include "pinion/engine/plan/segment_choice.h"
-#include "pinion/engine/plan/set_aside.h"
+#include "pinion/engine/planner/explain_plan.h"
+#include "pinion/engine/schedule/recompute_trials.h"
+#include "pinion/engine/schedule/set_aside.h"
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/device_tier.h"
@@ -77,8 +77,8 @@ class StepLearner {
   // Reports that a tensor is about to be read or saved.
   void EndUnobserved();
 
-  // Describes the plans of recorded steps (OffloadSession::Explain).
-  std::string Explain(PlanFormat format) const;
+  // The steps that are known, with their plans. The one that ran last comes first.
+  std::vector<PlannedStep> PlannedSteps() const;
 
   // Reports that no tensor of the step is needed.
   void EndStep() {
@@ -113,17 +113,17 @@ class StepLearner {
   void BeginStep();
   // Returns whether any of these leaves has a gradient. The next backward may replace them.
   bool FindGradients();
-  // Log a new largest minimum of memory, and once that a step exceeded the target.
-  void TellOfShortfall(const KnownStep& known);
+  // In the log: each least that is more than those before, and once that a step had more.
+  void TellOfShortfall(const CachedPlan& cached);
   void TellOfOvershoot();
   // Called before the step's first save. Replans candidates whose recording began with fewer
   // device bytes, adding the difference.
   void RaisePlans(const at::Tensor& tensor, uint64_t place);
-  // Returns a step's plan. `wanted` is reserved for weights.
-  absl::StatusOr<std::shared_ptr<const KnownStep>> Plan(StepRecord step, bool mixes,
-                                                        const SetAside& wanted) const;
-  // Plans a recording. `ran` is what the step did with its segments.
-  void Learn(DeviceRecording& recording, bool had_gradients, const SegmentChoice::Ran& ran,
+  // The plan of a step; `wanted` by weights.
+  absl::StatusOr<std::shared_ptr<const CachedPlan>> Plan(StepTrace step, bool may_recompute,
+                                                         const SetAside& wanted) const;
+  // `log`: what that step has done with its segments. `wanted`: by weights, beside it.
+  void Learn(DeviceRecording& recording, bool had_gradients, const RecomputeTrials::SegmentLog& log,
              const SetAside& wanted);
 
   const c10::Device device_;

@@ -18,7 +18,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/inlined_vector.h"
-#include "pinion/engine/plan/offload_schedule.h"
+#include "pinion/engine/schedule/offload_schedule.h"
 #include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/engine/tier/parcel.h"
 #include "pinion/hooks/activations/leaving_memory.h"

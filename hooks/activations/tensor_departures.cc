@@ -12,7 +12,7 @@
 #include "absl/time/time.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/device/trace/trace_sink.h"
-#include "pinion/engine/plan/pack_plan.h"
+#include "pinion/engine/link/packing.h"
 #include "pinion/hooks/autograd/gather.h"
 #include "pinion/hooks/tier/torch_memory.h"
 
@@ -126,8 +126,8 @@ absl::InlinedVector<TensorDepartures::ParcelDraft, 1> TensorDepartures::PlanParc
   }
   if (!changed.empty()) Keep(changed, &OffloadStats::kept_copy_failed);
   absl::InlinedVector<ParcelDraft, 1> all;
-  PackPlan plan = PlanPacking(sizes, link_);
-  for (PackPlan::Group& group : plan.groups) {
+  PackingPlan plan = PlanPacking(sizes, link_);
+  for (PackingPlan::Group& group : plan.groups) {
     ParcelDraft& leaving = all.emplace_back();
     leaving.offsets = std::move(group.offsets);
     for (const size_t piece : group.pieces) {

@@ -245,7 +245,7 @@ void DeviceRecording::Append(const Moment& begin, const Moment& end, NotedEntry 
   has_no_end_ = entries_.size() >= kMaxEntries;
 }
 
-absl::StatusOr<StepRecord> DeviceRecording::Finish() {
+absl::StatusOr<StepTrace> DeviceRecording::Finish() {
   const Moment end = Begin();
   std::vector<StreamClock::Moment> moments;
   {

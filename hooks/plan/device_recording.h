@@ -1,4 +1,5 @@
-// Records what a step saves and reads on one device, and makes a StepRecord from it.
+// What a step saves and reads on one device, noted as it happens and made into a StepTrace in the
+// end.
 //
 //   DeviceRecording::Moment begin = recording->Begin();
 //   ... a packer packs the tensor ...
@@ -28,7 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
@@ -100,9 +101,8 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   // Returns FailedPrecondition while the current stream captures a graph, which would then contain
   // the step's last event.
   absl::Status CheckNotCapturing() const;
-  // Ends the step and returns its record. Returns the errors of StreamClock::Read, and
-  // FailedPrecondition after an earlier Finish or if the recording was abandoned.
-  absl::StatusOr<StepRecord> Finish();
+  // Errors as those of StreamClock::Read.
+  absl::StatusOr<StepTrace> Finish();
 
  private:
   // Excludes the packers' work at a backward's end, which lies between our two callbacks there.

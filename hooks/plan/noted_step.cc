@@ -8,14 +8,14 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "pinion/device/allocation_bytes.h"
-#include "pinion/engine/plan/step_lives.h"
+#include "pinion/engine/planner/liveness.h"
 
 namespace pinion {
 namespace {
 
-// A plan charges an object for whole intervals. Returns, per entry, the correction of its peak that
-// makes the plan's sum equal the bytes on the device. It is negative while the plan charges an
-// object that was already freed, positive while an object that it does not charge exists.
+// A plan counts an object in whole intervals, but objects come and go within them. This is what to
+// add to the other bytes of each entry's peak, so that the plan's sum is what was on the device. It
+// is negative where a counted object has gone, and positive where an uncounted one is still there.
 std::vector<int64_t> CorrectionsOf(absl::Span<const NotedEntry> entries,
                                    absl::Span<const NotedObject> objects) {
   std::vector<int64_t> corrections(entries.size());
@@ -24,21 +24,21 @@ std::vector<int64_t> CorrectionsOf(absl::Span<const NotedEntry> entries,
   for (const NotedObject& object : objects) {
     let_go[object.gone_by] += static_cast<int64_t>(object.planned.size_bytes);
   }
-  size_t first = 1;                      // first entry of the interval
-  absl::flat_hash_set<uint32_t> in_use;  // objects of the last access's operator
-  int64_t released_bytes = 0;            // of in_use, released in this interval
-  int64_t gone_bytes = 0;                // of released_bytes, actually freed
+  size_t first = 1;                      // entry of the interval
+  absl::flat_hash_set<uint32_t> in_use;  // by the operator of the last use
+  int64_t released_bytes = 0;            // of these, in this interval
+  int64_t gone_bytes = 0;                // of them, what was really let go of
   for (size_t i = 1; i < entries.size(); ++i) {
     const NotedEntry& entry = entries[i];
     corrections[i] -= gone_bytes;
-    // The plan does not charge these objects in this interval (HeldUntil).
+    // These do not count in this interval (HeldUntil).
     more[first] += let_go[i];
     more[i + 1] -= let_go[i];
     if (entry.released.has_value()) {
       const StepObject& object = objects[*entry.released].planned;
       const auto size_bytes = static_cast<int64_t>(object.size_bytes);
       if (!object.frees) {
-        // Its bytes are other bytes until the previous interval, and again after its release.
+        // It is among the other bytes up to the interval before, and from its release on.
         more[first] += size_bytes;
         more[i + 1] -= size_bytes;
       } else if (in_use.contains(*entry.released)) {
@@ -58,23 +58,22 @@ std::vector<int64_t> CorrectionsOf(absl::Span<const NotedEntry> entries,
   return corrections;
 }
 
-// Returns the last interval in which the program references the object. If the program freed the
-// memory and later allocations of that interval reused it, the interval before: an object that
-// stays needs room beside those allocations.
+// The last interval in which the program holds it. Where it was away and its memory went with the
+// program's hold, what came later in that interval came in its place: an object that stays takes
+// room beside that, so it must not count as held there.
 size_t HeldUntil(const NotedObject& object) {
   return object.gone_by > 0 ? object.let_go - 1 : object.let_go;
 }
 
-// Adds the bytes of a storage that its objects do not cover to each interval's other bytes: the
-// whole storage while an object that frees nothing is needed, and uncovered parts until the last
-// part is saved.
-void AddStorage(absl::Span<const NotedObject* const> objects, StepRecord& step) {
+// What the objects of one storage add to the other bytes of each interval: all of it while one of
+// them that frees nothing is needed; and until its last part is saved, what does not count yet.
+void AddStorage(absl::Span<const NotedObject* const> objects, StepTrace& step) {
   if (objects.size() == 1 && objects.front()->planned.frees) return;
   const uint64_t storage_bytes = objects.front()->storage_bytes;
   size_t last_save = 0;
   for (const NotedObject* object : objects) last_save = std::max(last_save, object->first_use);
-  std::vector<uint64_t> more_bytes(step.stretches.size());
-  for (size_t s = objects.front()->first_use; s < step.stretches.size(); ++s) {
+  std::vector<uint64_t> more_bytes(step.intervals.size());
+  for (size_t s = objects.front()->first_use; s < step.intervals.size(); ++s) {
     bool is_needed = false, is_kept = false;
     uint64_t counted_bytes = 0;
     for (const NotedObject* object : objects) {
@@ -89,11 +88,11 @@ void AddStorage(absl::Span<const NotedObject* const> objects, StepRecord& step) 
     } else if (is_needed && s < last_save) {
       more_bytes[s] = storage_bytes - std::min(storage_bytes, counted_bytes);
     }
-    step.stretches[s].other_bytes += more_bytes[s];
+    step.intervals[s].other_bytes += more_bytes[s];
   }
   for (StepSegment& segment : step.segments) {
     if (segment.before.has_value()) {
-      segment.before->other_bytes += more_bytes[segment.uses.front()];
+      segment.before->other_bytes += more_bytes[segment.accesses.front()];
     }
   }
 }
@@ -101,21 +100,21 @@ void AddStorage(absl::Span<const NotedObject* const> objects, StepRecord& step) 
 // A cast reads twice the bytes that it writes, at 1 TB/s or more.
 constexpr double kLikelyUsPerByte = 3e-6;
 
-// Sets the time to recompute each recomputable object: the measured time, else an estimate in
-// proportion to its bytes from the objects that were measured.
-void SetRecompute(absl::Span<const NotedObject> objects,
-                  absl::Span<const std::optional<double>> recompute_us, StepRecord& step) {
+// Of objects that nobody has computed in this step, though their readers could have, it takes as
+// long as of those that were, in proportion to their bytes.
+void SetRecast(absl::Span<const NotedObject> objects,
+               absl::Span<const std::optional<double>> recast_us, StepTrace& step) {
   std::optional<double> us_per_byte;
   for (size_t i = 0; i < objects.size(); ++i) {
-    if (!recompute_us[i].has_value()) continue;
-    const double each_us = *recompute_us[i] / static_cast<double>(step.objects[i].size_bytes);
+    if (!recast_us[i].has_value()) continue;
+    const double each_us = *recast_us[i] / static_cast<double>(step.objects[i].size_bytes);
     us_per_byte = std::max(each_us, us_per_byte.value_or(0));
   }
   for (size_t i = 0; i < objects.size(); ++i) {
     if (!objects[i].is_computed_again) continue;
     const double likely_us =
         us_per_byte.value_or(kLikelyUsPerByte) * static_cast<double>(step.objects[i].size_bytes);
-    step.objects[i].recompute_us = recompute_us[i].value_or(likely_us);
+    step.objects[i].recast_us = recast_us[i].value_or(likely_us);
   }
 }
 
@@ -129,7 +128,7 @@ struct Between {
     peak_other_bytes += bytes;
     counted_other_bytes += bytes;
   }
-  StepStretch Stretch(int64_t other_bytes) const {
+  StepInterval Interval(int64_t other_bytes) const {
     const int64_t end_bytes = std::max<int64_t>(0, other_bytes);
     const int64_t peak_bytes = std::max({end_bytes, peak_other_bytes, counted_other_bytes});
     return {.compute_us = compute_us,
@@ -142,14 +141,14 @@ struct Between {
 // Collects the segments of a step in the order of entries.
 class NotedSegments {
  public:
-  void Begin(const NotedEntry& entry, const Between& before, size_t stretch) {
+  void Begin(const NotedEntry& entry, const Between& before, size_t interval) {
     Noted& noted = At(*entry.begins);
     // The ordinal was given twice: the accesses cannot be told apart.
     noted.is_seen = noted.uses.empty();
     noted.before = before;
     noted.other_bytes = entry.other_bytes;
-    noted.stretch = stretch;
-    // Packers number segments in ascending order. With another order the nesting is unknown.
+    noted.interval = interval;
+    // Whoever packs gives ascending numbers; of others it is not known what is inside of what.
     const bool is_inside =
         noted.is_seen && entry.part.has_value() && entry.part->ordinal < *entry.begins;
     noted.outer = is_inside ? std::optional(entry.part->ordinal) : std::nullopt;
@@ -158,31 +157,31 @@ class NotedSegments {
     if (!entry.part.has_value()) return;
     for (std::optional<uint32_t> in = entry.part->ordinal; in.has_value(); in = At(*in).outer) {
       Noted& noted = At(*in);
-      // Another thread may have saved a tensor since the segment began.
-      if (noted.uses.empty() && noted.stretch != use) noted.is_seen = false;
+      // Another thread may have saved something since it began.
+      if (noted.uses.empty() && noted.interval != use) noted.is_seen = false;
       noted.uses.push_back(use);
     }
   }
   size_t size() const { return segments_.size(); }
-  // Adds the segments and their inputs to `step`, which has its accesses and objects.
-  void AddTo(std::vector<std::vector<uint32_t>> inputs, StepRecord& step) {
+  // With their inputs, of the uses and objects of `step`.
+  void AddTo(std::vector<std::vector<uint32_t>> inputs, StepTrace& step) {
     for (uint32_t i = 0; i < segments_.size(); ++i) {
       Noted& noted = segments_[i];
       StepSegment& segment = step.segments.emplace_back();
-      segment.uses = std::move(noted.uses);
+      segment.accesses = std::move(noted.uses);
       segment.inputs = std::move(inputs[i]);
       segment.outer = noted.outer;
-      if (!noted.is_seen || segment.uses.empty()) continue;
-      // The bytes of the first access's object were removed from the whole interval. A recomputed
-      // segment does not save the object, unless it is an input, so they are added back.
-      const uint32_t object = step.uses[noted.stretch];
+      if (!noted.is_seen || segment.accesses.empty()) continue;
+      // The object of the first use was taken off the whole interval. Unless it is an input, it is
+      // not saved where the segment is computed again.
+      const uint32_t object = step.accesses[noted.interval];
       const bool is_input =
           std::find(segment.inputs.begin(), segment.inputs.end(), object) != segment.inputs.end();
-      if (IsFirstUse(step, noted.stretch) && step.objects[object].frees && !is_input) {
+      if (IsFirstUse(step, noted.interval) && step.objects[object].frees && !is_input) {
         noted.before.Add(static_cast<int64_t>(step.objects[object].size_bytes));
         noted.other_bytes += static_cast<int64_t>(step.objects[object].size_bytes);
       }
-      segment.before = noted.before.Stretch(noted.other_bytes);
+      segment.before = noted.before.Interval(noted.other_bytes);
     }
   }
 
@@ -192,13 +191,13 @@ class NotedSegments {
     bool is_seen = false;  // whether its begin was recorded
     Between before = {};
     int64_t other_bytes = 0;
-    size_t stretch = 0;  // the interval in which it began
+    size_t interval = 0;  // in which it began
     std::optional<uint32_t> outer = std::nullopt;
   };
 
-  static bool IsFirstUse(const StepRecord& step, size_t use) {
-    const auto at = step.uses.begin() + static_cast<ptrdiff_t>(use);
-    return std::find(step.uses.begin(), at, *at) == at;
+  static bool IsFirstUse(const StepTrace& step, size_t use) {
+    const auto at = step.accesses.begin() + static_cast<ptrdiff_t>(use);
+    return std::find(step.accesses.begin(), at, *at) == at;
   }
   Noted& At(uint32_t ordinal) {
     if (ordinal >= segments_.size()) segments_.resize(ordinal + size_t{1});
@@ -231,7 +230,7 @@ std::optional<uint32_t> ObjectWith(const NotedInput& input, absl::Span<const Not
 // Returns each segment's inputs. Inputs that are no objects become unsaved inputs of the step.
 std::vector<std::vector<uint32_t>> InputsOf(size_t segments, absl::Span<const NotedInput> inputs,
                                             absl::Span<const NotedObject> objects,
-                                            StepRecord& step) {
+                                            StepTrace& step) {
   std::vector<std::vector<uint32_t>> by_segment(segments);
   std::vector<const NotedInput*> unsaved;
   for (const NotedInput& input : inputs) {
@@ -244,8 +243,8 @@ std::vector<std::vector<uint32_t>> InputsOf(size_t segments, absl::Span<const No
       number = static_cast<uint32_t>(objects.size() + unsaved.size());
       unsaved.push_back(&input);
       const size_t held_until = std::max<size_t>(input.let_go, 1) - 1;
-      // A leaf that outlives the step belongs to the program, such as a batch.
-      const bool is_kept = input.is_leaf && input.let_go >= step.uses.size();
+      // A leaf that outlives the step is the program's own: a batch, for example.
+      const bool is_kept = input.is_leaf && input.let_go >= step.accesses.size();
       step.unsaved_inputs.push_back({.size_bytes = AllocationBytes(input.extent.size_bytes()),
                                      .held_until = static_cast<uint32_t>(held_until),
                                      .frees = !is_kept});
@@ -281,23 +280,23 @@ void NoteGone(const DevicePeaks::Since& since, absl::Span<NotedObject* const> go
   }
 }
 
-StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedObject> objects,
-                  absl::Span<const NotedInput> inputs, const StreamClock::Times& times) {
-  StepRecord step;
+StepTrace StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedObject> objects,
+                 absl::Span<const NotedInput> inputs, const StreamClock::Times& times) {
+  StepTrace step;
   step.timed_by_host = times.by_host;
   const std::vector<int64_t> corrections = CorrectionsOf(entries, objects);
   Between between;
   uint64_t last_by = 0;
   NotedSegments segments;
-  // The shortest time of a read that recomputed the object, since some reads wait for other things
-  // as well.
-  std::vector<std::optional<double>> recompute_us(objects.size());
+  // What reads took of the stream's time that computed an object again: the shortest, since some
+  // wait for other things as well.
+  std::vector<std::optional<double>> recast_us(objects.size());
   for (size_t i = 1; i < entries.size(); ++i) {
     const NotedEntry& entry = entries[i];
     // Streams of one device may overtake each other.
     between.compute_us += std::max(0.0, times.us[2 * i] - times.us[2 * i - 1]);
     if (entry.computed_again) {
-      std::optional<double>& shortest_us = recompute_us[*entry.used];
+      std::optional<double>& shortest_us = recast_us[*entry.used];
       const double us = std::max(0.0, times.us[2 * i + 1] - times.us[2 * i]);
       shortest_us = std::min(us, shortest_us.value_or(us));
     }
@@ -305,20 +304,21 @@ StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedOb
     between.counted_other_bytes =
         std::max(between.counted_other_bytes, entry.peak_other_bytes + corrections[i]);
     if (entry.begins.has_value()) {
-      segments.Begin(entry, between, step.uses.size());
+      segments.Begin(entry, between, step.accesses.size());
     }
     if (!entry.used.has_value() && i + 1 < entries.size()) continue;
     if (entry.used.has_value()) {
-      const bool goes_on = !step.uses.empty() && entry.by == last_by;
-      step.operators.push_back(step.uses.empty() ? 0 : step.operators.back() + (goes_on ? 0 : 1));
-      segments.AddUse(entry, static_cast<uint32_t>(step.uses.size()));
-      if (entry.into_graph) step.graph_reads.push_back(static_cast<uint32_t>(step.uses.size()));
-      step.uses.push_back(*entry.used);
+      const bool goes_on = !step.accesses.empty() && entry.by == last_by;
+      step.operators.push_back(step.accesses.empty() ? 0
+                                                     : step.operators.back() + (goes_on ? 0 : 1));
+      segments.AddUse(entry, static_cast<uint32_t>(step.accesses.size()));
+      if (entry.into_graph) step.graph_reads.push_back(static_cast<uint32_t>(step.accesses.size()));
+      step.accesses.push_back(*entry.used);
       last_by = entry.by;
     }
     between.counted_other_bytes =
         std::max(between.counted_other_bytes, entry.other_bytes + corrections[i]);
-    step.stretches.push_back(std::exchange(between, {}).Stretch(entry.other_bytes));
+    step.intervals.push_back(std::exchange(between, {}).Interval(entry.other_bytes));
   }
   const std::vector<size_t> operator_ends = OperatorEnds(step);
   std::map<KnownStorages::Id, std::vector<const NotedObject*>> by_storage;
@@ -332,10 +332,10 @@ StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedOb
       step.objects.back().held_until = static_cast<uint32_t>(HeldUntil(object));
     }
     step.objects.back().needed_until = static_cast<uint32_t>(
-        object.handles > 0 ? step.stretches.size() - 1 : object.uses_at_release);
+        object.handles > 0 ? step.intervals.size() - 1 : object.uses_at_release);
     by_storage[object.storage].push_back(&object);
   }
-  SetRecompute(objects, recompute_us, step);
+  SetRecast(objects, recast_us, step);
   segments.AddTo(InputsOf(segments.size(), inputs, objects, step), step);
   for (const auto& [storage, in_it] : by_storage) AddStorage(in_it, step);
   return step;

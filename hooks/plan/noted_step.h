@@ -1,6 +1,6 @@
-// The data of a step's recording, and its conversion to a StepRecord.
+// What a recording has noted of a step, entry by entry, and the StepTrace that comes of it.
 //
-//   StepRecord step = StepOf(entries, objects, times);
+//   StepTrace step = StepOf(entries, objects, times);
 //
 // Thread safety: pure functions, except that NoteGone writes its objects.
 
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/saved_version.h"
@@ -38,10 +38,10 @@ struct NotedObject {
   int handles = 0;
   std::vector<const SavedTensor*> saved = {};  // handles whose packer still owns the memory
   size_t first_use = 0;
-  size_t last_save = 0;        // access index of the last save
-  size_t let_go = 0;           // interval in which the program released it; 0: not seen
-  size_t gone_by = 0;          // entry by which its memory was reused after that; 0: it was not
-  size_t uses_at_release = 0;  // number of accesses when the last handle was released
+  size_t last_save = 0;        // a use, too
+  size_t let_go = 0;           // the interval in which the program let go of it; 0: not seen
+  size_t gone_by = 0;          // the entry by which others took its place then; 0: none did
+  size_t uses_at_release = 0;  // of all objects, when the last handle went
 
   bool IsNeededLongerThan(const NotedObject& other) const {
     if (handles > 0 || other.handles > 0) return handles > 0 && other.handles == 0;
@@ -56,21 +56,21 @@ struct NotedInput {
   SavedVersion version;
   StorageExtent extent;
   bool is_leaf = false;
-  size_t begin = 0;   // interval in which the segment began
-  size_t let_go = 0;  // interval in which the memory was freed, or the step ended
+  size_t begin = 0;   // the interval in which the segment began
+  size_t let_go = 0;  // the interval in which its memory went, or the step ended
 };
 
 // One action of a packer. The time between its begin and end is not the step's.
 struct NotedEntry {
   StreamClock::Moment begin = {};
   StreamClock::Moment end = {};
-  std::optional<uint32_t> used = std::nullopt;      // object that was saved or read
-  std::optional<uint32_t> released = std::nullopt;  // object whose last handle was released
-  std::optional<uint32_t> begins = std::nullopt;    // kept segment
-  bool computed_again = false;                      // the read recomputed the object
-  bool into_graph = false;                          // a read as in StepRecord::graph_reads
-  uint64_t by = 0;                                  // id of the operator
-  std::optional<SegmentPart> part = std::nullopt;   // segment that saves it or contains `begins`
+  std::optional<uint32_t> used = std::nullopt;      // the object that was saved or read
+  std::optional<uint32_t> released = std::nullopt;  // the object whose last handle went
+  std::optional<uint32_t> begins = std::nullopt;    // the segment, which is kept
+  bool computed_again = false;                      // by who read it
+  bool into_graph = false;                          // a read, as StepTrace::graph_reads has it
+  uint64_t by = 0;                                  // which operator has used it, by any number
+  std::optional<SegmentPart> part = std::nullopt;   // of forward, in which it was saved or begins
   int64_t other_bytes = 0;
   int64_t peak_other_bytes = 0;  // since the previous entry
   int64_t object_bytes = 0;      // on the device, after the entry
@@ -80,10 +80,10 @@ struct NotedEntry {
 // `entry`.
 void NoteGone(const DevicePeaks::Since& since, absl::Span<NotedObject* const> gone, size_t entry);
 
-// Returns the record. The first entry is the step's begin, the last one its end. `times` has each
-// entry's begin and end in turn.
-StepRecord StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedObject> objects,
-                  absl::Span<const NotedInput> inputs, const StreamClock::Times& times);
+// The first entry is the step's begin, the last one its end. `times` are those of each entry's
+// begin and end, in turn.
+StepTrace StepOf(absl::Span<const NotedEntry> entries, absl::Span<const NotedObject> objects,
+                 absl::Span<const NotedInput> inputs, const StreamClock::Times& times);
 
 }  // namespace pinion
 

@@ -2,7 +2,7 @@
 
 #include <c10/core/DispatchKeySet.h>
 
-#include "pinion/engine/plan/pack_plan.h"
+#include "pinion/engine/link/packing.h"
 
 namespace pinion {
 namespace {

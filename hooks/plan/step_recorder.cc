@@ -89,7 +89,7 @@ class StepRecorderImpl final : public StepRecorder,
     if (recording != nullptr) recording->OnDeviceBytes(allocated_bytes, freed);
   }
 
-  absl::StatusOr<std::map<int, StepRecord>> Finish() override {
+  absl::StatusOr<std::map<int, StepTrace>> Finish() override {
     for (const auto& [index, recording] : Recordings()) {
       PINION_RETURN_IF_ERROR(recording->CheckNotCapturing());
     }
@@ -100,10 +100,10 @@ class StepRecorderImpl final : public StepRecorder,
       begin_.reset();
     }
     IgnoreBackwards(*this);
-    std::map<int, StepRecord> steps;
+    std::map<int, StepTrace> steps;
     absl::Status failed;
     for (const auto& [index, recording] : recordings) {
-      absl::StatusOr<StepRecord> step = recording->Finish();
+      absl::StatusOr<StepTrace> step = recording->Finish();
       failed.Update(step.status());
       if (step.ok()) steps[index] = *std::move(step);
     }

@@ -1,5 +1,5 @@
-// Records what a training step saves and reads, as input for planners: one StepRecord per device
-// (engine/plan/step_record.h).
+// Records what a step of training saves and reads, for those who plan: as one StepTrace for each
+// device (engine/planner/step_trace.h).
 //
 //   PINION_ASSIGN_OR_RETURN(auto recorder, StepRecorder::Create(CudaBackend()));
 //   {
@@ -9,29 +9,31 @@
 //   }
 //   loss.backward();
 //   PINION_ASSIGN_OR_RETURN(auto steps, recorder->Finish());
-//   const StepRecord& step = steps[0];               // of device 0
+//   const StepTrace& step = steps[0];               // of device 0
 //
 // The recorder works beside any packer and does not change what it does. The record describes the
 // step as if nothing were offloaded: a session's waits, frees and fetches are excluded. Open the
 // RecordScope around the OffloadScope. Inside it, work at the end of the OffloadScope counts as
 // compute.
 //
-// Objects are the bytes that an OffloadScope without a module would offload by default. Parameters,
-// small tensors and tensors on other types of device count as other live bytes. Views of the same
-// bytes at one version are accesses to one object. An object frees nothing if its storage has
-// another owner when the backward that read it ends. All objects originate on the device, and none
-// is clean. Only recasts have a recomputation time.
+// What is an object: the bytes that an OffloadScope without a module would move, by the default
+// options. Parameters, what is small and what is of another kind of device are none, and count
+// among the other live bytes. Views of the same bytes at the same version are uses of one object.
+// An object frees nothing if somebody else holds its storage when the backward that has read it
+// ends. What it takes to compute one again is not known.
 //
-// Compute is timed on the device by events around each save, read and release, which Finish reads;
-// the device is not synchronised before. A device without timed events gets the host's time, and
-// StepRecord::timed_by_host is true. Compute begins at the RecordScope on the device that is
-// current there, on other devices at their first save. Idle time of the device counts as compute.
+// Compute is timed on the device, by an event before and one behind each save, read and release,
+// which are read in Finish: the device is not synchronised before. A device without such events
+// gives the host's time, and StepTrace::timed_by_host says so. Compute begins where RecordScope
+// does on the device that is current there, and on others with their first save. What is submitted
+// between two events counts, so that a device that idles for the host's calls idles in the record,
+// too.
 //
-// Other live bytes are the bytes of LibTorch's allocator at each access, without the objects. Peaks
-// in between are seen if the allocator reports them and no profiler takes the reports
-// (hooks/autograd/memory_observer.h). Otherwise StepStretch::transient_bytes is the drop from the
-// interval's begin to its end. A profiler may run before the RecordScope begins or start after it,
-// but must not start inside.
+// Other live bytes are those that LibTorch's allocator of the device has given out, at each use.
+// What operators take and give back in between is seen where the allocator reports it to profilers
+// and nobody else is in their place (hooks/autograd/memory_observer.h); elsewhere
+// StepInterval::transient_bytes is what was there at the interval's begin and has gone at its end.
+// A profiler may run before a RecordScope begins, and may start when it has ended, but not inside.
 //
 // Recording costs some microseconds per save: record a step now and then.
 //
@@ -50,7 +52,7 @@
 
 #include "absl/status/statusor.h"
 #include "pinion/device/device_backend.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 
 namespace pinion {
 
@@ -61,11 +63,11 @@ class StepRecorder {
   static absl::StatusOr<std::shared_ptr<StepRecorder>> Create(DeviceBackend backend);
   virtual ~StepRecorder() = default;
 
-  // Returns the records since the last call, by device index, and ends their last interval. Waits
-  // until the devices are done, at most a minute. Later reads of remaining graphs are not recorded.
-  // Returns errors of the devices. FailedPrecondition while a current stream captures a graph; then
-  // nothing is lost.
-  virtual absl::StatusOr<std::map<int, StepRecord>> Finish() = 0;
+  // What was recorded since the last call, by device, after waiting for the devices to get there.
+  // The last interval ends here. Reads of graphs that are left are not recorded any more. The
+  // errors of a device that is broken, or that does not get there within a minute.
+  // FailedPrecondition, with nothing lost, while a current stream captures a graph.
+  virtual absl::StatusOr<std::map<int, StepTrace>> Finish() = 0;
 };
 
 // Records what autograd saves on this thread. A step may have several scopes in a row, which may

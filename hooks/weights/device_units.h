@@ -25,8 +25,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/engine/plan/set_aside.h"
-#include "pinion/engine/plan/visit_schedule.h"
+#include "pinion/engine/schedule/set_aside.h"
+#include "pinion/engine/schedule/visit_schedule.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/hooks/autograd/torch_bridge.h"

@@ -9,7 +9,7 @@
 // memory target, the schedule's window is what the target leaves (target_window.h).
 //
 // A unit comes with one copy, on the stream that asks first, and stays until the schedule
-// (engine/plan/visit_schedule.h) wants its room: then the memory goes in the order of that stream,
+// (engine/schedule/visit_schedule.h) wants its room: then the memory goes in the order of that stream,
 // after all others that have used it. Nothing is ever copied back: masters are changed on the host,
 // between Pause and Resume, and what the device has of those that were changed is dropped.
 //
@@ -29,8 +29,8 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "pinion/engine/plan/set_aside.h"
-#include "pinion/engine/plan/visit_schedule.h"
+#include "pinion/engine/schedule/set_aside.h"
+#include "pinion/engine/schedule/visit_schedule.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/host_tier.h"

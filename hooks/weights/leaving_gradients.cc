@@ -12,7 +12,7 @@
 #include "absl/types/span.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/engine/host_buffer.h"
-#include "pinion/engine/plan/pack_plan.h"
+#include "pinion/engine/link/packing.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/tier/torch_memory.h"
 

@@ -1,5 +1,5 @@
 // The window of weights that visit a device within a memory target: what the target leaves beside
-// all others, use by use (engine/plan/visit_room.h).
+// all others, use by use (engine/schedule/visit_room.h).
 //
 //   const AllocatorBytes allocator = AllocatorBytesOf(device);   // with no lock held
 //   schedule.set_window_bytes(window.AtUse(use, allocator));
@@ -14,7 +14,7 @@
 #include <optional>
 #include <utility>
 
-#include "pinion/engine/plan/visit_room.h"
+#include "pinion/engine/schedule/visit_room.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 

@@ -19,7 +19,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/engine/plan/back_off.h"
+#include "pinion/engine/schedule/back_off.h"
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/device_tier.h"

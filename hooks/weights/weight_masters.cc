@@ -13,7 +13,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/engine/host_buffer.h"
-#include "pinion/engine/plan/pack_plan.h"
+#include "pinion/engine/link/packing.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/weights/visiting_tensor.h"
 

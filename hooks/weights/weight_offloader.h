@@ -16,7 +16,7 @@
 // optimizer still have the same tensors, on the device. Such a tensor has memory there while an
 // operator uses its layer, forward or backward; which module or function calls the operator does
 // not matter (visiting_tensor.h). Layers come ahead of their use as the step before used them
-// (engine/plan/visit_schedule.h); nothing is copied back but gradients.
+// (engine/schedule/visit_schedule.h); nothing is copied back but gradients.
 //
 // Results are those of a model that stays on the device, bit for bit; of an optimizer, those of its
 // arithmetic on the host.

@@ -21,8 +21,8 @@
 #include "pinion/bench/goals.h"
 #include "pinion/bench/nvbandwidth_json.h"
 #include "pinion/device/device.h"
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/engine/plan/link_curve.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/link/link_curve.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {

@@ -16,9 +16,9 @@
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/link/calibrate_link.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/link/link_curve.h"
 #include "pinion/engine/link/link_meter.h"
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/engine/plan/link_curve.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
 

@@ -22,7 +22,7 @@
 #include "pinion/device/device.h"
 #include "pinion/engine/copy_batch.h"
 #include "pinion/engine/host_buffer.h"
-#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/faulty_world.h"

@@ -25,7 +25,7 @@
 #include "gtest/gtest.h"
 #include "pinion/device/device.h"
 #include "pinion/device/device_backend.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/hooks/activations/module_heads.h"
 #include "pinion/hooks/activations/no_offload_module.h"
 #include "pinion/hooks/activations/offload_session.h"
@@ -132,8 +132,8 @@ TEST(OffloadScopeMisuseDeathTest, NoSessionNoRecorderAndNoHeadAreNamed) {
   EXPECT_DEATH(OffloadScope{nullptr}, "OffloadScope needs a session");
   EXPECT_DEATH(RecordScope{nullptr}, "RecordScope needs a recorder");
   struct Foreign : StepRecorder {
-    absl::StatusOr<std::map<int, StepRecord>> Finish() override {
-      return std::map<int, StepRecord>();
+    absl::StatusOr<std::map<int, StepTrace>> Finish() override {
+      return std::map<int, StepTrace>();
     }
   };
   EXPECT_DEATH(RecordScope{std::make_shared<Foreign>()}, "a recorder of StepRecorder::Create");

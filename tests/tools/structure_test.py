@@ -13,7 +13,7 @@ import count_tests
 import room_circles
 
 
-def complaints_about(source, **implementations):
+def checks_of(source, **implementations):
     """Of a header and of .cc files, by their names."""
     checks = check_structure.Checks()
     check_structure.check_file("engine/sample.h", source.encode(), checks)
@@ -21,7 +21,15 @@ def complaints_about(source, **implementations):
         check_structure.check_file(f"engine/{name}.cc", text.encode(), checks)
     check_structure.check_implementations(checks)
     check_structure.check_locks(checks)
-    return checks.complaints
+    return checks
+
+
+def complaints_about(source, **implementations):
+    return checks_of(source, **implementations).complaints
+
+
+def report_on(source):
+    return checks_of(source).report
 
 
 def lines(format_, count):
@@ -29,11 +37,11 @@ def lines(format_, count):
 
 
 class CheckStructureTest(unittest.TestCase):
-    def test_a_file_of_351_lines_is_too_long(self):
-        self.assertEqual(complaints_about("int x;\n" * 350), [])
-        self.assertEqual(complaints_about("int x;\n" * 351), ["engine/sample.h: 351 lines, 350 at most"])
+    def test_a_file_of_351_lines_is_reported(self):
+        self.assertEqual(report_on("int x;\n" * 350), [])
+        self.assertEqual(report_on("int x;\n" * 351), ["engine/sample.h: 351 lines"])
 
-    def test_a_class_with_13_private_methods_is_too_much(self):
+    def test_a_class_with_13_private_methods_is_reported(self):
         def sample(methods):
             return f"""namespace pinion {{
 class Sample final : public Base {{
@@ -47,9 +55,9 @@ class Sample final : public Base {{
 }}
 """
 
-        self.assertEqual(complaints_about(sample(12)), [])
+        self.assertEqual(report_on(sample(12)), [])
         self.assertEqual(
-            complaints_about(sample(13)), ["engine/sample.h:2: Sample: 13 private methods, 12 at most"]
+            report_on(sample(13)), ["engine/sample.h:2: Sample: 13 private methods"]
         )
 
     def test_every_shape_of_a_private_method_counts(self):
@@ -68,7 +76,7 @@ class Sample {{
 {lines("  void More{0}();", 7)}
 }};
 """
-        self.assertEqual(complaints_about(source), ["engine/sample.h:2: Sample: 13 private methods, 12 at most"])
+        self.assertEqual(report_on(source), ["engine/sample.h:2: Sample: 13 private methods"])
 
     def test_what_is_no_private_method_does_not_count(self):
         source = f"""
@@ -86,7 +94,7 @@ struct Sample {{
 {lines("  void Private{0}();", 12)}
 }};
 """
-        self.assertEqual(complaints_about(source), [])
+        self.assertEqual(report_on(source), [])
 
     def test_a_nested_class_counts_by_itself(self):
         source = f"""
@@ -97,10 +105,10 @@ class Outer {{
 }};
 """
         self.assertEqual(
-            complaints_about(source), ["engine/sample.h:3: Outer::Inner: 13 private methods, 12 at most"]
+            report_on(source), ["engine/sample.h:3: Outer::Inner: 13 private methods"]
         )
 
-    def test_a_lock_with_7_fields_is_too_much(self):
+    def test_a_lock_with_7_fields_is_reported(self):
         def sample(fields):
             return f"""
 class Sample {{
@@ -111,10 +119,10 @@ class Sample {{
 }};
 """
 
-        self.assertEqual(complaints_about(sample(6)), [])
+        self.assertEqual(report_on(sample(6)), [])
         self.assertEqual(
-            complaints_about(sample(7)),
-            ["engine/sample.h:2: Sample::mu_: 7 fields that it guards, 6 at most"],
+            report_on(sample(7)),
+            ["engine/sample.h:2: Sample::mu_: 7 fields that it guards"],
         )
 
     def test_fields_belong_to_the_class_around_them_or_to_the_file(self):
@@ -129,7 +137,7 @@ class Sample {{
 {lines("  int field{0}_ ABSL_GUARDED_BY(mu_);", 6)}
 }};
 """
-        self.assertEqual(complaints_about(source), ["engine/sample.h: mu: 7 fields that it guards, 6 at most"])
+        self.assertEqual(report_on(source), ["engine/sample.h: mu: 7 fields that it guards"])
 
     def test_what_a_pointer_points_to_counts_as_guarded(self):
         source = f"""
@@ -140,7 +148,7 @@ struct Sample {{
 }};
 """
         self.assertEqual(
-            complaints_about(source), ["engine/sample.h:2: Sample::mu: 7 fields that it guards, 6 at most"]
+            report_on(source), ["engine/sample.h:2: Sample::mu: 7 fields that it guards"]
         )
 
     def test_a_plain_struct_of_the_same_file_counts_by_its_fields(self):
@@ -155,11 +163,11 @@ class Sample {{
 }};
 """
 
-        too_many = "Sample::mu_: 7 fields that it guards, 6 at most"
+        too_many = "Sample::mu_: 7 fields that it guards"
         fields = lines("  int field{0} = 0;", 6)
         nested = f"struct Page {{\n{lines('  int line{0};', 5)}\n}};\nstruct Books {{\n  Page page;\n  int size;\n}};"
         for struct in (f"struct Books {{\n  // A comment.\n{fields}\n}};", nested):
-            found = complaints_about(sample(struct))
+            found = report_on(sample(struct))
             self.assertEqual([complaint.partition(": ")[2] for complaint in found], [too_many], struct)
         for struct in (
             f"class Books {{\n public:\n{fields}\n}};",
@@ -170,10 +178,10 @@ class Sample {{
             f"struct Books {{\n  static constexpr int kMost = 1;\n{lines('  int field{0};', 5)}\n}};",
             "struct Books;",
         ):
-            self.assertEqual(complaints_about(sample(struct)), [], struct)
+            self.assertEqual(report_on(sample(struct)), [], struct)
         plain = f"struct Books {{\n{fields}\n  Books* next;\n}};"
         for field in ("Books* books_ ABSL_GUARDED_BY(mu_)", "std::vector<Books> books_ ABSL_GUARDED_BY(mu_)"):
-            self.assertEqual(complaints_about(sample(plain, field)), [], field)
+            self.assertEqual(report_on(sample(plain, field)), [], field)
 
     def test_a_lock_that_no_class_has_counts_class_by_class(self):
         source = f"""
@@ -185,7 +193,7 @@ class Second {{
 }};
 """
         self.assertEqual(
-            complaints_about(source), ["engine/sample.h:10: Second::kLock: 7 fields that it guards, 6 at most"]
+            report_on(source), ["engine/sample.h:10: Second::kLock: 7 fields that it guards"]
         )
 
     def test_fields_of_others_count_for_the_lock_that_guards_them(self):
@@ -202,7 +210,7 @@ struct State {{
 }};
 """
         self.assertEqual(
-            complaints_about(source), ["engine/sample.h:13: State::mu: 7 fields that it guards, 6 at most"]
+            report_on(source), ["engine/sample.h:13: State::mu: 7 fields that it guards"]
         )
 
     def test_a_class_in_two_files_is_too_much(self):
@@ -275,23 +283,23 @@ class {"[[nodiscard]] " * class_says}{name} final : public Base {{
             with contextlib.redirect_stdout(output):
                 self.assertEqual(check_structure.main([directory]), 1)
         found = [line.partition(": ")[0] for line in output.getvalue().splitlines()]
-        self.assertEqual(found, ["hooks/a.h:1", "bench/peers/b.h:1", "tests/c.cc:1", "2 passed, 3 failed"])
+        self.assertEqual(found, ["hooks/a.h:1", "bench/peers/b.h:1", "tests/c.cc:1", "1 passed, 3 failed"])
 
-    def test_all_files_of_the_layers_are_checked(self):
+    def test_large_files_of_the_layers_are_reported_and_fail_nothing(self):
         with tempfile.TemporaryDirectory() as directory:
-            for name in ("allocator/heap/a.h", "hooks/b.cc", "bench/c.cc", "engine/plan/d.txt"):
+            for name in ("allocator/heap/a.h", "hooks/b.cc", "bench/c.cc", "engine/link/d.txt"):
                 path = pathlib.Path(directory) / name
                 path.parent.mkdir(parents=True)
                 path.write_text("int x;\n" * 351)
             output = io.StringIO()
             with contextlib.redirect_stdout(output):
-                self.assertEqual(check_structure.main([directory]), 1)
+                self.assertEqual(check_structure.main([directory]), 0)
         self.assertEqual(
             output.getvalue().splitlines(),
             [
-                "allocator/heap/a.h: 351 lines, 350 at most",
-                "hooks/b.cc: 351 lines, 350 at most",
-                "0 passed, 2 failed",
+                "report: allocator/heap/a.h: 351 lines",
+                "report: hooks/b.cc: 351 lines",
+                "2 passed, 0 failed",
             ],
         )
 
@@ -319,9 +327,9 @@ class RoomCirclesTest(unittest.TestCase):
         self.assertEqual(
             self.complaints(
                 "//hooks/plan:recorder -> //hooks/activations:policy",
-                "//hooks/plan:recorder -> //engine/plan:record",
-                "//hooks/activations:session -> //engine/plan:schedule",
-                "//engine/plan:schedule -> //engine/plan:record",
+                "//hooks/plan:recorder -> //engine/planner:trace",
+                "//hooks/activations:session -> //engine/schedule:schedule",
+                "//engine/schedule:schedule -> //engine/planner:trace",
             ),
             [],
         )
@@ -332,7 +340,7 @@ class RoomCirclesTest(unittest.TestCase):
                 "//hooks/plan:recorder -> //hooks/activations:policy",
                 "//hooks/activations:session -> //hooks/plan:schedule",
                 "//hooks/activations:session -> //hooks/activations:policy",
-                "//hooks/activations:session -> //engine/plan:record",
+                "//hooks/activations:session -> //engine/planner:trace",
             ),
             [
                 "a circle of //hooks/activations, //hooks/plan",

@@ -161,15 +161,15 @@ TEST(MmapSourceTest, AsManyThreadsTouchAsWereAskedFor) {
 
 TEST(MmapSourceTest, WhatIsTouchedAtATimeIsAHugePageOfTheSegment) {
   std::mutex mu;
-  std::vector<std::pair<void*, size_t>> stretches;
+  std::vector<std::pair<void*, size_t>> intervals;
   on_touch = [&](void* data, size_t size_bytes) {
     const std::lock_guard lock(mu);
-    stretches.emplace_back(data, size_bytes);
+    intervals.emplace_back(data, size_bytes);
   };
   const HostSegment segment = Segment({.touch_threads = 2}, 6 * kMiB);
   on_touch = nullptr;
   char* const data = static_cast<char*>(segment.data);
-  EXPECT_THAT(stretches, UnorderedElementsAre(Pair(data, 2 * kMiB), Pair(data + 2 * kMiB, 2 * kMiB),
+  EXPECT_THAT(intervals, UnorderedElementsAre(Pair(data, 2 * kMiB), Pair(data + 2 * kMiB, 2 * kMiB),
                                               Pair(data + 4 * kMiB, 2 * kMiB)));
   Free(segment);
 }

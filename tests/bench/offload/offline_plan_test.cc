@@ -5,17 +5,18 @@
 
 #include "absl/status/status.h"
 #include "gtest/gtest.h"
-#include "pinion/engine/plan/step_plan.h"
-#include "pinion/engine/plan/step_record.h"
-#include "pinion/engine/plan/step_simulation.h"
-#include "pinion/tests/engine/plan/every_plan.h"
+#include "pinion/engine/planner/plan_step.h"
+#include "pinion/engine/planner/step_plan.h"
+#include "pinion/engine/planner/step_simulation.h"
+#include "pinion/engine/planner/step_trace.h"
+#include "pinion/tests/engine/planner/every_plan.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
 namespace {
 
-// Compares SearchPlan with the best possible plan for every memory target.
-void ExpectBestOfEveryPlan(const StepRecord& step) {
+// For every memory from the least to all.
+void ExpectBestOfEveryPlan(const StepTrace& step) {
   const uint64_t all_bytes = CountedPeak(step, {});
   for (uint64_t memory = LeastMemoryBytes(step).value(); memory <= all_bytes; memory += 1000) {
     SCOPED_TRACE(memory);
@@ -46,20 +47,20 @@ TEST(OfflinePlan, InAnyOrderOfUsesItIsTheBestOfEveryPlan) {
 
 TEST(OfflinePlan, WhatIsSavedAgainStaysUntilThen) {
   std::mt19937 random(3);
-  StepRecord step = RandomChain(random, 4, /*equal_sizes=*/true);
-  step.uses = {0, 1, 2, 0, 3, 3, 2, 1, 0};
-  step.stretches.assign(10, {.compute_us = 1});
+  StepTrace step = RandomChain(random, 4, /*equal_sizes=*/true);
+  step.accesses = {0, 1, 2, 0, 3, 3, 2, 1, 0};
+  step.intervals.assign(10, {.compute_us = 1});
   step.objects[0].saved_until = 3;
   const uint64_t least_bytes = LeastMemoryBytes(step).value();
   const StepPlan plan = SearchPlan(step, least_bytes, SmallLink(), {}).value();
   for (const StepMove& move : plan.moves) {
-    EXPECT_TRUE(move.object != 0 || move.drop_at >= 4) << move.drop_at;
+    EXPECT_TRUE(move.object != 0 || move.evict_at >= 4) << move.evict_at;
   }
 }
 
 TEST(OfflinePlan, TheSameSeedFindsTheSamePlan) {
   std::mt19937 random(4);
-  const StepRecord step = RandomChain(random, 30, /*equal_sizes=*/false);
+  const StepTrace step = RandomChain(random, 30, /*equal_sizes=*/false);
   const uint64_t memory = LeastMemoryBytes(step).value() * 3 / 2;
   const StepPlan plan = SearchPlan(step, memory, SmallLink(), {}).value();
   EXPECT_EQ(plan.moves, SearchPlan(step, memory, SmallLink(), {}).value().moves);

@@ -8,30 +8,31 @@
 #include "gtest/gtest.h"
 #include "pinion/bench/offload/offload_method.h"
 #include "pinion/device/emulated/cost_model.h"
-#include "pinion/engine/plan/step_plan.h"
-#include "pinion/engine/plan/step_record.h"
-#include "pinion/engine/plan/step_simulation.h"
+#include "pinion/engine/planner/plan_step.h"
+#include "pinion/engine/planner/step_plan.h"
+#include "pinion/engine/planner/step_simulation.h"
+#include "pinion/engine/planner/step_trace.h"
 
 namespace pinion::testing {
 namespace planned_copies_test {
 
 constexpr uint64_t kUnitBytes = 64 * 1024;
 
-// Objects 0 and 2 must be offloaded before object 4 is created. Object 1 could be copied in
-// between, but stays externally referenced until the backward. Each interval computes for a third
-// of the time in which object 0 or 1 is copied.
-StepRecord Step(double copy_us) {
-  StepRecord step;
+// Objects 0 and 2 have to go before object 4 is made. While object 0 is copied object 1 could be
+// copied next, but somebody holds it until the turn. An interval takes as long as a third of the
+// copy of object 0 or 1.
+StepTrace Step(double copy_us) {
+  StepTrace step;
   for (const uint64_t units : {30, 30, 4, 4, 4}) {
     step.objects.push_back({.size_bytes = units * kUnitBytes});
   }
   step.objects[1].held_until = 5;
-  step.uses = {0, 1, 2, 3, 4, 4, 3, 2, 1, 0};
-  // The backward releases each object after its read.
+  step.accesses = {0, 1, 2, 3, 4, 4, 3, 2, 1, 0};
+  // Of a backward that lets go of what it has read.
   for (uint32_t object = 0; object < 5; ++object) step.objects[object].needed_until = 10 - object;
-  step.stretches.assign(step.uses.size() + 1, {.compute_us = copy_us / 3});
-  step.stretches[4].transient_bytes = 36 * kUnitBytes;
-  step.stretches[6].transient_bytes = 50 * kUnitBytes;
+  step.intervals.assign(step.accesses.size() + 1, {.compute_us = copy_us / 3});
+  step.intervals[4].transient_bytes = 36 * kUnitBytes;
+  step.intervals[6].transient_bytes = 50 * kUnitBytes;
   return step;
 }
 
@@ -40,7 +41,7 @@ TEST(PlannedCopies, WhatHasToGoFirstIsCopiedFirst) {
   world.preset = FindPreset("a100_pcie4").value();
   world.preset.launch_us = 0;
   world.link = LinkOf(world.preset).value();
-  const StepRecord step = Step(30 * kUnitBytes / world.link.d2h.gb_per_s / 1e3);
+  const StepTrace step = Step(30 * kUnitBytes / world.link.d2h.gb_per_s / 1e3);
   const uint64_t target_bytes = 74 * kUnitBytes;
   const StepPlan plan = PlanStep(step, target_bytes, world.link).value();
   std::vector<StepMove> as_made = plan.moves;

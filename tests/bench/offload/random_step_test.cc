@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
@@ -14,12 +14,13 @@ namespace {
 TEST(RandomStepTest, AStepOfAsManyUsesAsIsAskedForIsValid) {
   for (const size_t uses : {1000, 5000, 20000}) {
     SCOPED_TRACE(uses);
-    const StepRecord random = RandomStepOfUses(/*seed=*/1, uses);
-    const StepRecord gpt = GptLikeStep(uses, 4 * kMiB);
+    const StepTrace random = RandomStepOfUses(/*seed=*/1, uses);
+    const StepTrace gpt = GptLikeStep(uses, 4 * kMiB);
     EXPECT_THAT(random.Validate(), IsOk());
     EXPECT_THAT(gpt.Validate(), IsOk());
-    EXPECT_NEAR(static_cast<double>(random.uses.size()), static_cast<double>(uses), 0.05 * uses);
-    EXPECT_NEAR(static_cast<double>(gpt.uses.size()), static_cast<double>(uses), 0.05 * uses);
+    EXPECT_NEAR(static_cast<double>(random.accesses.size()), static_cast<double>(uses),
+                0.05 * uses);
+    EXPECT_NEAR(static_cast<double>(gpt.accesses.size()), static_cast<double>(uses), 0.05 * uses);
   }
 }
 
@@ -27,10 +28,10 @@ TEST(RandomStepTest, AStepOfAsManyUsesAsIsAskedForIsValid) {
 TEST(RandomStepTest, AShrunkStepIsTheSameStepWithSmallerTensors) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     SCOPED_TRACE(seed);
-    const StepRecord step = RandomStep(seed, /*shrink=*/1);
-    const StepRecord shrunk = RandomStep(seed, /*shrink=*/4);
+    const StepTrace step = RandomStep(seed, /*shrink=*/1);
+    const StepTrace shrunk = RandomStep(seed, /*shrink=*/4);
     ASSERT_THAT(shrunk.Validate(), IsOk());
-    EXPECT_EQ(step.uses, shrunk.uses);
+    EXPECT_EQ(step.accesses, shrunk.accesses);
     EXPECT_DOUBLE_EQ(step.compute_us(), 4 * shrunk.compute_us());
     for (size_t i = 0; i < step.objects.size(); ++i) {
       EXPECT_LE(shrunk.objects[i].size_bytes, step.objects[i].size_bytes);

@@ -11,8 +11,8 @@
 #include "pinion/bench/offload/offload_method.h"
 #include "pinion/bench/offload/random_step.h"
 #include "pinion/device/emulated/cost_model.h"
-#include "pinion/engine/plan/step_plan.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/plan_step.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
@@ -26,7 +26,7 @@ constexpr uint64_t kShrink = 16;
 // Host calls dominate shorter steps, and windows make fewer of them by packing small copies.
 constexpr double kShortestUs = 30;
 
-absl::StatusOr<MethodCost> Replay(const StepRecord& step, const MethodWorld& world,
+absl::StatusOr<MethodCost> Replay(const StepTrace& step, const MethodWorld& world,
                                   const OffloadMethod& method) {
   // The device refuses every byte above the target.
   MethodWorld limited = world;
@@ -44,7 +44,7 @@ TEST(RandomSteps, APlannedStepKeepsWithinTheMemoryOfWindowsAndIsNotSlower) {
   uint64_t binding = 0;
   for (uint64_t seed = 1; seed <= kSteps; ++seed) {
     SCOPED_TRACE(seed);
-    const StepRecord step = RandomStep(seed, kShrink);
+    const StepTrace step = RandomStep(seed, kShrink);
     ASSERT_THAT(step.Validate(), IsOk());
     const MethodCost alone = Replay(step, world, {Kind::kNone}).value();
     EXPECT_EQ(alone.peak_bytes, PlanStep(step, uint64_t{1} << 40, world.link)->peak_bytes);

@@ -23,8 +23,9 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/plan/step_plan.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/plan_step.h"
+#include "pinion/engine/planner/step_plan.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/emulated/emu_device.h"
 #include "pinion/hooks/plan/step_recorder.h"
@@ -41,18 +42,18 @@ using ::testing::SizeIs;
 
 constexpr uint64_t kSize = 64 * kKiB;
 
-// Three operators and their backward. The second operator saves one object twice. The program
-// references the first object until the backward begins, and the last one forever.
-StepRecord Step() {
-  StepRecord step;
+// Three operators, of which the second saves one object twice, and their backward. The first object
+// is held by the program until the backward has begun, the last one for good.
+StepTrace Step() {
+  StepTrace step;
   step.objects = {{.size_bytes = kSize, .needed_until = 9, .held_until = 6},
                   {.size_bytes = 2 * kSize, .needed_until = 8, .saved_until = 2},
                   {.size_bytes = kSize / 2, .needed_until = 6},
                   {.size_bytes = kSize, .frees = false, .needed_until = 5}};
-  step.uses = {0, 1, 1, 2, 3, 2, 1, 1, 0};
+  step.accesses = {0, 1, 1, 2, 3, 2, 1, 1, 0};
   step.operators = {0, 1, 1, 2, 2, 3, 4, 4, 5};
-  for (size_t i = 0; i <= step.uses.size(); ++i) {
-    step.stretches.push_back({.compute_us = 10.0 * static_cast<double>(i + 1),
+  for (size_t i = 0; i <= step.accesses.size(); ++i) {
+    step.intervals.push_back({.compute_us = 10.0 * static_cast<double>(i + 1),
                               .other_bytes = (3 + i) * kSize,
                               .transient_bytes = i % 3 * kSize});
   }
@@ -68,7 +69,7 @@ class ReplayedStepTest : public ::testing::Test {
     EXPECT_THAT(RegisterEmuDevice(machine_), IsOk());
   }
 
-  std::unique_ptr<ReplayedStep> Replay(StepRecord step, int layers = 0) {
+  std::unique_ptr<ReplayedStep> Replay(StepTrace step, int layers = 0) {
     return ReplayedStep::Create(std::move(step), machine_, layers).value();
   }
 
@@ -78,13 +79,13 @@ class ReplayedStepTest : public ::testing::Test {
 std::shared_ptr<void> NoScope() { return nullptr; }
 
 TEST_F(ReplayedStepTest, RecordedAgainItIsTheSameStep) {
-  const StepRecord step = Step();
+  const StepTrace step = Step();
   const std::unique_ptr<ReplayedStep> replayed = Replay(step);
   replayed->Run(NoScope);
   const auto recorder = StepRecorder::Create(EmulatedBackend(machine_)).value();
   replayed->Run([&] { return std::make_shared<RecordScope>(recorder); });
-  const StepRecord again = std::move(recorder->Finish().value()[0]);
-  EXPECT_EQ(again.uses, step.uses);
+  const StepTrace again = std::move(recorder->Finish().value()[0]);
+  EXPECT_EQ(again.accesses, step.accesses);
   EXPECT_EQ(again.operators, step.operators);
   ASSERT_EQ(again.objects.size(), step.objects.size());
   for (size_t i = 0; i < step.objects.size(); ++i) {
@@ -95,16 +96,16 @@ TEST_F(ReplayedStepTest, RecordedAgainItIsTheSameStep) {
     // An object that frees nothing stays externally referenced to the end.
     EXPECT_EQ(again.objects[i].held_until, step.objects[i].frees ? step.objects[i].held_until : 9);
   }
-  // Skips the last interval, in which the replay releases the program's objects.
-  for (size_t i = 0; i + 1 < step.stretches.size(); ++i) {
+  // Before the last one ends the replay has let go of what the program keeps.
+  for (size_t i = 0; i + 1 < step.intervals.size(); ++i) {
     SCOPED_TRACE(i);
-    EXPECT_NEAR(again.stretches[i].compute_us, step.stretches[i].compute_us, 0.01);
-    EXPECT_EQ(again.stretches[i].other_bytes, step.stretches[i].other_bytes);
+    EXPECT_NEAR(again.intervals[i].compute_us, step.intervals[i].compute_us, 0.01);
+    EXPECT_EQ(again.intervals[i].other_bytes, step.intervals[i].other_bytes);
   }
 }
 
 TEST_F(ReplayedStepTest, ItsPeakAndItsTimeAreThoseOfTheRecord) {
-  const StepRecord step = Step();
+  const StepTrace step = Step();
   const std::unique_ptr<ReplayedStep> replayed = Replay(step);
   replayed->Run(NoScope);
   machine_->ResetPeakMemory(0);
@@ -205,7 +206,7 @@ TEST_F(ReplayedStepTest, WhatACheckpointReadsIsInUseWhenTheNodeThatHasReadItHasR
 }
 
 TEST_F(ReplayedStepTest, CheckpointsHaveThePeakOfTheRecord) {
-  const StepRecord step = Step();
+  const StepTrace step = Step();
   const std::unique_ptr<ReplayedStep> replayed =
       ReplayedStep::Create(step, machine_, /*layers=*/0, ReplayedStep::Readers::kCheckpoints)
           .value();
@@ -217,18 +218,18 @@ TEST_F(ReplayedStepTest, CheckpointsHaveThePeakOfTheRecord) {
 }
 
 TEST_F(ReplayedStepTest, StepsLeaveNothingBehindButWhatIsAlwaysThere) {
-  const StepRecord step = Step();
+  const StepTrace step = Step();
   const std::unique_ptr<ReplayedStep> replayed = Replay(step, /*layers=*/2);
   replayed->Run(NoScope);
   const uint64_t behind_bytes = machine_->memory_stats(0).in_use_bytes;
   replayed->Run(NoScope);
   EXPECT_EQ(machine_->memory_stats(0).in_use_bytes, behind_bytes);
-  EXPECT_LE(behind_bytes, step.stretches.back().other_bytes);
+  EXPECT_LE(behind_bytes, step.intervals.back().other_bytes);
 }
 
 TEST_F(ReplayedStepTest, WhatSavesInItsBackwardIsRefused) {
-  StepRecord step = Step();
-  step.uses = {0, 1, 1, 2, 2, 3, 1, 1, 0};
+  StepTrace step = Step();
+  step.accesses = {0, 1, 1, 2, 2, 3, 1, 1, 0};
   step.operators.clear();
   const absl::Status refused = ReplayedStep::Create(step, machine_, 0).status();
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument));

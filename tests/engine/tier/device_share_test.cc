@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "gtest/gtest.h"
-#include "pinion/engine/plan/set_aside.h"
+#include "pinion/engine/schedule/set_aside.h"
 
 namespace pinion {
 namespace {

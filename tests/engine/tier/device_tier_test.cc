@@ -15,7 +15,7 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
-#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/engine/tier/device_memory.h"
 #include "pinion/engine/tier/guarded_memory.h"

@@ -14,11 +14,11 @@
 
 #include "absl/base/thread_annotations.h"
 #include "gtest/gtest.h"
-#include "pinion/engine/plan/known_step.h"
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/engine/plan/step_plan.h"
-#include "pinion/engine/plan/step_record.h"
-#include "pinion/engine/plan/target_schedule.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/planner/step_plan.h"
+#include "pinion/engine/planner/step_trace.h"
+#include "pinion/engine/schedule/cached_plan.h"
+#include "pinion/engine/schedule/planned_schedule.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/host_tier.h"
@@ -43,26 +43,26 @@ constexpr ScopeId kFirstScope = 1;
 constexpr ScopeId kSecondScope = 2;
 constexpr uint64_t kSize = 1024;
 
-// A plan of three tensors, whose first is offloaded when the third has been saved.
-std::shared_ptr<const KnownStep> Known() {
-  StepRecord step;
+// Three tensors, of which the first is copied out when the third has been saved.
+std::shared_ptr<const CachedPlan> Known() {
+  StepTrace step;
   for (const uint64_t signature : {1, 2, 3}) {
     step.objects.push_back({.size_bytes = kSize, .signature = signature});
   }
-  step.uses = {0, 1, 2, 2, 1, 0};
-  step.stretches.assign(step.uses.size() + 1, {.compute_us = 1});
+  step.accesses = {0, 1, 2, 2, 1, 0};
+  step.intervals.assign(step.accesses.size() + 1, {.compute_us = 1});
   StepPlan plan;
-  plan.moves = {{.object = 0, .drop_at = 3, .fetch_at = 4, .read_at = 5, .copy_at = 2}};
-  return std::make_shared<const KnownStep>(std::move(step), std::move(plan));
+  plan.moves = {{.object = 0, .evict_at = 3, .fetch_at = 4, .read_at = 5, .copy_at = 2}};
+  return std::make_shared<const CachedPlan>(std::move(step), std::move(plan));
 }
 
 ChosenSchedule Schedule(uint64_t target_bytes = 100 * kSize) {
   TargetOptions options;
   options.memory_bytes = target_bytes;
   options.link = AssumedLink();
-  auto schedule = std::make_unique<TargetSchedule>(options);
+  auto schedule = std::make_unique<PlannedSchedule>(options);
   schedule->Learn(Known());
-  TargetSchedule* target = schedule.get();
+  PlannedSchedule* target = schedule.get();
   return {.schedule = std::move(schedule), .target = target};
 }
 
@@ -88,9 +88,9 @@ class LateLeaversTest : public ::testing::Test {
         tensor.storage(), SavedVersion(tensor), StorageExtent{0, kSize}, stream, kFirstScope,
         ParameterCast::Of(tensor), tensor, other_node_);
     state.books.storages.Add(*record);
-    const Fate fate = state.schedule->OnSaved(kFirstScope, {kSize, signature});
-    EXPECT_FALSE(fate.leaves);
-    record->in_schedule.object = fate.object;
+    const SaveDecision decision = state.schedule->OnSaved(kFirstScope, {kSize, signature});
+    EXPECT_FALSE(decision.leaves);
+    record->in_schedule.object = decision.object;
     record->live_handles = 1;
     record->NoteSaver(other_node_, kFirstScope);
     state.books.storages.NoteStays(*record);
@@ -217,7 +217,7 @@ TEST_F(LateLeaversTest, AsLongAsWhatIsLetGoOfMakesNoRoomTheNextOneLeavesAsWell) 
   const OffloadOptions options;
   const LinkCalibration link = AssumedLink();
   TensorDepartures departures(options, link, device, *tier, state, stats_);
-  LeaveForTarget(state, stats_, device, CurrentNode(), departures);
+  OffloadForTarget(state, stats_, device, CurrentNode(), departures);
   EXPECT_EQ(stats_.Get().cast_again, 2u);
 }
 

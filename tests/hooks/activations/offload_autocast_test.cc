@@ -18,7 +18,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/link/link_calibration.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
@@ -272,7 +272,7 @@ TEST_F(OffloadAutocast, APlanCastsAgainWhatItHasNoRoomFor) {
   EXPECT_GT(stats.recast, 0u) << stats.ToString();
   EXPECT_GT(stats.evicted_bytes, 0u);
   EXPECT_GT(stats.prefetch_hits, 0u) << "planned steps fetch ahead";
-  EXPECT_THAT(world.session()->Explain(0), HasSubstr("computed again: "));
+  EXPECT_THAT(world.session()->Explain(0), HasSubstr("recast: "));
 }
 
 }  // namespace offload_autocast_test

@@ -7,7 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/engine/plan/target_schedule.h"
+#include "pinion/engine/schedule/planned_schedule.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/footprint.h"
@@ -26,7 +26,7 @@ constexpr NetShape kOther = {.layers = 3, .batch = 2, .tokens = 16};
 
 // Smaller than the two shapes, so no peak rises, and too many for the plan cache, so always new.
 constexpr int kRareShapes = 40;
-static_assert(kRareShapes > TargetSchedule::kMaxKnown);
+static_assert(kRareShapes > PlannedSchedule::kMaxCached);
 constexpr int kRareEvery = 10;
 NetShape RareShape(int n) {
   return {.layers = 1 + n % 2, .batch = 1 + n / 2 % 2, .tokens = 4 + n / 4};
@@ -83,8 +83,8 @@ TEST(OffloadManySteps, AThousandStepsOfOldAndNewShapesHaveWhatFiftyHad) {
   EXPECT_EQ(late.threads, early.threads);
   EXPECT_EQ(late.streams, early.streams);
   EXPECT_EQ(late.events, full.events) << "a rare shape may have more copies under way at once";
-  EXPECT_EQ(full_plans, TargetSchedule::kMaxKnown);
-  EXPECT_EQ(Plans(world), TargetSchedule::kMaxKnown);
+  EXPECT_EQ(full_plans, PlannedSchedule::kMaxCached);
+  EXPECT_EQ(Plans(world), PlannedSchedule::kMaxCached);
   EXPECT_LT(late.heap_bytes, full.heap_bytes + kHeapBytes);
 }
 

@@ -40,7 +40,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/checkpoint/checkpoint_module.h"
@@ -479,13 +479,13 @@ TEST_P(CheckpointTest, ARecordHasTheInputsAsObjectsAndTheSecondRunAsCompute) {
   EXPECT_THAT(step.Validate(), IsOk());
   EXPECT_THAT(step.objects, SizeIs(2)) << "the inputs";
   EXPECT_GT(plain.objects.size(), 2u);
-  for (const StepObject& object : step.objects) EXPECT_FALSE(object.recompute_us.has_value());
-  ASSERT_THAT(step.uses, SizeIs(6)) << "the first input is tanh's output as well";
-  if (!TestsRunOnGpu()) {  // a GPU idles for the host in both cases
+  for (const StepObject& object : step.objects) EXPECT_FALSE(object.recast_us.has_value());
+  ASSERT_THAT(step.accesses, SizeIs(6)) << "the first input is tanh's output as well";
+  if (!TestsRunOnGpu()) {  // which idles for the host in both
     EXPECT_GT(step.compute_us(), 1.5 * plain.compute_us());
   }
-  // The tensors that the second run of a segment makes, beside its fetched input.
-  EXPECT_GE(step.stretches[4].peak_other_bytes(), step.stretches[0].other_bytes + 2 * x_.nbytes());
+  // What the second run of a segment makes, when its input is back.
+  EXPECT_GE(step.intervals[4].peak_other_bytes(), step.intervals[0].other_bytes + 2 * x_.nbytes());
 }
 
 // --- Several devices, threads and streams ---

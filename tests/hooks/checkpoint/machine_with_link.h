@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/plan/link_calibration.h"
+#include "pinion/engine/link/link_calibration.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 

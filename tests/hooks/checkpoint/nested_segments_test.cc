@@ -173,7 +173,7 @@ double KeptMs(int64_t rows, bool begins_with_segment, uint64_t target_bytes) {
 std::vector<std::set<size_t>> MixesOf(const std::shared_ptr<OffloadSession>& session) {
   std::vector<std::set<size_t>> mixes;
   for (const absl::string_view line : absl::StrSplit(session->Explain(0), '\n')) {
-    if (!absl::StartsWith(line, "segments computed again: ")) continue;
+    if (!absl::StartsWith(line, "segments recomputed: ")) continue;
     std::set<size_t>& mix = mixes.emplace_back();
     const size_t begin = line.find('(') + 1;
     for (const absl::string_view number :

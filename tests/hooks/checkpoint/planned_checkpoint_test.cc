@@ -22,11 +22,12 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/plan/computed_again.h"
-#include "pinion/engine/plan/link_calibration.h"
-#include "pinion/engine/plan/step_memory.h"
-#include "pinion/engine/plan/step_plan.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/planner/liveness.h"
+#include "pinion/engine/planner/plan_step.h"
+#include "pinion/engine/planner/recomputation.h"
+#include "pinion/engine/planner/step_plan.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/autograd/kept_tensor.h"
@@ -220,7 +221,7 @@ TEST(PlannedCheckpoint, WhereTheLinkIsSlowSomeAreComputedAgainAndTheStepIsShorte
     EXPECT_THAT(step.runs, Each(::testing::AllOf(::testing::Ge(1), ::testing::Le(2))));
     EXPECT_LT(step.ms, alone.ms);
     EXPECT_EQ(RunStep(world, blocks, &kIfPlanned, world.session()).runs, step.runs);
-    EXPECT_THAT(world.session()->Explain(0), HasSubstr("segments computed again: "));
+    EXPECT_THAT(world.session()->Explain(0), HasSubstr("segments recomputed: "));
     world.ExpectNothingLeft();
   }
 }
@@ -550,8 +551,8 @@ class KeepsSegments : public SavedTensorPacker {
   uint32_t segments_ = 0;
 };
 
-StepRecord Record(EmuWorld& world, Blocks& blocks, const std::vector<uint32_t>& again,
-                  const CheckpointOptions* options = &kIfPlanned) {
+StepTrace Record(EmuWorld& world, Blocks& blocks, const std::vector<uint32_t>& again,
+                 const CheckpointOptions* options = &kIfPlanned) {
   RunStep(world, blocks, nullptr, nullptr);
   const auto recorder = StepRecorder::Create(world.backend()).value();
   at::Tensor loss;
@@ -561,7 +562,7 @@ StepRecord Record(EmuWorld& world, Blocks& blocks, const std::vector<uint32_t>& 
     loss = blocks.Loss(options);
   }
   loss.backward();
-  StepRecord step = recorder->Finish().value().at(0);
+  StepTrace step = recorder->Finish().value().at(0);
   blocks.Take(loss);
   return step;
 }
@@ -569,13 +570,13 @@ StepRecord Record(EmuWorld& world, Blocks& blocks, const std::vector<uint32_t>& 
 TEST(PlannedCheckpoint, ARecordTellsWhatEachSegmentSavesAndNeeds) {
   EmuWorld world(MachineWithLink(kSlowLink));
   Blocks blocks(world.device());
-  const StepRecord step = Record(world, blocks, {});
+  const StepTrace step = Record(world, blocks, {});
   ASSERT_THAT(step.Validate(), IsOk());
   ASSERT_EQ(step.segments.size(), static_cast<size_t>(kBlocks));
-  EXPECT_THAT(ThatCanBeComputedAgain(step), SizeIs(kBlocks));
+  EXPECT_THAT(RecomputableSegments(step), SizeIs(kBlocks));
   for (const StepSegment& segment : step.segments) {
     ASSERT_THAT(segment.inputs, SizeIs(1));
-    EXPECT_EQ(segment.inputs[0], step.uses[segment.uses[0]])
+    EXPECT_EQ(segment.inputs[0], step.accesses[segment.accesses[0]])
         << "its first operator saves its input";
   }
   EXPECT_THAT(step.unsaved_inputs, IsEmpty());
@@ -585,7 +586,7 @@ TEST(PlannedCheckpoint, ARecordTellsOfInputsThatNobodySaves) {
   EmuWorld world(MachineWithLink(kSlowLink));
   Blocks blocks(world.device());
   blocks.set_scales_inputs(true);
-  const StepRecord step = Record(world, blocks, {});
+  const StepTrace step = Record(world, blocks, {});
   ASSERT_THAT(step.Validate(), IsOk());
   ASSERT_THAT(step.unsaved_inputs, SizeIs(kBlocks));
   for (uint32_t i = 0; i < kBlocks; ++i) {
@@ -595,9 +596,9 @@ TEST(PlannedCheckpoint, ARecordTellsOfInputsThatNobodySaves) {
     EXPECT_EQ(input.size_bytes, 64 * 64 * sizeof(float));
     EXPECT_EQ(input.frees, i > 0) << "the program has its own to the end";
     if (i == 0) continue;
-    EXPECT_GT(input.held_until, step.segments[i].uses[0]);
+    EXPECT_GT(input.held_until, step.segments[i].accesses[0]);
     if (i + 1 < kBlocks) {
-      EXPECT_LE(input.held_until, step.segments[i + 1].uses[0]);
+      EXPECT_LE(input.held_until, step.segments[i + 1].accesses[0]);
     }
   }
 }
@@ -609,9 +610,9 @@ TEST(PlannedCheckpoint, ARecordOfSegmentsThatAreKeptIsThatOfTheStepWithoutThem) 
   for (const bool scales : {false, true}) {
     SCOPED_TRACE(scales);
     blocks.set_scales_inputs(scales);
-    const StepRecord kept = Record(world, blocks, {});
-    const StepRecord plain = Record(world, blocks, {}, nullptr);
-    EXPECT_EQ(kept.uses, plain.uses);
+    const StepTrace kept = Record(world, blocks, {});
+    const StepTrace plain = Record(world, blocks, {}, nullptr);
+    EXPECT_EQ(kept.accesses, plain.accesses);
     EXPECT_EQ(kept.operators, plain.operators);
     EXPECT_NEAR(kept.compute_us(), plain.compute_us(), 0.001 * plain.compute_us());
     ASSERT_EQ(kept.objects.size(), plain.objects.size());
@@ -654,53 +655,53 @@ TEST(PlannedCheckpoint, WhatAScopeWithinASegmentPacksIsInNoSegment) {
     };
     checkpoint(kIfPlanned, outer, x.exp()).sum().backward();
   }
-  const StepRecord step = recorder->Finish().value().at(0);
+  const StepTrace step = recorder->Finish().value().at(0);
   ASSERT_THAT(step.Validate(), IsOk());
   ASSERT_THAT(step.segments, SizeIs(1));
   // exp's output (sin saves it too) and sin's output, which cos saves.
   EXPECT_THAT(step.objects, SizeIs(2));
-  for (const uint32_t use : step.segments[0].uses) EXPECT_EQ(step.uses[use], 0u);
+  for (const uint32_t use : step.segments[0].accesses) EXPECT_EQ(step.accesses[use], 0u);
 }
 
 TEST(PlannedCheckpoint, ARecordTellsWhichSegmentsAreInsideOfOthers) {
   EmuWorld world(MachineWithLink(kSlowLink));
   Blocks blocks(world.device());
-  const StepRecord plain = Record(world, blocks, {});
+  const StepTrace plain = Record(world, blocks, {});
   blocks.set_in_parts(true);
-  const StepRecord step = Record(world, blocks, {});
+  const StepTrace step = Record(world, blocks, {});
   ASSERT_THAT(step.Validate(), IsOk());
-  EXPECT_EQ(step.uses, plain.uses);
+  EXPECT_EQ(step.accesses, plain.accesses);
   ASSERT_THAT(step.segments, SizeIs(3 * kBlocks));
   for (uint32_t i = 0; i < kBlocks; ++i) {
     SCOPED_TRACE(i);
     EXPECT_EQ(step.segments[3 * i].outer, std::nullopt);
-    EXPECT_EQ(step.segments[3 * i].uses, plain.segments[i].uses);
+    EXPECT_EQ(step.segments[3 * i].accesses, plain.segments[i].accesses);
     EXPECT_EQ(step.segments[3 * i + 1].outer, 3 * i);
     EXPECT_EQ(step.segments[3 * i + 2].outer, 3 * i);
-    // The first half saves its input and gelu's, the second only its input.
-    EXPECT_THAT(step.segments[3 * i + 1].uses, SizeIs(4));
-    EXPECT_THAT(step.segments[3 * i + 2].uses, SizeIs(2));
+    // The first half saves its input and what gelu takes, the second its input alone.
+    EXPECT_THAT(step.segments[3 * i + 1].accesses, SizeIs(4));
+    EXPECT_THAT(step.segments[3 * i + 2].accesses, SizeIs(2));
   }
   std::vector<uint32_t> useful;
   for (uint32_t i = 0; i < 3 * kBlocks; ++i) {
     if (i % 3 != 2) useful.push_back(i);
   }
-  EXPECT_EQ(ThatCanBeComputedAgain(step), useful) << "what saves its inputs alone saves no memory";
+  EXPECT_EQ(RecomputableSegments(step), useful) << "what saves its inputs alone saves no memory";
 }
 
-// Compares the predicted record of a recomputed step with the record of the real one.
-void ExpectAsForeseen(const StepRecord& foreseen, const StepRecord& real) {
+// The step with segments computed again as it is foreseen, and what that step then is.
+void ExpectAsForeseen(const StepTrace& foreseen, const StepTrace& real) {
   ASSERT_THAT(foreseen.Validate(), IsOk());
   ASSERT_THAT(real.Validate(), IsOk());
-  ASSERT_EQ(foreseen.uses, real.uses);
+  ASSERT_EQ(foreseen.accesses, real.accesses);
   EXPECT_EQ(foreseen.operators, real.operators);
-  // Bytes per interval with all objects resident.
+  // In each interval, with all there.
   const std::vector<int64_t> foreseen_all = DeviceBytes(foreseen, {});
   const std::vector<int64_t> real_all = DeviceBytes(real, {});
   for (size_t i = 0; i < real_all.size(); ++i) {
-    EXPECT_GE(foreseen_all[i], real_all[i]) << "stretch " << i;
-    EXPECT_LE(foreseen_all[i], real_all[i] * 11 / 10) << "stretch " << i;
-    EXPECT_GE(foreseen.stretches[i].other_bytes, real.stretches[i].other_bytes) << i;
+    EXPECT_GE(foreseen_all[i], real_all[i]) << "interval " << i;
+    EXPECT_LE(foreseen_all[i], real_all[i] * 11 / 10) << "interval " << i;
+    EXPECT_GE(foreseen.intervals[i].other_bytes, real.intervals[i].other_bytes) << i;
   }
   EXPECT_NEAR(foreseen.compute_us(), real.compute_us(), 0.02 * real.compute_us());
   const uint64_t foreseen_bytes = LeastMemoryBytes(foreseen).value();
@@ -718,11 +719,11 @@ TEST(PlannedCheckpoint, AStepWithSegmentsComputedAgainIsAsWasForeseen) {
   Blocks blocks(world.device());
   for (const bool scales : {false, true}) {
     blocks.set_scales_inputs(scales);
-    const StepRecord kept = Record(world, blocks, {});
+    const StepTrace kept = Record(world, blocks, {});
     for (const std::vector<uint32_t>& again :
          std::vector<std::vector<uint32_t>>{{0}, {3}, {7}, {1, 2, 6}, {0, 1, 2, 3, 4, 5, 6, 7}}) {
       SCOPED_TRACE(::testing::PrintToString(again) + (scales ? ", scaled" : ""));
-      ExpectAsForeseen(WithComputedAgain(kept, again), Record(world, blocks, again));
+      ExpectAsForeseen(WithRecomputation(kept, again), Record(world, blocks, again));
     }
   }
 }
@@ -733,11 +734,11 @@ TEST(PlannedCheckpoint, AStepWithPartsOfSegmentsComputedAgainIsAsWasForeseen) {
   blocks.set_in_parts(true);
   for (const bool scales : {false, true}) {
     blocks.set_scales_inputs(scales);
-    const StepRecord kept = Record(world, blocks, {});
+    const StepTrace kept = Record(world, blocks, {});
     for (const std::vector<uint32_t>& again :
          std::vector<std::vector<uint32_t>>{{1}, {0}, {1, 3, 22}, {0, 4, 10, 21}}) {
       SCOPED_TRACE(::testing::PrintToString(again) + (scales ? ", scaled" : ""));
-      ExpectAsForeseen(WithComputedAgain(kept, again), Record(world, blocks, again));
+      ExpectAsForeseen(WithRecomputation(kept, again), Record(world, blocks, again));
     }
   }
 }

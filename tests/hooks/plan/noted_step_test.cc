@@ -11,7 +11,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/hooks/autograd/saved_version.h"
 #include "pinion/hooks/plan/device_peaks.h"
@@ -36,8 +36,8 @@ NotedObject Object(size_t first_use, size_t uses_at_release) {
 }
 NotedEntry Used(uint32_t object, uint64_t by) { return {.used = object, .by = by}; }
 
-StepRecord Record(const std::vector<NotedEntry>& entries, const std::vector<NotedObject>& objects,
-                  const std::vector<NotedInput>& inputs = {}) {
+StepTrace Record(const std::vector<NotedEntry>& entries, const std::vector<NotedObject>& objects,
+                 const std::vector<NotedInput>& inputs = {}) {
   return StepOf(entries, objects, inputs, {.us = std::vector<double>(2 * entries.size())});
 }
 
@@ -51,7 +51,7 @@ uint64_t ReleasedBytes(uint64_t first_by, int64_t gone_bytes) {
   entries[3].released = 0;
   entries[3].object_bytes = 2 * kSize - gone_bytes;
   entries[4].peak_other_bytes = 10 * kSize;
-  return Record(entries, objects).stretches.back().released_bytes;
+  return Record(entries, objects).intervals.back().released_bytes;
 }
 
 TEST(NotedStep, WhatAnOperatorHasUsedIsReleasedUntilItsNextUse) {
@@ -71,9 +71,9 @@ TEST(NotedStep, OfAStorageWhoseLastPartIsNotSavedYetTheRestCounts) {
   for (NotedObject& part : parts) part.storage_bytes = 4 * kSize;
   parts.push_back(Object(1, 3));
   parts.back().storage = 1;
-  const StepRecord step = Record({{}, Used(0, 1), Used(2, 2), Used(1, 3), {}}, parts);
+  const StepTrace step = Record({{}, Used(0, 1), Used(2, 2), Used(1, 3), {}}, parts);
   std::vector<uint64_t> other_bytes;
-  for (const StepStretch& stretch : step.stretches) other_bytes.push_back(stretch.other_bytes);
+  for (const StepInterval& interval : step.intervals) other_bytes.push_back(interval.other_bytes);
   EXPECT_THAT(other_bytes, ElementsAre(3 * kSize, 3 * kSize, 0, 0));
 }
 
@@ -126,7 +126,7 @@ NotedInput InputLike(const NotedObject& object, uint32_t segment, size_t begin =
 }
 // Returns the other bytes before a segment that begins and then saves `object` first.
 uint64_t BytesBeforeSegment(const NotedObject& object, const std::vector<NotedInput>& inputs = {}) {
-  const StepRecord step = Record({{}, BeginsSegment(0), UsedInSegment(0, 0), {}}, {object}, inputs);
+  const StepTrace step = Record({{}, BeginsSegment(0), UsedInSegment(0, 0), {}}, {object}, inputs);
   return step.segments.at(0).before.value().other_bytes;
 }
 
@@ -141,9 +141,9 @@ TEST(NotedStep, WhatASegmentSavesFirstDoesNotCountBeforeItIfItIsItsInput) {
 
 TEST(NotedStep, ASegmentInWhichAnotherThreadSavesFirstWasNotSeenToBegin) {
   const std::vector<NotedObject> objects = {Object(0, 2), Object(1, 2)};
-  const StepRecord step =
+  const StepTrace step =
       Record({{}, BeginsSegment(0), Used(0, /*by=*/2), UsedInSegment(1, 0), {}}, objects);
-  EXPECT_THAT(step.segments.at(0).uses, ElementsAre(1));
+  EXPECT_THAT(step.segments.at(0).accesses, ElementsAre(1));
   EXPECT_FALSE(step.segments[0].before.has_value());
 }
 
@@ -151,8 +151,8 @@ TEST(NotedStep, AnInputThatIsSavedBeforeItsSegmentAndStillHeldIsThatObject) {
   std::vector<NotedObject> objects = {Object(0, /*uses_at_release=*/0), Object(1, 2)};
   objects[0].handles = 1;
   objects[1].storage = 1;
-  const StepRecord step = Record({{}, Used(0, /*by=*/2), BeginsSegment(0), UsedInSegment(1, 0), {}},
-                                 objects, {InputLike(objects[0], 0, /*begin=*/1)});
+  const StepTrace step = Record({{}, Used(0, /*by=*/2), BeginsSegment(0), UsedInSegment(1, 0), {}},
+                                objects, {InputLike(objects[0], 0, /*begin=*/1)});
   EXPECT_THAT(step.segments.at(0).inputs, ElementsAre(0));
   EXPECT_THAT(step.unsaved_inputs, IsEmpty());
 }
@@ -161,7 +161,7 @@ TEST(NotedStep, TwoSegmentsThatNeedTheSameHaveOneUnsavedInput) {
   const std::vector<NotedObject> objects = {Object(0, 2), Object(1, 2)};
   NotedObject other = Object(0, 0);
   other.storage = 9;
-  const StepRecord step =
+  const StepTrace step =
       Record({{}, BeginsSegment(0), UsedInSegment(0, 0), BeginsSegment(1), UsedInSegment(1, 1), {}},
              objects, {InputLike(other, 0), InputLike(other, 1, /*begin=*/1)});
   EXPECT_THAT(step.segments.at(0).inputs, ElementsAre(2));

@@ -37,7 +37,7 @@
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
-#include "pinion/engine/plan/step_record.h"
+#include "pinion/engine/planner/step_trace.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/autograd/kept_tensor.h"
@@ -94,12 +94,12 @@ class StepRecorderTest : public ::testing::Test {
   std::shared_ptr<StepRecorder> NewRecorder() {
     return StepRecorder::Create(world_.backend()).value();
   }
-  StepRecord Finish() {
-    absl::StatusOr<std::map<int, StepRecord>> steps = recorder_->Finish();
+  StepTrace Finish() {
+    absl::StatusOr<std::map<int, StepTrace>> steps = recorder_->Finish();
     EXPECT_THAT(steps, IsOk());
-    if (!steps.ok()) return StepRecord();
+    if (!steps.ok()) return StepTrace();
     EXPECT_THAT(*steps, SizeIs(1));
-    StepRecord step = (*steps)[world_.device().index()];
+    StepTrace step = (*steps)[world_.device().index()];
     EXPECT_THAT(step.Validate(), IsOk());
     return step;
   }
@@ -134,33 +134,32 @@ class StepRecorderWithSlowCopies : public StepRecorderTest {
   StepRecorderWithSlowCopies() : StepRecorderTest(SlowCopies(/*stall_ms=*/10)) {}
 };
 
-std::vector<uint64_t> Sizes(const StepRecord& step) {
+std::vector<uint64_t> Sizes(const StepTrace& step) {
   std::vector<uint64_t> sizes;
   for (const StepObject& object : step.objects) sizes.push_back(object.size_bytes);
   return sizes;
 }
 
-std::vector<bool> Frees(const StepRecord& step) {
+std::vector<bool> Frees(const StepTrace& step) {
   std::vector<bool> frees;
   for (const StepObject& object : step.objects) frees.push_back(object.frees);
   return frees;
 }
 
-std::vector<uint64_t> OtherBytes(const StepRecord& step) {
+std::vector<uint64_t> OtherBytes(const StepTrace& step) {
   std::vector<uint64_t> bytes;
-  for (const StepStretch& stretch : step.stretches) bytes.push_back(stretch.other_bytes);
+  for (const StepInterval& interval : step.intervals) bytes.push_back(interval.other_bytes);
   return bytes;
 }
 
-void ExpectSameUses(const StepRecord& a, const StepRecord& b) {
-  EXPECT_EQ(a.uses, b.uses);
+void ExpectSameUses(const StepTrace& a, const StepTrace& b) {
+  EXPECT_EQ(a.accesses, b.accesses);
   ASSERT_EQ(a.objects.size(), b.objects.size());
   for (size_t i = 0; i < a.objects.size(); ++i) {
     SCOPED_TRACE(i);
     EXPECT_EQ(a.objects[i].size_bytes, b.objects[i].size_bytes);
     EXPECT_EQ(a.objects[i].signature, b.objects[i].signature);
     EXPECT_EQ(a.objects[i].frees, b.objects[i].frees);
-    EXPECT_EQ(a.objects[i].clean, b.objects[i].clean);
   }
 }
 
@@ -173,23 +172,21 @@ TEST_F(StepRecorderTest, AForwardSavesInOrderAndItsBackwardReadsInReverse) {
     y = Chain(3);
   }
   y.backward();
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 2, 2, 1, 0));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 2, 2, 1, 0));
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes, kTensorBytes, kTensorBytes));
   EXPECT_THAT(Frees(step), ElementsAre(true, true, true));
   for (const StepObject& object : step.objects) {
-    EXPECT_EQ(object.origin, StepObject::Origin::kDevice);
-    EXPECT_FALSE(object.clean);
-    EXPECT_FALSE(object.recompute_us.has_value());
+    EXPECT_FALSE(object.recast_us.has_value());
   }
   EXPECT_FALSE(step.timed_by_host);
-  // Each interval before a save makes a tensor, and each interval after a read computes with it.
-  for (const size_t i : {0, 1, 2, 4, 5, 6}) EXPECT_GT(step.stretches[i].compute_us, 0) << i;
+  // Each interval before a save makes a tensor, and each behind a read computes with it.
+  for (const size_t i : {0, 1, 2, 4, 5, 6}) EXPECT_GT(step.intervals[i].compute_us, 0) << i;
 }
 
 TEST_F(StepRecorderTest, StepsThatDoTheSameHaveTheSameOrdinals) {
   const TestNet net(world_.device(), at::kFloat);
-  std::optional<StepRecord> first;
+  std::optional<StepTrace> first;
   for (int i = 0; i < 3; ++i) {
     {
       SeedGenerators();
@@ -201,7 +198,7 @@ TEST_F(StepRecorderTest, StepsThatDoTheSameHaveTheSameOrdinals) {
       loss.backward();
       TakeGradients(net, loss);
     }
-    const StepRecord step = Finish();
+    const StepTrace step = Finish();
     EXPECT_GT(step.objects.size(), 10u);
     if (!first.has_value()) first = step;
     ExpectSameUses(step, *first);
@@ -217,7 +214,7 @@ TEST_F(StepRecorderTest, WhatIsOfAnotherSizeTypeOrPlaceHasAnotherSignature) {
               UseSaved);
     Probe(y, {activation()}, UseSaved);
   }
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   ASSERT_THAT(step.objects, SizeIs(5));
   EXPECT_NE(step.objects[0].signature, step.objects[4].signature);
   EXPECT_EQ(step.objects[0].signature, step.objects[1].signature);
@@ -234,9 +231,9 @@ TEST_F(StepRecorderTest, ViewsAreUsesOfOneObject) {
               UseSaved);
   }
   y.backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes));
-  EXPECT_THAT(step.uses, ElementsAre(0, 0, 0, 0, 0, 0));
+  EXPECT_THAT(step.accesses, ElementsAre(0, 0, 0, 0, 0, 0));
   EXPECT_THAT(Frees(step), ElementsAre(true));
 }
 
@@ -249,12 +246,12 @@ TEST_F(StepRecorderTest, SmallViewsOfOneStorageAreObjectsOfTheirOwn) {
     y = Probe(y, {base.slice(0, kTensorBytes / 2, 3 * kTensorBytes / 4)}, UseSaved);
   }
   y.backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   EXPECT_THAT(Sizes(step), ElementsAre(4 * kTensorBytes, kTensorBytes))
       << "the one that is needed longest has what nobody saved of the storage, too";
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0));
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 0));
   EXPECT_THAT(Frees(step), ElementsAre(true, true));
-  EXPECT_EQ(step.stretches[2].other_bytes, step.stretches[4].other_bytes);
+  EXPECT_EQ(step.intervals[2].other_bytes, step.intervals[4].other_bytes);
 }
 
 TEST_F(StepRecorderTest, PartsThatGoTogetherCountAsTheirStorage) {
@@ -281,11 +278,11 @@ TEST_F(StepRecorderTest, AStorageCountsWholeUntilItsLastPartIsSaved) {
     dropped.reset();
   }
   y.backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   ASSERT_THAT(Sizes(step), ElementsAre(kTensorBytes, 4 * kTensorBytes));
   ASSERT_THAT(Frees(step), ElementsAre(true, true));
-  EXPECT_GE(step.stretches[0].other_bytes, 3 * kTensorBytes) << "the whole is there already";
-  EXPECT_LT(step.stretches[1].other_bytes, kTensorBytes);
+  EXPECT_GE(step.intervals[0].other_bytes, 3 * kTensorBytes) << "the whole is there already";
+  EXPECT_LT(step.intervals[1].other_bytes, kTensorBytes);
 }
 
 TEST_F(StepRecorderTest, AnObjectThatIsSavedAgainIsHeldUntilThen) {
@@ -298,8 +295,8 @@ TEST_F(StepRecorderTest, AnObjectThatIsSavedAgainIsHeldUntilThen) {
     y = Probe(y, {held}, UseSaved);
   }
   y.backward();
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 0, 0, 1, 0));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 0, 0, 1, 0));
   EXPECT_EQ(step.objects[0].saved_until, 2u);
   EXPECT_EQ(step.objects[1].saved_until, 0u);
 }
@@ -315,8 +312,8 @@ TEST_F(StepRecorderTest, TheProgramHoldsAnObjectUntilItLetsGoOfIt) {
     y = Probe(y, {activation()}, UseSaved);
   }
   y.backward();
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 2, 2, 1, 0));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 2, 2, 1, 0));
   EXPECT_EQ(step.objects[0].held_until, 2u);
   EXPECT_EQ(step.objects[1].held_until, 0u) << "only its operator has had it";
 }
@@ -337,11 +334,11 @@ TEST_F(StepRecorderTest, WhatAPackerHoldsIsNotHeldByTheProgram) {
     y = Probe(y, {activation()}, UseSaved);
   }
   y.backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   EXPECT_GT(session->GetStats().evicted_bytes, 0u);
   std::vector<uint32_t> held_until;
   for (const StepObject& object : step.objects) held_until.push_back(object.held_until);
-  EXPECT_THAT(held_until, ElementsAre(0, 3, 0, 0, 0)) << "it has gone in the fourth stretch";
+  EXPECT_THAT(held_until, ElementsAre(0, 3, 0, 0, 0)) << "it has gone in the fourth interval";
 }
 
 TEST_F(StepRecorderTest, WhatTakesThePlaceOfAnObjectThatIsAwayTakesRoomBesideOneThatStays) {
@@ -363,11 +360,11 @@ TEST_F(StepRecorderTest, WhatTakesThePlaceOfAnObjectThatIsAwayTakesRoomBesideOne
     y.backward();
     return Finish();
   };
-  const StepRecord all_stay = record(nullptr);
-  const StepRecord some_leave = record(world_.session());
+  const StepTrace all_stay = record(nullptr);
+  const StepTrace some_leave = record(world_.session());
   EXPECT_GT(world_.session()->GetStats().evicted_bytes, 0u);
-  EXPECT_GE(all_stay.stretches[4].transient_bytes, uint64_t{kTensorBytes});
-  EXPECT_EQ(some_leave.stretches[4].transient_bytes, all_stay.stretches[4].transient_bytes);
+  EXPECT_GE(all_stay.intervals[4].transient_bytes, uint64_t{kTensorBytes});
+  EXPECT_EQ(some_leave.intervals[4].transient_bytes, all_stay.intervals[4].transient_bytes);
 }
 
 TEST_F(StepRecorderTest, WhatIsLetGoOfBehindTheStretchsPeakIsHeldUntilThen) {
@@ -391,15 +388,15 @@ TEST_F(StepRecorderTest, WhatIsLetGoOfBehindTheStretchsPeakIsHeldUntilThen) {
     y.backward();
     return Finish();
   };
-  const StepRecord all_stay = record(nullptr);
-  const StepRecord some_leave = record(world_.session());
+  const StepTrace all_stay = record(nullptr);
+  const StepTrace some_leave = record(world_.session());
   EXPECT_GT(world_.session()->GetStats().evicted_bytes, 0u);
   for (const size_t object : {0, 1}) {
     EXPECT_EQ(all_stay.objects[object].held_until, 5u);
     EXPECT_EQ(some_leave.objects[object].held_until, 5u);
   }
-  EXPECT_GE(all_stay.stretches[5].transient_bytes, uint64_t{kTensorBytes});
-  EXPECT_EQ(some_leave.stretches[5].transient_bytes, all_stay.stretches[5].transient_bytes);
+  EXPECT_GE(all_stay.intervals[5].transient_bytes, uint64_t{kTensorBytes});
+  EXPECT_EQ(some_leave.intervals[5].transient_bytes, all_stay.intervals[5].transient_bytes);
 }
 
 // The program releases two saved tensors, with an allocation in between and a large one at the end.
@@ -426,11 +423,11 @@ TEST_F(StepRecorderTest, WhatGoesWithoutBeingNeededEndsNobodysHold) {
     y.backward();
     return Finish();
   };
-  const StepRecord all_stay = record(nullptr);
-  const StepRecord some_leave = record(world_.session());
+  const StepTrace all_stay = record(nullptr);
+  const StepTrace some_leave = record(world_.session());
   EXPECT_GT(world_.session()->GetStats().evicted_bytes, 0u);
-  EXPECT_GE(all_stay.stretches[5].transient_bytes, uint64_t{2 * kTensorBytes});
-  EXPECT_EQ(some_leave.stretches[5].transient_bytes, all_stay.stretches[5].transient_bytes);
+  EXPECT_GE(all_stay.intervals[5].transient_bytes, uint64_t{2 * kTensorBytes});
+  EXPECT_EQ(some_leave.intervals[5].transient_bytes, all_stay.intervals[5].transient_bytes);
 }
 
 // Packs copies in host memory, of which none is kept on the device.
@@ -463,11 +460,11 @@ TEST_F(StepRecorderTest, ACopyThatItsReaderLetsGoOfCountsAsLongAsItIsNeeded) {
     y.backward();
     return Finish();
   };
-  record(nullptr);  // makes the gradient
-  const StepRecord stays = record(nullptr);
-  const StepRecord leaves = record(std::make_shared<AwayPacker>());
-  EXPECT_GE(stays.stretches[2].transient_bytes, uint64_t{3 * kTensorBytes});
-  EXPECT_EQ(leaves.stretches[2].peak_other_bytes(), stays.stretches[2].peak_other_bytes());
+  record(nullptr);  // which makes a gradient
+  const StepTrace stays = record(nullptr);
+  const StepTrace leaves = record(std::make_shared<AwayPacker>());
+  EXPECT_GE(stays.intervals[2].transient_bytes, uint64_t{3 * kTensorBytes});
+  EXPECT_EQ(leaves.intervals[2].peak_other_bytes(), stays.intervals[2].peak_other_bytes());
 }
 
 TEST_F(StepRecorderTest, WhatAReaderWasGivenGoesWithItsHandleAsWhatHasStayedDoes) {
@@ -486,13 +483,13 @@ TEST_F(StepRecorderTest, WhatAReaderWasGivenGoesWithItsHandleAsWhatHasStayedDoes
   OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
   options.memory_target_bytes = 1;  // offloads everything
   const auto session = OffloadSession::Create(options, world_.backend()).value();
-  const StepRecord stays = record(nullptr);
-  const StepRecord leaves = record(session);
+  const StepTrace stays = record(nullptr);
+  const StepTrace leaves = record(session);
   EXPECT_GT(session->GetStats().fetched_bytes, 0u);
-  ASSERT_THAT(leaves.uses, ElementsAre(0, 1, 2, 3, 3, 2, 1, 0));
-  EXPECT_GE(stays.stretches[8].transient_bytes, uint64_t{3 * kTensorBytes});
-  // The first step also makes a gradient.
-  EXPECT_NEAR(leaves.stretches[8].peak_other_bytes(), stays.stretches[8].peak_other_bytes(),
+  ASSERT_THAT(leaves.accesses, ElementsAre(0, 1, 2, 3, 3, 2, 1, 0));
+  EXPECT_GE(stays.intervals[8].transient_bytes, uint64_t{3 * kTensorBytes});
+  // The first of the steps makes a gradient.
+  EXPECT_NEAR(leaves.intervals[8].peak_other_bytes(), stays.intervals[8].peak_other_bytes(),
               AllocationBytes(sizeof(float)));
 }
 
@@ -504,7 +501,7 @@ TEST_F(StepRecorderTest, AnotherVersionIsAnotherObject) {
     x.add_(1);
     const at::Tensor after = Probe(carrier_, {x}, UseSaved);
   }
-  EXPECT_THAT(Finish().uses, ElementsAre(0, 1));
+  EXPECT_THAT(Finish().accesses, ElementsAre(0, 1));
 }
 
 // Packers treat a part as another object if any byte of it is outside the first part. On the device
@@ -521,8 +518,8 @@ TEST_F(StepRecorderTest, PartsThatOverlapAreObjectsEachAndCountAsAllocations) {
     y = Probe(y, {part(200)}, UseSaved);
     Probe(y, {part(200)}, UseSaved);
   }
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1));
   const uint64_t part_bytes = AllocationBytes(kPartBytes);
   EXPECT_THAT(Sizes(step), ElementsAre((16 << 10) - part_bytes, part_bytes));
 }
@@ -535,9 +532,9 @@ TEST_F(StepRecorderTest, ParametersAndWhatIsSmallAreOtherBytes) {
     Probe(carrier_, {parameter, activation(512), at::ones({kTensorBytes})}, UseSaved);
     Probe(carrier_, {activation()}, UseSaved);
   }
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes));
-  EXPECT_GE(step.stretches[0].other_bytes, static_cast<uint64_t>(kTensorBytes));
+  EXPECT_GE(step.intervals[0].other_bytes, static_cast<uint64_t>(kTensorBytes));
 }
 
 TEST_F(StepRecorderTest, WhatSomebodyElseHoldsFreesNothing) {
@@ -553,13 +550,13 @@ TEST_F(StepRecorderTest, WhatSomebodyElseHoldsFreesNothing) {
     y = at::add(y, dropped.sum());
   }
   y.backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes, kTensorBytes, kTensorBytes / 4));
   EXPECT_THAT(Frees(step), ElementsAre(false, false, true));
-  EXPECT_EQ(step.stretches.back().other_bytes, world_.device_bytes());
-  // Externally referenced tensors are other bytes from the first use on.
-  for (const StepStretch& stretch : step.stretches) {
-    EXPECT_GE(stretch.other_bytes, static_cast<uint64_t>(2 * kTensorBytes));
+  EXPECT_EQ(step.intervals.back().other_bytes, world_.device_bytes());
+  // They are among the other bytes from the first use on.
+  for (const StepInterval& interval : step.intervals) {
+    EXPECT_GE(interval.other_bytes, static_cast<uint64_t>(2 * kTensorBytes));
   }
 }
 
@@ -573,11 +570,11 @@ TEST_F(StepRecorderTest, WhereObjectsThatFreeNothingOverlapTheBytesCountOnce) {
     held.add_(1);
     z = Probe(carrier_, {held}, UseSaved);
   }
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes, kTensorBytes));
   EXPECT_THAT(Frees(step), ElementsAre(false, false));
-  for (const StepStretch& stretch : step.stretches) {
-    EXPECT_NEAR(stretch.other_bytes, before, 2 * kKiB);
+  for (const StepInterval& interval : step.intervals) {
+    EXPECT_NEAR(interval.other_bytes, before, 2 * kKiB);
   }
 }
 
@@ -592,13 +589,14 @@ TEST_F(StepRecorderTest, OtherBytesAreAllThatIsLiveBesideObjects) {
   }
   const uint64_t outputs = world_.device_bytes() - before - 2 * kTensorBytes;
   y.backward();
-  const StepRecord step = Finish();
-  // The first probe's output is live from the second save on; backward makes small tensors only.
-  EXPECT_EQ(step.stretches[0].other_bytes, before);
-  EXPECT_EQ(step.stretches[1].other_bytes, before + outputs);
-  EXPECT_NEAR(step.stretches[2].other_bytes, before + outputs, 2 * kKiB);
-  EXPECT_NEAR(step.stretches[3].other_bytes, before + outputs, 2 * kKiB);
-  EXPECT_NEAR(step.stretches[4].other_bytes, before + outputs, 2 * kKiB);
+  const StepTrace step = Finish();
+  // One probe's output is live when the second tensor is saved and from then on; what backward
+  // makes beside it is as small.
+  EXPECT_EQ(step.intervals[0].other_bytes, before);
+  EXPECT_EQ(step.intervals[1].other_bytes, before + outputs);
+  EXPECT_NEAR(step.intervals[2].other_bytes, before + outputs, 2 * kKiB);
+  EXPECT_NEAR(step.intervals[3].other_bytes, before + outputs, 2 * kKiB);
+  EXPECT_NEAR(step.intervals[4].other_bytes, before + outputs, 2 * kKiB);
 }
 
 TEST_F(StepRecorderTest, WhatAThreadFreesOfWhichNobodyIsToldIsNotThereEither) {
@@ -628,8 +626,8 @@ TEST_F(StepRecorderTest, WhatOneNodeSavesAndWhatOneNodeReadsIsOneOperators) {
     y = Probe(y, {activation()}, UseSaved);
   }
   y.backward();
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 2, 2, 0, 1));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 2, 2, 0, 1));
   EXPECT_THAT(step.operators, ElementsAre(0, 0, 1, 2, 3, 3));
 }
 
@@ -641,10 +639,10 @@ TEST_F(StepRecorderTest, WhatIsTakenAndGivenBackInAForwardIsTransient) {
     activation(3 * kTensorBytes);
     y = Probe(y, {activation()}, UseSaved);
   }
-  const StepRecord step = Finish();
-  EXPECT_LT(step.stretches[0].transient_bytes, 3u * kTensorBytes);
-  EXPECT_GE(step.stretches[1].transient_bytes, 3u * kTensorBytes);
-  EXPECT_LT(step.stretches[2].transient_bytes, 3u * kTensorBytes);
+  const StepTrace step = Finish();
+  EXPECT_LT(step.intervals[0].transient_bytes, 3u * kTensorBytes);
+  EXPECT_GE(step.intervals[1].transient_bytes, 3u * kTensorBytes);
+  EXPECT_LT(step.intervals[2].transient_bytes, 3u * kTensorBytes);
 }
 
 TEST_F(StepRecorderTest, WhatIsMadeBeforeSomethingGoesAndSavedAfterwardsIsAnObjectThroughout) {
@@ -657,11 +655,11 @@ TEST_F(StepRecorderTest, WhatIsMadeBeforeSomethingGoesAndSavedAfterwardsIsAnObje
     y = Probe(carrier_, {made}, UseSaved);
   }
   y.backward();
-  const StepRecord step = Finish();
-  ASSERT_THAT(step.uses, ElementsAre(0, 1, 1));
+  const StepTrace step = Finish();
+  ASSERT_THAT(step.accesses, ElementsAre(0, 1, 1));
   ASSERT_THAT(Frees(step), ElementsAre(true, true));
-  // The tensors from which the object is made.
-  EXPECT_NEAR(step.stretches[1].transient_bytes, 2 * kTensorBytes, 2 * kKiB);
+  // What it is made of.
+  EXPECT_NEAR(step.intervals[1].transient_bytes, 2 * kTensorBytes, 2 * kKiB);
 }
 
 TEST_F(StepRecorderTest, WhatIsTakenAndGivenBackInABackwardIsTransient) {
@@ -676,11 +674,11 @@ TEST_F(StepRecorderTest, WhatIsTakenAndGivenBackInABackwardIsTransient) {
     });
   }
   y.backward();
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0));
-  EXPECT_LT(step.stretches[2].transient_bytes, 3u * kTensorBytes);
-  EXPECT_GE(step.stretches[3].transient_bytes, 3u * kTensorBytes);
-  EXPECT_LT(step.stretches[4].transient_bytes, 3u * kTensorBytes);
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 0));
+  EXPECT_LT(step.intervals[2].transient_bytes, 3u * kTensorBytes);
+  EXPECT_GE(step.intervals[3].transient_bytes, 3u * kTensorBytes);
+  EXPECT_LT(step.intervals[4].transient_bytes, 3u * kTensorBytes);
 }
 
 TEST_F(StepRecorderTest, WhatAnOperatorHasLetGoOfBeforeTheStretchsPeakDoesNotAddToIt) {
@@ -696,11 +694,12 @@ TEST_F(StepRecorderTest, WhatAnOperatorHasLetGoOfBeforeTheStretchsPeakDoesNotAdd
     y = Probe(saves_nothing, {activation()}, UseSaved);
   }
   y.backward();
-  const StepRecord step = Finish();
-  ASSERT_THAT(step.uses, ElementsAre(0, 0));
-  // The reader makes a tensor of the same size; both are freed when the next node allocates three.
-  EXPECT_NEAR(step.stretches[2].released_bytes, kTensorBytes, 2 * kKiB);
-  EXPECT_NEAR(step.stretches[2].peak_other_bytes() + kTensorBytes, before + 3 * kTensorBytes,
+  const StepTrace step = Finish();
+  ASSERT_THAT(step.accesses, ElementsAre(0, 0));
+  // The node that has read the tensor makes one as large, and both have gone when the next node
+  // takes three.
+  EXPECT_NEAR(step.intervals[2].released_bytes, kTensorBytes, 2 * kKiB);
+  EXPECT_NEAR(step.intervals[2].peak_other_bytes() + kTensorBytes, before + 3 * kTensorBytes,
               2 * kKiB);
 }
 
@@ -717,9 +716,9 @@ TEST_F(StepRecorderTest, WhatSomebodyElseHoldsIsThereAtThePeakOfItsLastReader) {
     });
   }
   y.backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   ASSERT_THAT(Frees(step), ElementsAre(false));
-  EXPECT_NEAR(step.stretches[2].peak_other_bytes(), before + 4 * kTensorBytes, 2 * kKiB);
+  EXPECT_NEAR(step.intervals[2].peak_other_bytes(), before + 4 * kTensorBytes, 2 * kKiB);
 }
 
 TEST_F(StepRecorderTest, WhatASessionTakesAndGivesBackIsNotTransient) {
@@ -735,8 +734,8 @@ TEST_F(StepRecorderTest, WhatASessionTakesAndGivesBackIsNotTransient) {
     const SavedTensorScope scope(std::make_shared<TakesAndGivesBack>());
     Chain(2);
   }
-  for (const StepStretch& stretch : Finish().stretches) {
-    EXPECT_LT(stretch.transient_bytes, 3u * kTensorBytes);
+  for (const StepInterval& interval : Finish().intervals) {
+    EXPECT_LT(interval.transient_bytes, 3u * kTensorBytes);
   }
 }
 
@@ -755,9 +754,9 @@ TEST_F(StepRecorderTest, WithoutAnObserverWhatWasThereAtAStretchsBeginAndHasGone
     y = Probe(y, {activation()}, UseSaved);
   }
   torch::autograd::profiler::disableProfiler();
-  const StepRecord step = Finish();
-  // During the whole interval, one of the two is charged to the object that it makes.
-  EXPECT_NEAR(step.stretches[1].transient_bytes, kTensorBytes, 2 * kKiB);
+  const StepTrace step = Finish();
+  // In all of the interval one of the two counts for the object that it makes.
+  EXPECT_NEAR(step.intervals[1].transient_bytes, kTensorBytes, 2 * kKiB);
 }
 
 TEST_F(StepRecorderTest, BackwardsAreObservedUntilTheStepIsFinished) {
@@ -782,11 +781,11 @@ TEST_F(StepRecorderTest, ComputeIsTheDevicesTime) {
     y = Probe(y, {at::mul(x, 2)}, UseSaved);
   }
   y.backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   const double busy_us = 1e3 * world_.machine().time_stats(0).compute_busy_ms;
   EXPECT_GT(busy_us, 100);
   EXPECT_NEAR(step.compute_us(), busy_us, 0.2 * busy_us);
-  EXPECT_GT(step.stretches[1].compute_us, 0.7 * busy_us);
+  EXPECT_GT(step.intervals[1].compute_us, 0.7 * busy_us);
 }
 
 // --- Beside a session ---
@@ -804,14 +803,14 @@ TEST_F(StepRecorderTest, BesideASessionTheRecordIsThatOfTheStepWithoutOne) {
     y.reset();
     return Finish();
   };
-  run(false);  // creates the gradients
-  const StepRecord plain = run(false);
-  const StepRecord beside = run(true);
+  run(false);  // the gradients are there from now on
+  const StepTrace plain = run(false);
+  const StepTrace beside = run(true);
   const OffloadStats stats = world_.QuietStats();
   EXPECT_EQ(stats.offloaded, 6u);
   EXPECT_GE(stats.evicted_bytes, 4u * kTensorBytes);
   EXPECT_GE(stats.fetched_bytes, 4u * kTensorBytes);
-  EXPECT_THAT(plain.uses, SizeIs(12));
+  EXPECT_THAT(plain.accesses, SizeIs(12));
   ExpectSameUses(plain, beside);
   EXPECT_EQ(OtherBytes(plain), OtherBytes(beside));
 }
@@ -824,7 +823,7 @@ TEST_F(StepRecorderTest, InsideASessionsScopeItIsTheSame) {
     y = Chain(6);
   }
   y.backward();
-  EXPECT_THAT(Finish().uses, ElementsAre(0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0));
+  EXPECT_THAT(Finish().accesses, ElementsAre(0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0));
   const OffloadStats stats = world_.QuietStats();
   EXPECT_EQ(stats.offloaded, 6u);
   EXPECT_GT(stats.evicted_bytes, 0u);
@@ -850,7 +849,7 @@ TEST_F(StepRecorderTest, NestedScopesAreRecordedAsOne) {
     y = save();
   }
   y.backward();
-  EXPECT_THAT(Finish().uses, ElementsAre(0, 1, 2, 3, 3, 2, 1, 0));
+  EXPECT_THAT(Finish().accesses, ElementsAre(0, 1, 2, 3, 3, 2, 1, 0));
   const OffloadStats recorded = world_.QuietStats();
   EXPECT_EQ(recorded.packed, 3u);
   EXPECT_EQ(recorded.offloaded, 3u);
@@ -896,8 +895,8 @@ TEST_F(StepRecorderWithSlowCopies, WaitsForCopiesAreNoCompute) {
   }
   y.backward();
   y.reset();
-  ASSERT_THAT(world_.Synchronize(), IsOk());  // CUDA's waits do not advance virtual time
-  const StepRecord step = Finish();
+  ASSERT_THAT(world_.Synchronize(), IsOk());  // CUDA's waits do not move virtual time
+  const StepTrace step = Finish();
   EXPECT_GT(world_.machine().now_ms() - before_ms, 100);
   EXPECT_LT(step.compute_us(), 10e3);
   EXPECT_GT(world_.QuietStats().evicted_bytes, 0u);
@@ -916,8 +915,8 @@ TEST_F(StepRecorderWithSlowCopies, WaitsAtTheEndOfABackwardAreNoCompute) {
   }
   y.backward();
   y.reset();
-  ASSERT_THAT(world_.Synchronize(), IsOk());  // CUDA's waits do not advance virtual time
-  const StepRecord step = Finish();
+  ASSERT_THAT(world_.Synchronize(), IsOk());  // CUDA's waits do not move virtual time
+  const StepTrace step = Finish();
   EXPECT_GT(world_.machine().now_ms() - before_ms, 15) << "the tensors share copies";
   EXPECT_LT(step.compute_us(), 10e3);
   EXPECT_THAT(Frees(step), ElementsAre(true, true, true, true, true, true));
@@ -945,7 +944,7 @@ TEST_F(StepRecorderTest, NothingWaitsForTheDeviceBeforeTheEnd) {
     run();
   }
   EXPECT_EQ(waits() - before, plain);
-  EXPECT_THAT(Finish().uses, SizeIs(12));
+  EXPECT_THAT(Finish().accesses, SizeIs(12));
   EXPECT_GT(waits() - before, plain);
 }
 
@@ -963,16 +962,16 @@ TEST_F(StepRecorderOnTwoDevices, EachDeviceHasItsOwnRecord) {
   }
   y.backward();
   z.backward();
-  absl::StatusOr<std::map<int, StepRecord>> steps = recorder_->Finish();
+  absl::StatusOr<std::map<int, StepTrace>> steps = recorder_->Finish();
   ASSERT_THAT(steps, IsOk());
   ASSERT_THAT(*steps, SizeIs(2));
   const int first = world_.device().index();
   const int second = world_.device(1).index();
-  EXPECT_THAT((*steps)[first].uses, ElementsAre(0, 1, 2, 2, 1, 0));
-  EXPECT_THAT((*steps)[second].uses, ElementsAre(0, 0));
+  EXPECT_THAT((*steps)[first].accesses, ElementsAre(0, 1, 2, 2, 1, 0));
+  EXPECT_THAT((*steps)[second].accesses, ElementsAre(0, 0));
   EXPECT_THAT(Sizes((*steps)[second]), ElementsAre(4 * kTensorBytes));
   EXPECT_THAT((*steps)[second].Validate(), IsOk());
-  EXPECT_GT((*steps)[second].stretches[2].compute_us, 0);
+  EXPECT_GT((*steps)[second].intervals[2].compute_us, 0);
   EXPECT_EQ(world_.QuietStats().offloaded, 4u);
 }
 
@@ -984,9 +983,9 @@ TEST_F(StepRecorderTest, AGraphThatIsKeptIsReadAgain) {
   }
   y.backward({}, /*retain_graph=*/true);
   y.backward({}, /*retain_graph=*/true);
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0, 1, 0));
-  // Only the graph references them.
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 0, 1, 0));
+  // The graph still holds them, and nobody else.
   EXPECT_THAT(Frees(step), ElementsAre(true, true));
 }
 
@@ -998,8 +997,8 @@ TEST_F(StepRecorderTest, ReadsOfABackwardThatMakesAGraphAreMarked) {
   }
   torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true);
   y.backward();
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0, 1, 0));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 0, 1, 0));
   EXPECT_THAT(step.graph_reads, ElementsAre(2, 3));
 }
 
@@ -1013,8 +1012,8 @@ TEST_F(StepRecorderTest, AReadOutsideOfABackwardIsNoneOfABackwardThatMakesAGraph
   ASSERT_NE(node, nullptr);
   node->ctx_.get_saved_variables();
   y.sum().backward();
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 1, 0));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 1, 0));
   EXPECT_THAT(step.graph_reads, ::testing::IsEmpty());
 }
 
@@ -1025,7 +1024,7 @@ TEST_F(StepRecorderTest, WhatUserCodeReadsComesAlone) {
     y = OwnFormula::apply(activation().requires_grad_(true).sin());
   }
   y.sum().backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   ASSERT_THAT(step.objects, SizeIs(2));
   EXPECT_FALSE(step.objects[0].comes_alone) << "LibTorch's own formula reads it";
   EXPECT_TRUE(step.objects[1].comes_alone);
@@ -1054,7 +1053,7 @@ TEST_F(StepRecorderTest, WhatComesAfterTheEndOfAStepIsNotPartOfTheNext) {
     const RecordScope record(recorder_);
     y = Chain(2);
   }
-  EXPECT_THAT(Finish().uses, ElementsAre(0, 1));
+  EXPECT_THAT(Finish().accesses, ElementsAre(0, 1));
   {
     const RecordScope record(recorder_);
     z = Chain(1);
@@ -1064,7 +1063,7 @@ TEST_F(StepRecorderTest, WhatComesAfterTheEndOfAStepIsNotPartOfTheNext) {
   EXPECT_EQ(world_.machine().calls(DeviceCall::kRecordEvent), events);
   z.backward();
   EXPECT_GT(world_.machine().calls(DeviceCall::kRecordEvent), events);
-  EXPECT_THAT(Finish().uses, ElementsAre(0, 0));
+  EXPECT_THAT(Finish().accesses, ElementsAre(0, 0));
   EXPECT_THAT(recorder_->Finish(), IsOkAndHolds(IsEmpty()));
 }
 
@@ -1086,8 +1085,8 @@ TEST_F(StepRecorderTest, AGraphThatIsDroppedWasSavedAlone) {
     const OffloadScope scope(world_.session());
     Chain(4);
   }
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 2, 3));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(Frees(step), ElementsAre(true, true, true, true));
   EXPECT_EQ(world_.QuietStats().offloaded, 4u);
 }
@@ -1099,10 +1098,11 @@ TEST_F(StepRecorderTest, WhatABackwardSavesIsNotRecorded) {
     const at::Tensor y = at::mul(at::mul(x, x), x).sum();
     torch::autograd::grad({y}, {carrier_}, {}, /*retain_graph=*/true, /*create_graph=*/true);
   }
-  const StepRecord step = Finish();
-  // x and its square are saved and read. The gradient's graph saves x again, and the gradients.
+  const StepTrace step = Finish();
+  // Of x and its square, which are saved and read; the graph of the gradient saves x again, and the
+  // gradients.
   EXPECT_THAT(step.objects, SizeIs(2));
-  EXPECT_THAT(step.uses, SizeIs(8));
+  EXPECT_THAT(step.accesses, SizeIs(8));
 }
 
 // --- Errors in between ---
@@ -1135,8 +1135,8 @@ TEST_F(StepRecorderTest, WhatCouldNotBePackedIsNotRecorded) {
     y = Probe(y, {activation(2 * kTensorBytes)}, UseSaved);
     y.backward();
   }
-  const StepRecord step = Finish();
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0));
+  const StepTrace step = Finish();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 0));
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes, 2 * kTensorBytes));
 }
 
@@ -1148,14 +1148,14 @@ TEST_F(StepRecorderTest, AForwardThatFailsLeavesTheNextStepAlone) {
     throw std::runtime_error("in forward");
   } catch (const std::runtime_error&) {
   }
-  EXPECT_THAT(Finish().uses, ElementsAre(0, 1));
+  EXPECT_THAT(Finish().accesses, ElementsAre(0, 1));
   at::Tensor y;
   {
     const RecordScope record(recorder_);
     y = Chain(1);
   }
   y.backward();
-  EXPECT_THAT(Finish().uses, ElementsAre(0, 0));
+  EXPECT_THAT(Finish().accesses, ElementsAre(0, 0));
 }
 
 TEST_F(StepRecorderTest, NothingIsRecordedWhileAGraphIsCaptured) {
@@ -1169,7 +1169,7 @@ TEST_F(StepRecorderTest, NothingIsRecordedWhileAGraphIsCaptured) {
     ASSERT_THAT(world_.machine().SetCapturing(stream, false), IsOk());
   }
   y.backward();
-  EXPECT_THAT(Finish().uses, ElementsAre(0, 0));
+  EXPECT_THAT(Finish().accesses, ElementsAre(0, 0));
 }
 
 TEST_F(StepRecorderTest, AScopeMayBeOpenedInACaptureAndAStepIsFinishedAfterIt) {
@@ -1185,7 +1185,7 @@ TEST_F(StepRecorderTest, AScopeMayBeOpenedInACaptureAndAStepIsFinishedAfterIt) {
   ASSERT_THAT(world_.machine().SetCapturing(stream, true), IsOk());
   EXPECT_THAT(recorder_->Finish(), StatusIs(absl::StatusCode::kFailedPrecondition));
   ASSERT_THAT(world_.machine().SetCapturing(stream, false), IsOk());
-  EXPECT_THAT(Finish().uses, ElementsAre(0, 0)) << "nothing is lost";
+  EXPECT_THAT(Finish().accesses, ElementsAre(0, 0)) << "nothing is lost";
 }
 
 TEST_F(StepRecorderTest, ADeviceThatCannotTimeGivesTheHostsTime) {
@@ -1202,9 +1202,9 @@ TEST_F(StepRecorderTest, ADeviceThatCannotTimeGivesTheHostsTime) {
     y = Chain(2);
   }
   y.backward();
-  const StepRecord step = Finish();
+  const StepTrace step = Finish();
   EXPECT_TRUE(step.timed_by_host);
-  EXPECT_THAT(step.uses, ElementsAre(0, 1, 1, 0));
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 0));
   EXPECT_GT(step.compute_us(), 0);
 }
 
@@ -1223,7 +1223,7 @@ TEST_F(StepRecorderTest, ADeviceIsAskedForOnceHoweverManyStepsAreRecorded) {
       y = Chain(1);
     }
     y.backward();
-    EXPECT_THAT(Finish().uses, ElementsAre(0, 0));
+    EXPECT_THAT(Finish().accesses, ElementsAre(0, 0));
   }
   EXPECT_EQ(asked, 1);
 }

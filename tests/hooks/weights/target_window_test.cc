@@ -9,8 +9,8 @@
 #include <optional>
 
 #include "gtest/gtest.h"
-#include "pinion/engine/plan/set_aside.h"
-#include "pinion/engine/plan/visit_room.h"
+#include "pinion/engine/schedule/set_aside.h"
+#include "pinion/engine/schedule/visit_room.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 

@@ -1,0 +1,90 @@
+#include "pinion/engine/link/link_calibration.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "pinion/allocator/base/status_macros.h"
+
+namespace pinion {
+
+absl::Status LinkCalibration::Validate() const {
+  const struct {
+    const char* field;
+    double value;
+    bool may_be_zero;
+  } fields[] = {
+      {"h2d.fixed_us", h2d.fixed_us, true},
+      {"h2d.piece_us", h2d.piece_us, true},
+      {"h2d.gb_per_s", h2d.gb_per_s, false},
+      {"d2h.fixed_us", d2h.fixed_us, true},
+      {"d2h.piece_us", d2h.piece_us, true},
+      {"d2h.gb_per_s", d2h.gb_per_s, false},
+      {"h2d_duplex_gb_per_s", h2d_duplex_gb_per_s, true},
+      {"d2h_duplex_gb_per_s", d2h_duplex_gb_per_s, true},
+  };
+  for (const auto& [field, value, may_be_zero] : fields) {
+    if (std::isfinite(value) && (value > 0 || (may_be_zero && value == 0))) continue;
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "the link's %s is %g; it must be finite and %s: measure it (CalibrateLink), or use "
+        "AssumedLink()",
+        field, value, may_be_zero ? "at least 0" : "positive"));
+  }
+  return absl::OkStatus();
+}
+
+std::string LinkCalibration::ToString() const {
+  const auto line = [this](const char* direction, const LinkCurve& curve, double duplex_gb_per_s) {
+    return absl::StrFormat(
+        "%s %.4g GB/s alone, %.4g GB/s with both directions busy, %.3g us per copy, %.3g us per "
+        "further piece%s",
+        direction, curve.gb_per_s, duplex_gb_per_s, curve.fixed_us, curve.piece_us,
+        modelled ? " (modelled)" : "");
+  };
+  return line("H2D", h2d, h2d_duplex_gb_per_s) + "\n" + line("D2H", d2h, d2h_duplex_gb_per_s);
+}
+
+LinkCalibration AssumedLink() {
+  LinkCalibration link;
+  link.h2d = {.fixed_us = 3, .piece_us = 1, .gb_per_s = 20};
+  link.d2h = link.h2d;
+  link.h2d_duplex_gb_per_s = 15;
+  link.d2h_duplex_gb_per_s = 15;
+  return link;
+}
+
+namespace {
+
+constexpr double kBytesPerUs = 1e3;  // of 1 GB/s
+
+absl::StatusOr<double> RateOf(const char* name, double gb_per_s) {
+  if (gb_per_s > 0 && std::isfinite(gb_per_s)) return gb_per_s * kBytesPerUs;
+  return absl::InvalidArgumentError(absl::StrCat("the link's ", name, " is ", gb_per_s,
+                                                 " GB/s: measure it (CalibrateLink), or use "
+                                                 "AssumedLink()"));
+}
+
+}  // namespace
+
+double LinkUs(double out_bytes, double in_bytes, const LinkRates& rates) {
+  const double one_after_the_other_us = out_bytes / rates.out + in_bytes / rates.in;
+  const double both_us = std::min(out_bytes / rates.duplex_out, in_bytes / rates.duplex_in);
+  const double rest_us = (out_bytes - both_us * rates.duplex_out) / rates.out +
+                         (in_bytes - both_us * rates.duplex_in) / rates.in;
+  return std::min(one_after_the_other_us, both_us + rest_us);
+}
+
+absl::StatusOr<LinkRates> RatesOf(const LinkCalibration& link) {
+  LinkRates rates;
+  PINION_ASSIGN_OR_RETURN(rates.out, RateOf("d2h.gb_per_s", link.d2h.gb_per_s));
+  PINION_ASSIGN_OR_RETURN(rates.in, RateOf("h2d.gb_per_s", link.h2d.gb_per_s));
+  PINION_ASSIGN_OR_RETURN(rates.duplex_out,
+                          RateOf("d2h_duplex_gb_per_s", link.d2h_duplex_gb_per_s));
+  PINION_ASSIGN_OR_RETURN(rates.duplex_in, RateOf("h2d_duplex_gb_per_s", link.h2d_duplex_gb_per_s));
+  PINION_RETURN_IF_ERROR(link.Validate());  // its costs as well
+  return rates;
+}
+
+}  // namespace pinion

@@ -1,0 +1,183 @@
+#include "pinion/engine/planner/plan_step.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/status_macros.h"
+#include "pinion/engine/planner/liveness.h"
+#include "pinion/engine/planner/residency_planner.h"
+#include "pinion/engine/planner/step_simulation.h"
+
+namespace pinion {
+namespace {
+
+// How many plans can be tried in 10 to 20 ms, beside the first two.
+int TriesFor(const StepTrace& step) {
+  constexpr size_t kTriedAccesses = 50'000;
+  constexpr size_t kTriesPerAccess = 8;  // a short step has few plans
+  const size_t accesses = step.accesses.size();
+  const size_t plans = std::min(kTriesPerAccess * accesses, kTriedAccesses / (accesses + 1));
+  return static_cast<int>(plans - std::min<size_t>(plans, 2));
+}
+
+// Bytes that the copies transfer, in both directions.
+uint64_t CopiedBytes(const StepTrace& step, const std::vector<StepMove>& moves) {
+  uint64_t bytes = 0;
+  for (const StepMove& move : moves) {
+    if (step.objects[move.object].recast_us.has_value()) continue;
+    const int copies = (move.copies_out ? 1 : 0) + (move.fetch_at != StepMove::kNever ? 1 : 0);
+    bytes += copies * step.objects[move.object].size_bytes;
+  }
+  return bytes;
+}
+
+// Of two plans that take the same time, the one that copies less is better.
+using Cost = std::pair<double, uint64_t>;
+
+constexpr EvictionRule kEvictionRules[] = {EvictionRule::kHighest, EvictionRule::kFitting};
+
+// Changes one or two preferences at random: an idle interval ranks first or last, or a blocker is
+// evicted.
+void Change(PlanPreferences& preferences, absl::Span<const Blocker> blockers,
+            std::mt19937& random) {
+  for (size_t changes = 1 + random() % 2; changes > 0; --changes) {
+    if (!blockers.empty() && random() % 2 == 0) {
+      preferences.EvictEarlier(blockers[random() % blockers.size()]);
+    } else {
+      preferences.ranks[random() % preferences.ranks.size()] = random() % 2 == 0 ? 0 : UINT32_MAX;
+    }
+  }
+}
+
+// Reorders the copies out as long as that shortens the step. `times` are those of the plan.
+absl::Status OrderCopies(const StepTrace& step, const StepSimulator& simulator, StepTimes times,
+                         StepPlan& plan) {
+  constexpr int kRounds = 4;  // each uses the times of the round before
+  for (int i = 0; i < kRounds; ++i) {
+    std::vector<StepMove> moves = InEvictionOrder(step, plan.moves, times);
+    if (moves == plan.moves) break;
+    PINION_ASSIGN_OR_RETURN(times, simulator.Run(moves));
+    if (times.step_us >= plan.step_us) break;
+    plan.moves = std::move(moves);
+    plan.step_us = times.step_us;
+  }
+  return absl::OkStatus();
+}
+
+// Searches for the shortest plan, starting from Belady's rule under each of `rules`. While the plan
+// takes more than `enough_us`, it evicts the blockers of the current plan, or changes preferences
+// at random, and keeps what is no worse.
+absl::StatusOr<StepPlan> BestWithin(const StepTrace& step, const ResidencyPlanner& planner,
+                                    uint64_t memory_bytes, const StepSimulator& simulator,
+                                    double enough_us, absl::Span<const EvictionRule> rules,
+                                    int tries) {
+  StepPlan best;
+  StepTimes best_times;
+  Cost best_cost = {std::numeric_limits<double>::infinity(), UINT64_MAX};
+  for (const EvictionRule rule : rules) {
+    std::mt19937 random;  // a fixed seed: a step always gets the same plan
+    PlanPreferences chosen = planner.ByNextUse();
+    Cost chosen_cost = {std::numeric_limits<double>::infinity(), UINT64_MAX};
+    std::vector<Blocker> blockers;  // of the chosen plan
+    bool evicts_blockers = false;   // whether to evict all blockers next
+    for (int i = 0; i <= tries / 2; ++i) {
+      PlanPreferences preferences = chosen;
+      if (evicts_blockers) {
+        preferences.EvictEarlier(blockers);
+      } else if (i > 0) {
+        Change(preferences, blockers, random);
+      }
+      PlannedMoves planned =
+          planner.MovesWithin(static_cast<int64_t>(memory_bytes), rule, preferences);
+      PINION_ASSIGN_OR_RETURN(StepTimes times, simulator.Run(planned.moves));
+      const Cost cost = {times.step_us, CopiedBytes(step, planned.moves)};
+      evicts_blockers = cost < chosen_cost && !planned.blockers.empty();
+      if (cost > chosen_cost) continue;
+      chosen = std::move(preferences);
+      chosen_cost = cost;
+      blockers = std::move(planned.blockers);
+      if (cost >= best_cost) continue;
+      best.moves = std::move(planned.moves);
+      best.step_us = times.step_us;
+      best_times = std::move(times);
+      best_cost = cost;
+      if (best.step_us <= enough_us || best.moves.empty()) return best;
+    }
+  }
+  PINION_RETURN_IF_ERROR(OrderCopies(step, simulator, std::move(best_times), best));
+  return best;
+}
+
+// Sets the plan's peak, which has to keep within `memory_bytes`.
+absl::StatusOr<StepPlan> Checked(const StepTrace& step, StepPlan plan, uint64_t memory_bytes) {
+  const std::vector<int64_t> bytes = DeviceBytes(step, plan.moves);
+  plan.peak_bytes = static_cast<uint64_t>(*std::max_element(bytes.begin(), bytes.end()));
+  if (plan.peak_bytes <= memory_bytes) return plan;
+  return absl::InternalError(
+      absl::StrCat("a plan for ", memory_bytes, " bytes takes ", plan.peak_bytes));
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> LeastMemoryBytes(const StepTrace& step) {
+  PINION_RETURN_IF_ERROR(step.Validate());
+  return ResidencyPlanner(step).LeastBytes();
+}
+
+absl::StatusOr<StepPlan> PlanStep(const StepTrace& step, uint64_t memory_bytes,
+                                  const LinkCalibration& link, PlanEffort effort) {
+  PINION_RETURN_IF_ERROR(step.Validate());
+  const ResidencyPlanner planner(step);
+  if (const uint64_t least_bytes = planner.LeastBytes(); least_bytes > memory_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the step does not fit into ", memory_bytes, " bytes of device memory (",
+                     HumanBytes(memory_bytes), "), whatever leaves: the least is ", least_bytes,
+                     " bytes (", HumanBytes(least_bytes), ")"));
+  }
+  PINION_ASSIGN_OR_RETURN(const StepSimulator simulator, StepSimulator::Create(step, link));
+  memory_bytes = std::min(memory_bytes, planner.MostBytes());
+  const bool tries = effort == PlanEffort::kTries;
+  PINION_ASSIGN_OR_RETURN(
+      StepPlan plan, BestWithin(step, planner, memory_bytes, simulator, step.compute_us(),
+                                {kEvictionRules, tries ? 2u : 1u}, tries ? TriesFor(step) : 0));
+  return Checked(step, std::move(plan), memory_bytes);
+}
+
+absl::StatusOr<StepPlan> PlanStepWithin(const StepTrace& step, double slowdown,
+                                        const LinkCalibration& link) {
+  PINION_RETURN_IF_ERROR(step.Validate());
+  const ResidencyPlanner planner(step);
+  PINION_ASSIGN_OR_RETURN(const StepSimulator simulator, StepSimulator::Create(step, link));
+  const double allowed_us = slowdown * step.compute_us();
+  const auto plan_within = [&](uint64_t memory_bytes) {
+    return BestWithin(step, planner, memory_bytes, simulator, allowed_us, {kEvictionRules, 1},
+                      /*tries=*/0);
+  };
+  uint64_t enough_bytes = planner.MostBytes();
+  uint64_t too_little_bytes = planner.LeastBytes();
+  PINION_ASSIGN_OR_RETURN(StepPlan best, plan_within(enough_bytes));
+  PINION_ASSIGN_OR_RETURN(StepPlan tried, plan_within(too_little_bytes));
+  if (tried.step_us <= allowed_us) return Checked(step, std::move(tried), too_little_bytes);
+  // To one percent of the possible gain.
+  const uint64_t exact_bytes = (enough_bytes - too_little_bytes) / 100;
+  while (enough_bytes - too_little_bytes > exact_bytes + 1) {
+    const uint64_t middle_bytes = too_little_bytes + (enough_bytes - too_little_bytes) / 2;
+    PINION_ASSIGN_OR_RETURN(tried, plan_within(middle_bytes));
+    if (tried.step_us <= allowed_us) {
+      enough_bytes = middle_bytes;
+      best = std::move(tried);
+    } else {
+      too_little_bytes = middle_bytes;
+    }
+  }
+  return Checked(step, std::move(best), enough_bytes);
+}
+
+}  // namespace pinion

@@ -1,0 +1,355 @@
+#include "pinion/engine/schedule/planned_schedule.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "pinion/engine/link/packing.h"
+#include "pinion/engine/planner/step_plan.h"
+
+namespace pinion {
+namespace {
+
+// With a target there are no windows but those of this schedule.
+WindowOptions WindowsOf(const TargetOptions& options) {
+  WindowOptions windows = options.windows;
+  if (options.memory_bytes.has_value()) windows.eviction_bytes = windows.prefetch_bytes = 0;
+  return windows;
+}
+
+// The excess of `bytes` over the limit.
+uint64_t Beyond(uint64_t limit_bytes, uint64_t bytes) {
+  return bytes - std::min(bytes, limit_bytes);
+}
+
+}  // namespace
+
+PlannedSchedule::PlannedSchedule(const TargetOptions& options)
+    : options_(options),
+      small_bytes_(LargestSmallPiece(options.link)),
+      window_(WindowsOf(options)) {}
+
+// --------------------------------------------------------------------------------- known steps
+
+void PlannedSchedule::FindCached(bool begins) {
+  std::optional<StepMatcher::Match> match;
+  const auto find = [&](bool fits) {
+    return cache_.Find([&](const CachedPlan& cached) {
+      if (cached.shortfall().ok() == fits && trials_.Fits(cached)) {
+        match = matcher_.MatchWith(cached);
+      }
+      return match.has_value();
+    });
+  };
+  std::shared_ptr<const CachedPlan> found = find(/*fits=*/true);
+  if (found == nullptr) found = find(/*fits=*/false);
+  matcher_.FollowNone();
+  residency_.ForgetPlan();
+  cursor_ = PlanCursor();
+  has_late_ = true;
+  // A step that begins with a segment may try recomputation now. Its record will tell whether it is
+  // the step that the trial is for.
+  if (begins && !trials_.IsTrying() && is_recorded_ && found != nullptr &&
+      trials_.MayTry(*found, cache_)) {
+    trials_.Try(found);
+  }
+  const bool tries = begins && trials_.IsTrying();
+  if (!tries) {
+    if (const auto wrong = trials_.Follow(found)) cache_.Forget(*wrong);
+  }
+  is_lost_ = found == nullptr || tries;
+  if (is_lost_ || !found->shortfall().ok()) {
+    residency_.AddAllDue();  // fetched parcels are evicted again
+    return;
+  }
+  cursor_ = PlanCursor(*found);
+  matcher_.Follow(std::move(found), *std::move(match));
+}
+
+std::optional<uint32_t> PlannedSchedule::OnSegment(ScopeId scope) {
+  if (IsInStep()) return trials_.OnSegment();
+  if (!trials_.has_early()) early_scope_ = scope;
+  return trials_.OnEarlySegment(cache_.Likeliest(), is_recorded_, cache_);
+}
+
+// ------------------------------------------------------------------------------ what happens
+
+SaveDecision PlannedSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
+  window_.OnSaved(scope, saved);
+  const bool begins = !IsInStep();
+  if (begins) {
+    matcher_.Begin();
+    residency_.Clear();
+    cache_.OnBegin();
+    trials_.OnBegin(saved.signature);
+  }
+  const auto [id, fits] = matcher_.OnSaved(saved.signature);
+  residency_.Add(id, saved.size_bytes);
+  if (begins || !fits) FindCached(begins);
+  OnUsed(id, AccessKind::kSaved);
+  const bool stays = IsPlanned() && followed()->Stays(matcher_.planned(id), matcher_.now());
+  residency_.SetStays(id, stays);
+  return {.object = id,
+          .leaves = !stays,
+          .even_if_held = IsPlanned() || options_.memory_bytes.has_value()};
+}
+
+uint64_t PlannedSchedule::BatchKey(uint32_t id) const {
+  // Large objects share no parcel, but a batch completes as a whole.
+  const bool is_large = residency_.SizeBytes(id) > small_bytes_;
+  const bool is_alone = !is_large && options_.memory_bytes.has_value();
+  if (!IsPlanned()) return is_alone ? CachedPlan::UniqueBatchKey(id) : 0;
+  const uint32_t planned = matcher_.planned(id);
+  // The target alone makes it leave, and it is fetched alone.
+  if (is_alone && !followed()->Moves(planned)) return CachedPlan::UniqueBatchKey(id);
+  return is_large ? followed()->LargeBatchKey(planned) : followed()->BatchKey(planned);
+}
+
+void PlannedSchedule::OnUsed(uint32_t id, AccessKind access) {
+  if (!matcher_.OnUsed(id, access)) FindCached(/*begins=*/false);
+  const bool is_kept = access == AccessKind::kReadAndKept || access == AccessKind::kReadIntoGraph;
+  residency_.SetStaysFetched(id, is_kept && IsPlanned() && IsResidentUntilNextAccess(id));
+  awaited_bytes_ = residency_.AwayBytes(id);
+}
+
+void PlannedSchedule::OnReleased(uint32_t object) {
+  matcher_.OnReleased(object);
+  residency_.Release(object);
+  if (IsInStep()) return;
+  cache_.OnEnd(followed().get());
+  // A step that tests a recomputation plan counts as recognised.
+  Backoff().OnEnd(/*is_unknown=*/is_lost_ && !trials_.IsTrying());
+}
+
+void PlannedSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) {
+  window_.OnLeft(parcel, held);
+  residency_.OnLeft(parcel, matcher_.now());
+}
+
+void PlannedSchedule::OnFetched(ScheduledParcel& parcel, int64_t backward) {
+  residency_.OnFetched(parcel);
+  awaited_bytes_ = 0;
+  // Its reader has the bytes, and the next reader may be far away.
+  if (!IsPlanned() && options_.memory_bytes.has_value()) residency_.AddDue(parcel);
+  window_.OnFetched(parcel, backward);
+}
+
+bool PlannedSchedule::OnDropped(ScheduledParcel& parcel) {
+  residency_.OnDropped(parcel);
+  return window_.OnDropped(parcel);
+}
+
+bool PlannedSchedule::OnGone(ScheduledParcel& parcel) {
+  residency_.OnGone(parcel);
+  return window_.OnGone(parcel);
+}
+
+void PlannedSchedule::OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) {
+  window_.OnFetchesRefused(parcels);
+  cursor_.RestartFetches();
+}
+
+void PlannedSchedule::OnRoomWanted() {
+  window_.OnRoomWanted();
+  cursor_.RestartFetches();
+}
+
+// -------------------------------------------------------------------------------- what leaves
+
+std::vector<uint32_t> PlannedSchedule::TakeDeferredOffloads() {
+  std::vector<uint32_t> late;
+  const auto leave = [&](uint32_t id) {
+    if (residency_.StopStaying(id)) late.push_back(id);
+  };
+  if (std::exchange(has_late_, false)) {
+    for (uint32_t id = 0; id < matcher_.object_count(); ++id) {
+      if (!IsPlanned() || !followed()->Stays(matcher_.planned(id), matcher_.now())) leave(id);
+    }
+  }
+  if (!IsPlanned()) return late;
+  const auto leave_all = [&](absl::Span<const uint32_t> copies) {
+    for (const uint32_t copy : copies) {
+      const StepMove& move = followed()->plan().moves[copy];
+      if (const auto id = matcher_.ObjectFor(move.object)) leave(*id);
+    }
+  };
+  leave_all(cursor_.TakeCopies(matcher_.now()));
+  if (std::exchange(all_leave_, false)) leave_all(cursor_.CopiesToCome());
+  OffloadForTarget(late);
+  return late;
+}
+
+void PlannedSchedule::OffloadForTarget(std::vector<uint32_t>& late) {
+  const uint64_t missing_bytes = MissingFor(awaited_bytes_).bytes;
+  if (missing_bytes == 0) return;
+  EvictAsPlanned();
+  const ScheduledParcel* const read_now = residency_.ParcelOf(matcher_.used_last());
+  uint64_t leaving_bytes = window_.WindowBytesWithout(read_now) + residency_.DueAgainBytes();
+  for (const uint32_t id : late) leaving_bytes += residency_.SizeBytes(id);
+  if (leaving_bytes >= missing_bytes) return;
+  for (const auto& [next_use, parcel] : Unread()) leaving_bytes += parcel->size_bytes;
+  if (leaving_bytes >= missing_bytes) return;
+  std::vector<std::pair<size_t, uint32_t>> kept;  // with the next access
+  for (uint32_t id = 0; id < matcher_.object_count(); ++id) {
+    if (!residency_.Stays(id) || id == matcher_.used_last()) continue;
+    if (followed()->FreesBehind(matcher_.planned(id), matcher_.now())) {
+      kept.emplace_back(NextAccessOf(id), id);
+    }
+  }
+  std::sort(kept.begin(), kept.end(), std::greater<>());
+  for (const auto& [next_use, id] : kept) {
+    if (leaving_bytes >= missing_bytes) return;
+    residency_.StopStaying(id);
+    late.push_back(id);
+    leaving_bytes += residency_.SizeBytes(id);
+  }
+}
+
+ScheduledParcels PlannedSchedule::TakeEvictions() {
+  if (!IsPlanned()) {
+    return options_.memory_bytes.has_value() ? TakeUnplanned() : window_.TakeEvictions();
+  }
+  EvictAsPlanned();
+  ScheduledParcels taken;
+  for (ScheduledParcel* parcel : residency_.TakeDue()) {
+    if (window_.Take(*parcel) || residency_.IsFetchedAlone(*parcel)) taken.push_back(parcel);
+  }
+  return taken.empty() ? TakeMissing() : taken;
+}
+
+ScheduledParcels PlannedSchedule::TakeUnplanned() {
+  ScheduledParcels taken = window_.TakeDownTo(0);
+  for (ScheduledParcel* parcel : residency_.TakeDue()) {
+    if (!residency_.IsFetchedAlone(*parcel)) continue;
+    // Several readers in a row share the object. It would be fetched again at once, beside the
+    // memory that the reader before still has.
+    if (parcel->objects.front() == matcher_.used_last()) {
+      residency_.AddDue(*parcel);
+    } else {
+      taken.push_back(parcel);
+    }
+  }
+  return taken;
+}
+
+void PlannedSchedule::EvictAsPlanned() {
+  const size_t now = matcher_.now();
+  for (const uint32_t drop : cursor_.TakeEvictionsDue(now)) {
+    const StepMove& move = followed()->plan().moves[drop];
+    const std::optional<uint32_t> id = matcher_.ObjectFor(move.object);
+    // If accesses were left out, the object is to be resident by now.
+    if (!id.has_value() || move.fetch_at <= now) continue;
+    residency_.WantAway(*id, move.fetch_at, followed()->step().objects[move.object].frees, now);
+  }
+}
+
+ScheduledParcels PlannedSchedule::TakeMissing() {
+  const Missing missing = MissingFor(awaited_bytes_);
+  const ScheduledParcel* const read_now = residency_.ParcelOf(matcher_.used_last());
+  const uint64_t beyond_bytes = Beyond(window_.WindowBytesWithout(read_now), missing.bytes);
+  // These parcels need no copy out and are evicted anyway.
+  ScheduledParcels taken =
+      window_.TakeDownTo(Beyond(missing.with_visitors_bytes, window_.window_bytes()), read_now);
+  if (beyond_bytes == 0) return taken;
+  uint64_t dropped_bytes = 0;
+  for (const auto& [next_use, parcel] : Unread()) {
+    if (dropped_bytes >= beyond_bytes) break;
+    taken.push_back(parcel);
+    dropped_bytes += parcel->size_bytes;
+  }
+  if (dropped_bytes > 0) cursor_.RestartFetches();
+  return taken;
+}
+
+std::vector<std::pair<size_t, ScheduledParcel*>> PlannedSchedule::Unread() const {
+  std::vector<std::pair<size_t, ScheduledParcel*>> unread;
+  for (ScheduledParcel* const parcel : FetchedAhead()) {
+    // Its reader is about to read the last accessed object.
+    if (parcel == residency_.ParcelOf(matcher_.used_last())) continue;
+    size_t next_use = SIZE_MAX;
+    for (const uint32_t id : parcel->objects) next_use = std::min(next_use, NextAccessOf(id));
+    unread.emplace_back(next_use, parcel);
+  }
+  std::stable_sort(unread.begin(), unread.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  return unread;
+}
+
+PlannedSchedule::Missing PlannedSchedule::MissingFor(uint64_t more_bytes) const {
+  if (!options_.memory_bytes.has_value()) return {};
+  // The position of a step that left accesses out is not known.
+  const uint64_t growth_bytes =
+      matcher_.skips() ? followed()->MostGrowthBytes() : followed()->GrowthBytes(matcher_.now());
+  const uint64_t wanted_bytes = device_bytes_ + growth_bytes + more_bytes;
+  // The plan leaves room for a layer of streamed weights, which the next operator may fetch.
+  const uint64_t visitors_bytes =
+      std::max(visiting_bytes_, Beyond(followed()->memory_bytes(), *options_.memory_bytes));
+  const uint64_t step_bytes = Beyond(visitors_bytes, *options_.memory_bytes);
+  const uint64_t planned_bytes = std::max(step_bytes, followed()->plan().peak_bytes);
+  const uint64_t missing_bytes = Beyond(planned_bytes + visiting_bytes_, wanted_bytes);
+  return {
+      .bytes = missing_bytes,
+      .with_visitors_bytes = std::max(missing_bytes, Beyond(*options_.memory_bytes, wanted_bytes))};
+}
+
+// ---------------------------------------------------------------- what comes back, and stays
+
+OffloadSchedule::Fetches PlannedSchedule::TakeFetches(
+    const SavedPlace& from, int64_t backward,
+    absl::FunctionRef<bool(const ScheduledParcel&)> is_away) {
+  if (!IsPlanned()) {
+    return options_.memory_bytes.has_value() ? Fetches()
+                                             : window_.TakeFetches(from, backward, is_away);
+  }
+  return TakePlannedFetch(is_away);
+}
+
+OffloadSchedule::Fetches PlannedSchedule::TakePlannedFetch(
+    absl::FunctionRef<bool(const ScheduledParcel&)> is_away) {
+  Fetches taken;
+  if (!window_.MayFetch()) return taken;
+  const size_t now = matcher_.now();
+  for (; const StepMove* const move = cursor_.NextFetch(now); cursor_.PassFetch()) {
+    const std::optional<uint32_t> id = matcher_.ObjectFor(move->object);
+    if (id.has_value()) residency_.CountIfOverdue(*id, now);  // it may be resident again
+    // A reader fetches what it reads now.
+    if (!id.has_value() || move->read_at <= now || residency_.ParcelOf(*id) == nullptr) continue;
+    ScheduledParcel& parcel = *residency_.ParcelOf(*id);
+    ++taken.looks;
+    if (parcel.scheduled.fetched_ahead || !is_away(parcel)) continue;
+    if (MissingFor(parcel.size_bytes).bytes > 0)
+      break;  // the device has more than planned: fetch later
+    window_.TakeFetch(parcel);
+    taken.parcels.push_back(&parcel);
+    cursor_.PassFetch();
+    break;
+  }
+  return taken;
+}
+
+std::vector<ScheduledParcel*> PlannedSchedule::FetchedAhead() const {
+  std::vector<ScheduledParcel*> parcels = window_.FetchedAhead();
+  for (const uint32_t id : residency_.AllThatStayFetched()) {
+    ScheduledParcel* const parcel = residency_.ParcelOf(id);
+    if (!parcel->scheduled.fetched_ahead) parcels.push_back(parcel);
+  }
+  return parcels;
+}
+
+std::vector<ScheduledParcel*> PlannedSchedule::FetchedIn(int64_t backward) const {
+  std::vector<ScheduledParcel*> parcels = window_.FetchedIn(backward);
+  if (!IsPlanned()) return parcels;
+  std::erase_if(parcels, [this](const ScheduledParcel* parcel) {
+    return StaysFetched(*parcel) && IsResidentUntilNextAccess(parcel->objects.front());
+  });
+  // The plan may have fetched them for the next backward.
+  const size_t now = matcher_.now();
+  for (const StepMove& move : followed()->plan().moves) {
+    const std::optional<uint32_t> id = matcher_.ObjectFor(move.object);
+    if (!id.has_value() || move.fetch_at > now || move.read_at <= now) continue;
+    std::erase(parcels, residency_.ParcelOf(*id));
+  }
+  return parcels;
+}
+
+}  // namespace pinion

@@ -1,0 +1,29 @@
+// Shares one memory target between planned steps and streamed weights.
+//
+// Plain data.
+
+#ifndef PINION_ENGINE_SCHEDULE_SET_ASIDE_H_
+#define PINION_ENGINE_SCHEDULE_SET_ASIDE_H_
+
+#include <cstdint>
+
+namespace pinion {
+
+// Part of the target that is reserved for weights.
+struct SetAside {
+  uint64_t least_bytes = 0;   // in any case: the largest layer
+  uint64_t enough_bytes = 0;  // if the step's least memory leaves it; at least `least_bytes`
+
+  bool operator==(const SetAside& other) const = default;
+};
+
+// Upper bound, until the step ends, of all device memory but streamed weights.
+struct StepPromise {
+  uint64_t most_bytes = 0;
+  // The step fetches objects again, so memory below the bound is reserved for them.
+  bool moves = false;
+};
+
+}  // namespace pinion
+
+#endif  // PINION_ENGINE_SCHEDULE_SET_ASIDE_H_

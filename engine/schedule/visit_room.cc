@@ -1,0 +1,51 @@
+#include "pinion/engine/schedule/visit_room.h"
+
+#include <algorithm>
+
+namespace pinion {
+namespace {
+
+// What is used on and on, such as a model of one layer, is in one place from here on.
+constexpr uint64_t kMostUses = 63;
+
+}  // namespace
+
+VisitRoom::Place VisitRoom::PlaceOf(const VisitUse& use) {
+  if (std::exchange(in_backward_, use.in_backward) && !use.in_backward) uses_.clear();
+  const Place first = {use.object, (use.builds_graph ? 2 : 0) | (use.in_backward ? 1 : 0)};
+  uint64_t& uses = uses_[first];
+  const bool is_in_row = last_.has_value() && last_->place.first == use.object;
+  const bool has_end = use.builds_graph || use.in_backward;
+  if (!has_end && !is_in_row) uses = 0;
+  return {use.object, first.second | std::min(uses++, kMostUses) << 2};
+}
+
+uint64_t VisitRoom::AtUse(const VisitUse& use, const OthersBytes& others,
+                          const std::optional<StepPromise>& promise) {
+  const Place place = PlaceOf(use);
+  NoteLast(others);
+  last_ = {place, use.argument_bytes, others};
+  const auto known = known_.find(place);
+  if (known == known_.end() || use.argument_bytes > known->second.argument_bytes) return 0;
+  uint64_t taken_bytes = others.current + known->second.allocated_bytes;
+  if (promise.has_value()) {
+    taken_bytes = promise->moves ? promise->most_bytes : std::min(taken_bytes, promise->most_bytes);
+    taken_bytes = std::max(taken_bytes, others.current);
+  }
+  return target_bytes_ - std::min(target_bytes_, taken_bytes);
+}
+
+void VisitRoom::NoteLast(const OthersBytes& others) {
+  if (!last_.has_value()) return;
+  // Somebody has reset what the allocator counts: what followed that use is not known.
+  if (others.allocated < last_->others.allocated) {
+    known_.erase(last_->place);
+    return;
+  }
+  Known& known = known_[last_->place];
+  known.argument_bytes = std::max(known.argument_bytes, last_->argument_bytes);
+  known.allocated_bytes =
+      std::max(known.allocated_bytes, others.allocated - last_->others.allocated);
+}
+
+}  // namespace pinion

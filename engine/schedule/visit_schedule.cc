@@ -1,0 +1,272 @@
+#include "pinion/engine/schedule/visit_schedule.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace pinion {
+namespace {
+
+constexpr uint64_t kNever = UINT64_MAX;
+
+// Uses before the last one that have to be the same, at least, for what followed to be expected,
+// and at most, to tell one place of a step from another.
+constexpr size_t kLeastMemory = 2;
+constexpr size_t kMostMemory = 64;
+
+// Of uses: steps of thousands of layers, several times over.
+constexpr size_t kHistory = size_t{1} << 16;
+
+}  // namespace
+
+VisitSchedule::VisitSchedule(VisitLimits limits) : window_bytes_(limits.window_bytes) {
+  for (const uint64_t size_bytes : limits.sizes_bytes) {
+    objects_.push_back({.size_bytes = size_bytes});
+  }
+  objects_.push_back({.size_bytes = 0});
+}
+
+Visit VisitSchedule::OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop) {
+  Visit visit;
+  const bool is_same = !history_.empty() && history_.back().object == object;
+  if (!is_same) Remember(object);
+  ++history_.back().uses;
+  history_.back().window_bytes = std::min(history_.back().window_bytes, window_bytes_);
+  const bool is_here = objects_[object].is_here;
+  const bool goes_on = is_same && is_here;
+  if (goes_on && here_bytes_ <= window_bytes_) return visit;
+  objects_[object].last_use = ++uses_;
+  // Where others are in use as well, there is no choice but to have more than the window.
+  MakeRoom(is_here ? 0 : objects_[object].size_bytes, 0, object, may_drop, visit);
+  if (!is_here) {
+    OnHere(object);
+    visit.fetches.push_back(object);
+  }
+  if (!goes_on) FetchAhead(object, may_drop, visit);
+  return visit;
+}
+
+Visit VisitSchedule::OnUsed(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop) {
+  Visit visit;
+  MakeRoom(0, 0, change(), may_drop, visit);
+  const bool is_last = match_.has_value() && history_.back().object == object &&
+                       history_.back().uses == history_[*match_].uses;
+  if (is_last) FetchAhead(change(), may_drop, visit);
+  return visit;
+}
+
+Visit VisitSchedule::OnChange(absl::FunctionRef<bool(uint32_t)> may_drop) {
+  Visit visit;
+  if (history_.empty() || history_.back().object != change()) Remember(change());
+  FetchAhead(change(), may_drop, visit);
+  return visit;
+}
+
+void VisitSchedule::FetchAhead(uint32_t in_use, absl::FunctionRef<bool(uint32_t)> may_drop,
+                               Visit& visit) {
+  if (!match_.has_value()) return;
+  uint64_t needed_bytes = stay_bytes_ + (objects_[in_use].stays ? 0 : objects_[in_use].size_bytes);
+  uint64_t most_bytes = window_bytes_;
+  if (stay_bytes_ == 0) most_bytes = std::min(most_bytes, loop_.most_ahead_bytes);
+  for (size_t ahead = 1; ahead < period(); ++ahead) {
+    const uint32_t next = ExpectedAt(ahead).object;
+    if (next == change()) return;
+    most_bytes = std::min(most_bytes, ExpectedAt(ahead).window_bytes);
+    const bool is_counted = next == in_use || objects_[next].next_row != rows_ + ahead;
+    if (is_counted) continue;
+    if (!objects_[next].stays) needed_bytes += objects_[next].size_bytes;
+    if (needed_bytes > most_bytes) return;
+    if (objects_[next].is_here) continue;
+    if (!MakeRoom(objects_[next].size_bytes, ahead, in_use, may_drop, visit)) return;
+    OnHere(next);
+    visit.fetches.push_back(next);
+  }
+}
+
+void VisitSchedule::OnAway(uint32_t object) {
+  if (!std::exchange(objects_[object].is_here, false)) return;
+  here_bytes_ -= objects_[object].size_bytes;
+}
+
+void VisitSchedule::OnHere(uint32_t object) {
+  if (std::exchange(objects_[object].is_here, true)) return;
+  here_bytes_ += objects_[object].size_bytes;
+}
+
+void VisitSchedule::Remember(uint32_t object) {
+  if (history_.size() == 2 * kHistory) {
+    history_.erase(history_.begin(), history_.begin() + kHistory);
+    match_ = match_.has_value() && *match_ >= kHistory ? std::optional(*match_ - kHistory)
+                                                       : std::nullopt;
+  }
+  const bool is_expected = match_.has_value() && ExpectedAt(1).object == object;
+  history_.push_back({.object = object, .uses = 0, .window_bytes = window_bytes_});
+  ++rows_;
+  const size_t period_before = is_expected ? period() - 1 : 0;
+  // Of all places that are as much like this one as can be told, the last one is the best: uses of
+  // today are repeated before those of last week.
+  const bool is_looked_for =
+      !is_expected || (!is_trial_ && (expected_uses_ + 1) % kMostMemory == 0);
+  match_ = is_looked_for ? FindSameUses() : std::optional(*match_ + 1);
+  if (!match_.has_value() || period() != period_before) {
+    FindNextRows();
+    expected_uses_ = 0;
+    trials_.Forget();
+    Begin({});
+    return;
+  }
+  // As all goes as expected, the rows of all others are expected where they were.
+  size_t ahead = 1;
+  while (history_[*match_ + ahead].object != object) ++ahead;
+  objects_[object].next_row = rows_ + ahead;
+  if (++expected_uses_ % period() == 0 && !is_trial_) ChooseLoop();
+}
+
+std::optional<size_t> VisitSchedule::FindSameUses() const {
+  const size_t last = history_.size() - 1;
+  std::optional<size_t> best;
+  size_t best_length = kLeastMemory - 1;
+  for (size_t end = last; end-- > 0 && best_length < kMostMemory;) {
+    size_t length = 0;
+    while (length <= end && length < kMostMemory &&
+           history_[end - length].object == history_[last - length].object) {
+      ++length;
+    }
+    if (length <= best_length) continue;
+    best_length = length;
+    best = end;
+  }
+  return best;
+}
+
+// What was done since the match is done again, and again.
+const VisitSchedule::Row& VisitSchedule::ExpectedAt(size_t uses_from_now) const {
+  return history_[*match_ + 1 + (uses_from_now - 1) % period()];
+}
+
+void VisitSchedule::FindNextRows() {
+  for (Object& object : objects_) object.next_row = kNever;
+  if (!match_.has_value()) return;
+  for (size_t ahead = period(); ahead > 0; --ahead) {
+    objects_[ExpectedAt(ahead).object].next_row = rows_ + ahead;
+  }
+}
+
+bool VisitSchedule::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t in_use,
+                             absl::FunctionRef<bool(uint32_t)> may_drop, Visit& visit) {
+  if (here_bytes_ + size_bytes <= window_bytes_) return true;
+  const uint64_t excess_bytes = here_bytes_ + size_bytes - window_bytes_;
+  std::vector<uint32_t> candidates;
+  for (uint32_t number = 0; number < objects_.size(); ++number) {
+    const Object& object = objects_[number];
+    const bool is_fetched_just_now =
+        std::find(visit.fetches.begin(), visit.fetches.end(), number) != visit.fetches.end();
+    const bool may_go = !object.stays || uses_from_now == 0;
+    if (object.is_here && may_go && number != in_use && !is_fetched_just_now &&
+        object.next_row > rows_ + uses_from_now && may_drop(number)) {
+      candidates.push_back(number);
+    }
+  }
+  // Most often one goes of many: a heap finds it without an order of the others.
+  const auto goes_later = [this](uint32_t a, uint32_t b) {
+    if (objects_[a].stays != objects_[b].stays) return objects_[a].stays;
+    if (objects_[a].next_row != objects_[b].next_row) {
+      return objects_[a].next_row < objects_[b].next_row;
+    }
+    return objects_[a].last_use > objects_[b].last_use;
+  };
+  std::make_heap(candidates.begin(), candidates.end(), goes_later);
+  auto first_drop = candidates.end();  // from here on those that go, the first one last
+  uint64_t freed_bytes = 0;
+  while (freed_bytes < excess_bytes && first_drop != candidates.begin()) {
+    std::pop_heap(candidates.begin(), first_drop, goes_later);
+    freed_bytes += objects_[*--first_drop].size_bytes;
+  }
+  const bool is_ahead = uses_from_now > 0;
+  if (is_ahead && freed_bytes < excess_bytes) return false;
+  for (auto drop = candidates.end(); drop != first_drop;) {
+    OnAway(*--drop);
+    visit.drops.push_back(*drop);
+  }
+  return freed_bytes >= excess_bytes;
+}
+
+void VisitSchedule::ChooseLoop() {
+  // Trials of some rounds must not outgrow the history.
+  if (period() >= kHistory / 4) return;
+  std::vector<SizedObject> round;  // each object once, by its first use
+  std::vector<bool> is_in_round(objects_.size());
+  uint64_t window_bytes = UINT64_MAX;  // at the least
+  for (size_t ahead = 1; ahead <= period(); ++ahead) {
+    const uint32_t object = ExpectedAt(ahead).object;
+    // What stays would have to be fetched anew as well.
+    if (object == change()) return;
+    window_bytes = std::min(window_bytes, ExpectedAt(ahead).window_bytes);
+    if (is_in_round[object]) continue;
+    is_in_round[object] = true;
+    round.push_back({object, objects_[object].size_bytes});
+  }
+  std::vector<VisitLoop> loops = LoopsWithin(round, window_bytes);
+  const bool is_choice = loops.size() > 1;
+  trials_.OnRound();
+  if (is_choice && trials_.IsDue(window_bytes)) {
+    trials_.OnTrial(window_bytes);
+    uint64_t least_bytes = UINT64_MAX;
+    for (const VisitLoop& loop : loops) {
+      // Of those that fetch the same, the simpler one.
+      const uint64_t fetched_bytes = FetchedBytesIn(loop, window_bytes);
+      if (fetched_bytes < least_bytes) best_ = loop.kind;
+      least_bytes = std::min(least_bytes, fetched_bytes);
+    }
+  }
+  // Until the next trial, what was best in one window is taken to be so in another.
+  auto best = std::find_if(loops.begin(), loops.end(),
+                           [this](const VisitLoop& loop) { return loop.kind == best_; });
+  if (best == loops.end()) best = loops.begin() + (is_choice ? 1 : 0);
+  if (*best != loop_) {
+    Begin(std::move(*best));
+  } else if (loop_.kind == VisitLoop::Kind::kAllMoveOn) {
+    // They were spread over the first round, and so is what is away by now.
+    SetWhatStays({});
+  }
+}
+
+void VisitSchedule::Begin(VisitLoop loop) {
+  loop_ = std::move(loop);
+  SetWhatStays(loop_.stay);
+}
+
+void VisitSchedule::SetWhatStays(const std::vector<uint32_t>& objects) {
+  for (Object& object : objects_) object.stays = false;
+  stay_bytes_ = 0;
+  for (const uint32_t object : objects) {
+    objects_[object].stays = true;
+    stay_bytes_ += objects_[object].size_bytes;
+  }
+}
+
+uint64_t VisitSchedule::FetchedBytesIn(const VisitLoop& loop, uint64_t window_bytes) const {
+  VisitSchedule trial({.sizes_bytes = {}, .window_bytes = window_bytes});
+  trial.is_trial_ = true;
+  trial.objects_ = objects_;
+  trial.history_.assign(history_.begin() + *match_, history_.end());
+  trial.match_ = 0;
+  trial.rows_ = rows_;
+  trial.here_bytes_ = here_bytes_;
+  trial.uses_ = uses_;
+  trial.Begin(loop);
+  const auto may_drop = [](uint32_t) { return true; };
+  const size_t uses = trial.period();
+  uint64_t fetched_bytes = 0;
+  for (int round = 0; round < 4; ++round) {
+    if (round == 1 && loop.kind == VisitLoop::Kind::kAllMoveOn) trial.SetWhatStays({});
+    for (size_t use = 0; use < uses; ++use) {
+      for (const uint32_t fetched : trial.OnUse(trial.ExpectedAt(1).object, may_drop).fetches) {
+        // What was there before, in another window, is none of the loop's merit.
+        if (round >= 2) fetched_bytes += objects_[fetched].size_bytes;
+      }
+    }
+  }
+  return fetched_bytes;
+}
+
+}  // namespace pinion

@@ -1,0 +1,104 @@
+#include "pinion/engine/planner/liveness.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/engine/planner/step_trace.h"
+
+namespace pinion {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+// Objects that are used in this order.
+StepTrace Uses(const std::vector<uint32_t>& accesses) {
+  StepTrace step;
+  step.accesses = accesses;
+  for (const uint32_t object : accesses) {
+    if (object == step.objects.size()) step.objects.push_back({.size_bytes = 1});
+  }
+  step.intervals.resize(accesses.size() + 1);
+  return step;
+}
+
+TEST(Liveness, AnObjectLivesFromTheIntervalThatMakesItToTheOneBehindItsLastRead) {
+  const std::vector<ObjectLiveness> lives = LivenessOf(Uses({0, 1, 2, 1, 0}));
+  EXPECT_EQ(lives[1].made, 1u);
+  EXPECT_EQ(lives[1].over, 4u);
+  EXPECT_TRUE(lives[1].is_read);
+}
+
+TEST(Liveness, AnObjectIsInUseWhereItIsMadeAndBehindEachLaterUse) {
+  EXPECT_THAT(LivenessOf(Uses({0, 1, 0, 1, 0}))[0].in_use, ElementsAre(0, 3, 5));
+}
+
+TEST(Liveness, AnObjectIsInUseUntilItIsSavedForTheLastTime) {
+  StepTrace step = Uses({0, 1, 2, 0, 2, 1, 0});
+  step.objects[0].saved_until = 3;
+  EXPECT_THAT(LivenessOf(step)[0].in_use, ElementsAre(0, 1, 2, 3, 4, 7));
+}
+
+TEST(Liveness, AnObjectIsInUseUntilTheProgramLetsGoOfIt) {
+  StepTrace step = Uses({0, 1, 2, 1, 2, 1, 0});
+  step.objects[0].held_until = 2;
+  step.objects[1].held_until = 4;
+  EXPECT_THAT(LivenessOf(step)[0].in_use, ElementsAre(0, 1, 2, 7));
+  EXPECT_THAT(LivenessOf(step)[1].in_use, ElementsAre(1, 2, 3, 4, 6)) << "it is read meanwhile";
+  step.objects[1].held_until = 100;
+  EXPECT_THAT(LivenessOf(step)[1].in_use, ElementsAre(1, 2, 3, 4, 5, 6))
+      << "longer than anybody asks";
+}
+
+TEST(Liveness, WhatIsNeverReadLivesToTheEndOfTheStep) {
+  const std::vector<ObjectLiveness> lives = LivenessOf(Uses({0, 1, 1}));
+  EXPECT_EQ(lives[0].made, 0u);
+  EXPECT_EQ(lives[0].over, 3u);
+  EXPECT_FALSE(lives[0].is_read);
+}
+
+TEST(Liveness, WhatAnOperatorSavesCanLeaveWhenAnotherOneUsesSomething) {
+  StepTrace step = Uses({0, 1, 2, 3, 3, 2, 1, 0});
+  step.operators = {1, 1, 2, 3, 4, 5, 6, 6};
+  EXPECT_THAT(EarliestOffloads(step), ElementsAre(2, 2, 3, 4));
+  step = Uses({0, 1, 0, 2, 2, 1, 0, 0});
+  step.objects[0].saved_until = 2;
+  EXPECT_THAT(EarliestOffloads(step), ElementsAre(1, 2, 4)) << "access 2 makes nothing";
+}
+
+TEST(Liveness, WhatIsSavedOnceMoreBeforeItCanLeaveWaitsForThatOperatorToo) {
+  StepTrace step = Uses({0, 0, 1, 2, 2, 1, 0, 0});
+  step.operators = {1, 2, 2, 3, 4, 5, 6, 7};
+  step.objects[0].saved_until = 1;
+  EXPECT_THAT(EarliestOffloads(step), ElementsAre(3, 3, 4)) << "object 1 is made by the second one";
+  step.accesses = {0, 1, 0, 2, 2, 1, 0, 0};
+  step.objects[0].saved_until = 2;
+  EXPECT_THAT(EarliestOffloads(step), ElementsAre(1, 3, 4)) << "it has left by the time";
+}
+
+TEST(Liveness, WithoutOperatorsEachUseEndsItsOwn) {
+  EXPECT_THAT(OperatorEnds(Uses({0, 1, 1, 0})), ElementsAre(0, 1, 2, 3));
+}
+
+TEST(Liveness, NeighboursOfOneNumberEndWithTheLastOfThem) {
+  StepTrace step = Uses({0, 1, 2, 2, 1, 0});
+  step.operators = {7, 7, 8, 3, 3, 3};
+  EXPECT_THAT(OperatorEnds(step), ElementsAre(1, 1, 2, 5, 5, 5));
+}
+
+TEST(Liveness, ANumberThatComesAgainLaterIsAnotherOperators) {
+  StepTrace step = Uses({0, 1, 1, 0});
+  step.operators = {5, 6, 5, 5};
+  EXPECT_THAT(OperatorEnds(step), ElementsAre(0, 1, 3, 3));
+}
+
+TEST(Liveness, AStepWithoutObjectsHasNeither) {
+  EXPECT_THAT(LivenessOf(Uses({})), IsEmpty());
+  EXPECT_THAT(OperatorEnds(Uses({})), IsEmpty());
+}
+
+}  // namespace
+}  // namespace pinion

@@ -1,0 +1,152 @@
+#include "pinion/engine/planner/step_trace.h"
+
+#include <cmath>
+#include <limits>
+#include <string>
+
+#include "absl/status/status.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "pinion/tests/support/status_matchers.h"
+
+namespace pinion::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+// Two saved tensors, read in reverse.
+StepTrace TwoTensors() {
+  StepTrace step;
+  step.objects = {{.size_bytes = 100}, {.size_bytes = 200}};
+  step.accesses = {0, 1, 1, 0};
+  step.intervals = {{.compute_us = 1}, {.compute_us = 2}, {}, {.compute_us = 3}, {.compute_us = 4}};
+  return step;
+}
+
+void ExpectRefused(const StepTrace& step, const std::string& text) {
+  EXPECT_THAT(step.Validate(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text)));
+}
+
+TEST(StepTraceTest, AStepOfTwoTensorsIsValid) { EXPECT_THAT(TwoTensors().Validate(), IsOk()); }
+
+TEST(StepTraceTest, AStepWithoutObjectsIsOneInterval) {
+  StepTrace step;
+  step.intervals = {{.compute_us = 5}};
+  EXPECT_THAT(step.Validate(), IsOk());
+  ExpectRefused(StepTrace(), "there are 0 intervals around 0 accesses");
+}
+
+TEST(StepTraceTest, ComputeIsTheSumOfAllIntervals) {
+  EXPECT_DOUBLE_EQ(TwoTensors().compute_us(), 10);
+}
+
+TEST(StepTraceTest, RefusesAnObjectWithoutBytes) {
+  StepTrace step = TwoTensors();
+  step.objects[1].size_bytes = 0;
+  ExpectRefused(step, "object 1 has 0 bytes: leave it out");
+}
+
+TEST(StepTraceTest, RefusesATimeToComputeAgainThatIsNone) {
+  StepTrace step = TwoTensors();
+  step.objects[1].recast_us = 0;
+  EXPECT_THAT(step.Validate(), IsOk());
+  for (const double us : {-1.0, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    step.objects[1].recast_us = us;
+    ExpectRefused(step, "object 1 cannot be computed again in");
+  }
+}
+
+TEST(StepTraceTest, RefusesAUseOfAnObjectThatThereIsNot) {
+  StepTrace step = TwoTensors();
+  step.accesses[3] = 2;
+  ExpectRefused(step, "access 3 is of object 2, but there are 2");
+}
+
+TEST(StepTraceTest, RefusesObjectsThatAreNotNumberedByTheirFirstUses) {
+  StepTrace step = TwoTensors();
+  step.accesses = {1, 0, 0, 1};
+  ExpectRefused(step, "access 0 is the first of object 1, and object 0 has not been used yet");
+}
+
+TEST(StepTraceTest, RefusesAnObjectThatIsNeverUsed) {
+  StepTrace step = TwoTensors();
+  step.objects.push_back({.size_bytes = 1});
+  ExpectRefused(step, "object 2 is never used");
+}
+
+TEST(StepTraceTest, RefusesIntervalsThatDoNotSurroundTheUses) {
+  StepTrace step = TwoTensors();
+  step.intervals.pop_back();
+  ExpectRefused(step, "there are 4 intervals around 4 accesses");
+}
+
+TEST(StepTraceTest, AnOperatorForEachUseIsValid) {
+  StepTrace step = TwoTensors();
+  step.operators = {9, 9, 4, 9};
+  EXPECT_THAT(step.Validate(), IsOk());
+}
+
+TEST(StepTraceTest, RefusesOperatorsThatAreNotThoseOfTheUses) {
+  StepTrace step = TwoTensors();
+  step.operators = {1, 2, 3};
+  ExpectRefused(step, "there are 3 operators for 4 accesses");
+  step.operators = {1, 2, 3, 4, 5};
+  ExpectRefused(step, "there are 5 operators for 4 accesses");
+}
+
+TEST(StepTraceTest, ReadsOfABackwardThatMakesAGraphAreAscendingUses) {
+  StepTrace step = TwoTensors();
+  step.graph_reads = {2, 3};
+  EXPECT_THAT(step.Validate(), IsOk());
+  step.graph_reads = {3, 2};
+  ExpectRefused(step, "read 1 of a backward that makes a graph is access 2");
+  step.graph_reads = {4};
+  ExpectRefused(step, "is access 4, and the step has 4 accesses");
+}
+
+TEST(StepTraceTest, RefusesComputeThatIsNoTime) {
+  StepTrace step = TwoTensors();
+  for (const double us : {-0.5, std::nan(""), std::numeric_limits<double>::infinity()}) {
+    step.intervals[4].compute_us = us;
+    ExpectRefused(step, "interval 4 cannot take");
+  }
+}
+
+TEST(StepTraceTest, SegmentsHaveUsesAndInputsOfTheStep) {
+  StepTrace step = TwoTensors();
+  step.segments = {{.accesses = {1, 2}, .inputs = {0}}};
+  EXPECT_THAT(step.Validate(), IsOk());
+  step.segments = {{.accesses = {2, 1}, .inputs = {}}};
+  ExpectRefused(step, "segment 0 has access 1 as its number 1, and the step has 4 accesses");
+  step.segments = {{}, {.accesses = {1, 4}, .inputs = {}}};
+  ExpectRefused(step, "segment 1 has access 4 as its number 1");
+  step.segments = {{.accesses = {}, .inputs = {2}}};
+  ExpectRefused(step, "segment 0 needs object 2, but there are 2");
+}
+
+TEST(StepTraceTest, ASegmentIsInsideOfOneThatBeganBeforeItAndHasItsUses) {
+  StepTrace step = TwoTensors();
+  step.segments = {{.accesses = {0, 1, 2}, .inputs = {}}, {.accesses = {1, 2}, .inputs = {}}};
+  step.segments[1].outer = 0;
+  EXPECT_THAT(step.Validate(), IsOk());
+  step.segments[0].accesses = {0, 1};
+  ExpectRefused(step, "segment 1 has accesses that segment 0 does not have");
+  step.segments[1].outer = 1;
+  ExpectRefused(step, "segment 1 is inside of segment 1, which has to begin before it");
+}
+
+TEST(StepTraceTest, InsideIsAtAnyDepth) {
+  std::vector<StepSegment> segments(5);
+  segments[1].outer = segments[3].outer = 0;
+  segments[2].outer = 1;
+  EXPECT_TRUE(IsInside(segments, 1, 0));
+  EXPECT_TRUE(IsInside(segments, 2, 0));
+  EXPECT_TRUE(IsInside(segments, 2, 1));
+  EXPECT_FALSE(IsInside(segments, 0, 1));
+  EXPECT_FALSE(IsInside(segments, 3, 1));
+  EXPECT_FALSE(IsInside(segments, 4, 0));
+  EXPECT_FALSE(IsInside(segments, 0, 0));
+}
+
+}  // namespace
+}  // namespace pinion::testing

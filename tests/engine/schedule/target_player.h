@@ -1,0 +1,278 @@
+// Plays a step's saves and reads against a PlannedSchedule, as whoever offloads does: what it asks
+// for is done at once, and noted.
+//
+//   TargetPlayer player(schedule);
+//   player.Save(/*signature=*/7);
+//   player.EndForward();
+//   player.Read(0);
+//   EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0", "demand 0"));
+//
+// Log entries: "stay i" (remains resident), "out i" (copy out submitted), "drop i" (evicted),
+// "fetch i" (prefetched), "demand i" (fetched by its reader), "compute i" (recomputed by its
+// reader).
+
+#ifndef PINION_TESTS_ENGINE_SCHEDULE_TARGET_PLAYER_H_
+#define PINION_TESTS_ENGINE_SCHEDULE_TARGET_PLAYER_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "pinion/engine/schedule/offload_schedule.h"
+#include "pinion/engine/schedule/planned_schedule.h"
+
+namespace pinion::testing {
+
+class TargetPlayer {
+ public:
+  static constexpr uint64_t kSize = 100;
+  static constexpr int64_t kBackward = 5;               // of all reads
+  static constexpr uint64_t kOwnOperator = UINT64_MAX;  // the access has its own operator
+
+  explicit TargetPlayer(PlannedSchedule& schedule) : schedule_(schedule) {}
+
+  // --- Actions of the step ---
+
+  // Saves another tensor, which may be offloaded once another operator accesses something. A tensor
+  // with `frees` false counts among the other bytes, because its memory is externally referenced.
+  void Save(uint64_t signature, uint64_t size_bytes = kSize, uint64_t by = kOwnOperator,
+            bool frees = true, bool is_recomputed = false) {
+    const size_t number = tensors_.size();
+    Tensor& tensor = tensors_.emplace_back();
+    tensor.place = {scope_, number + 1};
+    tensor.size_bytes = size_bytes;
+    tensor.frees = frees;
+    tensor.is_here = true;
+    tensor.by = by == kOwnOperator ? --last_operator_ : by;
+    NotePeak();
+    const SaveDecision decision = schedule_.OnSaved(scope_, {size_bytes, signature});
+    tensor.objects = {decision.object};
+    tensor.is_pending = decision.leaves && !is_recomputed;
+    tensor.is_computed = decision.leaves && is_recomputed;
+    if (!decision.leaves) Note("stay", tensor);
+    if (!hold_back_) Leave(tensor.by);
+    SendLateLeavers(tensor.by);
+    Evict();
+  }
+  void SaveAll(const std::vector<uint64_t>& signatures) {
+    for (const uint64_t signature : signatures) Save(signature);
+  }
+
+  // Offloads everything that is still pending.
+  void EndForward() {
+    Leave(kOwnOperator);
+    Evict();
+    schedule_.OnScopeEnd(scope_);
+  }
+
+  void Read(size_t number, uint64_t by = kOwnOperator, AccessKind access = AccessKind::kRead) {
+    Tensor& tensor = tensors_[number];
+    Leave(by);
+    if (!std::exchange(in_backward_, true)) schedule_.OnBackwardBegin(kBackward);
+    schedule_.OnUsed(tensor.objects.front(), access);
+    const bool computes = tensor.is_computed && !tensor.is_here && !tensor.is_held;
+    if (computes) schedule_.OnRecast(tensor.objects.front());
+    SendLateLeavers(by);
+    Evict();
+    if (computes) {
+      Note("compute", tensor);
+      tensor.is_here = true;
+      tensor.by = by == kOwnOperator ? --last_operator_ : by;
+      NotePeak();
+    } else if (IsAway(tensor) && !tensor.is_computed) {
+      Note("demand", tensor);
+      Arrive(tensor);
+    }
+    if (tensor.is_fetched) schedule_.OnRead(tensor);
+    Prefetch(tensor);
+  }
+  // The same in a graph that is kept.
+  void ReadAndKeep(size_t number) { Read(number, kOwnOperator, AccessKind::kReadAndKept); }
+  // The same for the last one who needs it: what was fetched is that reader's from now on, and to
+  // whoever else asks the tensor is away.
+  void ReadLast(size_t number) {
+    tensors_[number].has_last_reader = true;
+    Read(number);
+  }
+
+  // Adds an external reference until LetGo: a drop frees nothing, and readers find the tensor.
+  void Hold(size_t number) { tensors_[number].is_held = true; }
+  void LetGo(size_t number) { tensors_[number].is_held = false; }
+
+  void Release(size_t number) {
+    Tensor& tensor = tensors_[number];
+    if (std::exchange(tensor.is_over, true)) return;
+    tensor.is_here = tensor.is_pending = tensor.is_held = false;
+    schedule_.OnReleased(tensor.objects.front());
+    if (!tensor.has_left) return;
+    schedule_.OnPieceGone(tensor, &tensor);
+    schedule_.OnGone(tensor);
+  }
+  void EndStep() {
+    for (size_t number = 0; number < tensors_.size(); ++number) Release(number);
+    if (std::exchange(in_backward_, false)) schedule_.OnBackwardEnd(kBackward);
+    tensors_.clear();
+    ++scope_;
+  }
+
+  // Runs a forward and a backward that reads in reverse and releases each tensor after its read.
+  void Play(const std::vector<uint64_t>& signatures) {
+    SaveAll(signatures);
+    EndForward();
+    for (size_t number = signatures.size(); number-- > 0;) {
+      Read(number);
+      Release(number);
+    }
+    EndStep();
+  }
+
+  // --- Surroundings ---
+
+  // Sets the device bytes of everything except tensors and weights.
+  void SetOtherBytes(uint64_t size_bytes) {
+    other_bytes_ = size_bytes;
+    NotePeak();
+  }
+  // Sets the device bytes of streamed weights.
+  void SetVisitingBytes(uint64_t size_bytes) { visiting_bytes_ = size_bytes; }
+  // Delays all offloads until EndForward.
+  void HoldBack() { hold_back_ = true; }
+  // Makes the next prefetch fail.
+  void RefuseOneFetch() { refuse_one_ = true; }
+  // Drops everything that was prefetched.
+  void WantRoom() {
+    const std::vector<ScheduledParcel*> ahead = schedule_.FetchedAhead();
+    schedule_.OnRoomWanted();
+    for (ScheduledParcel* parcel : ahead) Drop(*parcel);
+  }
+
+  // --- Results ---
+
+  const ScheduledParcel& parcel(size_t number) const { return tensors_[number]; }
+  bool IsHere(size_t number) const { return tensors_[number].is_here || tensors_[number].is_held; }
+  uint64_t device_bytes() const {
+    uint64_t bytes = other_bytes_ + visiting_bytes_;
+    for (const Tensor& tensor : tensors_) {
+      if ((tensor.is_here || tensor.is_held) && tensor.frees) bytes += tensor.size_bytes;
+    }
+    return bytes;
+  }
+  uint64_t peak_bytes() const { return peak_bytes_; }
+  // Returns the log since the last call.
+  std::vector<std::string> Happened() { return std::exchange(notes_, {}); }
+
+ private:
+  struct Tensor : ScheduledParcel {
+    uint64_t by = 0;
+    bool frees = true;
+    bool is_here = false;  // resident
+    bool is_held = false;  // externally referenced
+    bool is_pending = false;
+    bool is_computed = false;  // recomputed for each operator that reads it
+    bool has_left = false;
+    bool is_fetched = false;
+    bool has_last_reader = false;
+    bool is_over = false;
+  };
+
+  static bool IsAway(const Tensor& tensor) { return !tensor.is_here && !tensor.is_held; }
+  void Note(const std::string& what, const ScheduledParcel& tensor) {
+    notes_.push_back(what + " " + std::to_string(tensor.place.sequence - 1));
+  }
+  void NotePeak() { peak_bytes_ = std::max(peak_bytes_, device_bytes()); }
+
+  // Tensors whose operator still runs are sent later.
+  void SendLateLeavers(uint64_t unless_by) {
+    schedule_.OnDeviceBytes(device_bytes(), visiting_bytes_);
+    for (const uint32_t late : schedule_.TakeDeferredOffloads()) {
+      const auto is_it = [late](const Tensor& tensor) {
+        return !tensor.is_over && tensor.objects.front() == late;
+      };
+      Tensor& tensor = *std::find_if(tensors_.begin(), tensors_.end(), is_it);
+      if (hold_back_ || tensor.by == unless_by) {
+        tensor.is_pending = true;
+      } else {
+        SendOut(tensor);
+      }
+    }
+  }
+  void Leave(uint64_t unless_by) {
+    for (Tensor& tensor : tensors_) {
+      if (tensor.is_computed && tensor.by != unless_by) tensor.is_here = false;
+      if (tensor.is_pending && tensor.by != unless_by) SendOut(tensor);
+    }
+  }
+  void SendOut(Tensor& tensor) {
+    tensor.is_pending = false;
+    tensor.has_left = true;
+    Note("out", tensor);
+    const HeldBytes held = {&tensor, tensor.size_bytes};
+    schedule_.OnLeft(tensor, {&held, 1});
+  }
+
+  void Evict() {
+    for (;;) {
+      schedule_.OnDeviceBytes(device_bytes(), visiting_bytes_);
+      const ScheduledParcels parcels = schedule_.TakeEvictions();
+      if (parcels.empty()) return;
+      for (ScheduledParcel* parcel : parcels) {
+        Note("drop", *parcel);
+        Drop(*parcel);
+      }
+    }
+  }
+  void Drop(ScheduledParcel& parcel) {
+    auto& tensor = static_cast<Tensor&>(parcel);
+    EXPECT_TRUE(tensor.has_left && tensor.is_here) << tensor.place.sequence - 1;
+    tensor.is_here = false;
+    if (tensor.is_held) schedule_.OnNotFreed(tensor.objects.front());
+    if (std::exchange(tensor.is_fetched, false)) schedule_.OnDropped(tensor);
+  }
+
+  void Arrive(Tensor& tensor) {
+    tensor.is_here = tensor.is_fetched = true;
+    NotePeak();
+    schedule_.OnFetched(tensor, kBackward);
+  }
+  void Prefetch(const Tensor& read) {
+    for (;;) {
+      schedule_.OnDeviceBytes(device_bytes(), visiting_bytes_);
+      const ScheduledParcels parcels =
+          schedule_
+              .TakeFetches(read.place, kBackward,
+                           [](const ScheduledParcel& parcel) {
+                             const auto& tensor = static_cast<const Tensor&>(parcel);
+                             return IsAway(tensor) || tensor.has_last_reader;
+                           })
+              .parcels;
+      if (parcels.empty()) return;
+      if (std::exchange(refuse_one_, false)) return schedule_.OnFetchesRefused(parcels);
+      for (ScheduledParcel* parcel : parcels) {
+        Note("fetch", *parcel);
+        Arrive(static_cast<Tensor&>(*parcel));
+      }
+      schedule_.OnFetchesMade(/*room_was_made=*/false);
+    }
+  }
+
+  PlannedSchedule& schedule_;
+  ScopeId scope_ = 1;
+  std::deque<Tensor> tensors_;  // of the current step
+  uint64_t last_operator_ = kOwnOperator;
+  uint64_t other_bytes_ = 0;
+  uint64_t visiting_bytes_ = 0;
+  uint64_t peak_bytes_ = 0;
+  bool in_backward_ = false;
+  bool hold_back_ = false;
+  bool refuse_one_ = false;
+  std::vector<std::string> notes_;
+};
+
+}  // namespace pinion::testing
+
+#endif  // PINION_TESTS_ENGINE_SCHEDULE_TARGET_PLAYER_H_
