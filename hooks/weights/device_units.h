@@ -56,9 +56,7 @@ struct WeightStats {
 struct WeightRoom {
   uint64_t window_bytes = 0;  // for all of them; with a target, before the first use
   std::optional<uint64_t> target_bytes = std::nullopt;  // of the device, for all that it has
-  // What a unit takes beside itself while it is being widened, at the most: no part of the window.
-  uint64_t widening_bytes = 0;
-  SetAside wanted;           // of a target that others plan within
+  SetAside wanted;                                      // of a target that others plan within
   size_t leaving_units = 1;  // whose gradients may be on their way at once
   uint64_t two_largest_bytes = 0;
 };
@@ -72,11 +70,8 @@ using AllDropped = std::vector<DroppedWeights>;
 
 struct DeviceUnit {
   UnitParcel parts;
-  VisitingBytes bytes;   // that are there
-  GuardedMemory memory;  // empty: not on the device, or not used there yet
-  // In place of `memory`, of a unit that is widened. Belongs to the first one of `streams`.
-  c10::Storage wide;
-  bool is_being_widened = false;     // by a thread
+  VisitingBytes bytes;               // that are there
+  GuardedMemory memory;              // empty: not on the device, or not used there yet
   std::vector<BoundStream> streams;  // that wait for its copy, and may use it
   int users = 0;                     // operators that run, and fetches that are about to be made
 
@@ -121,10 +116,6 @@ class DeviceUnits {
   // thread was faster. Returns what the storages had before.
   std::vector<c10::DataPtr> OnArrived(uint32_t index, const BoundStream& stream,
                                       GuardedMemory& fetched);
-  // The same, of a unit that rests in a narrower form; `wide` then has the count of what was
-  // copied.
-  std::vector<c10::DataPtr> OnWidened(uint32_t index, const BoundStream& stream,
-                                      WeightMemory& wide);
 
   // --- out ---
 

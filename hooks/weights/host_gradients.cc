@@ -55,7 +55,7 @@ HostGradients::HostGradients(std::shared_ptr<DeviceTier> tier, std::vector<Follo
                }) {
   for (FollowedWeight& weight : weights) {
     in_unit_.resize(std::max<size_t>(in_unit_.size(), weight.unit + 1));
-    const bool requires_grad = weight.master.defined() && weight.master.requires_grad();
+    const bool requires_grad = weight.master.requires_grad();
     in_unit_[weight.unit] += requires_grad ? 1 : 0;
     weights_.push_back({std::move(weight), requires_grad});
   }
@@ -71,8 +71,6 @@ void HostGradients::Begin() {
   for (size_t index = 0; index < weights_.size(); ++index) {
     const at::Tensor parameter = ParameterOf(weights_[index]);
     SetHook(index, parameter);
-    const at::Tensor& master = weights_[index].master;
-    if (!master.defined()) continue;
     parameter.mutable_grad() = at::Tensor();
     ShowInParameter(index, parameter);
   }
@@ -156,9 +154,6 @@ void HostGradients::Collect(size_t index, const at::Tensor& parameter) {
 
 void HostGradients::TakeGrad(size_t index, const at::Tensor& parameter, bool with_graph) {
   Weight& weight = weights_[index];
-  TORCH_CHECK(weight.master.defined(), weight.name,
-              " cannot be trained, since it rests narrower by WeightOptions::frozen_form: set its "
-              "requires_grad before WeightOffloader::Attach, or choose FrozenForm::kAsIs");
   at::Tensor& grad = parameter.mutable_grad();
   if (weight.in_parameter != nullptr && weight.in_parameter->IsShownBy(grad)) return;
   const bool has_graph = grad.defined() && grad.requires_grad();
@@ -198,14 +193,12 @@ void HostGradients::Follow() {
     const at::Tensor parameter = ParameterOf(weight);
     if (!parameter.defined()) continue;
     SetHook(index, parameter);
-    if (!weight.master.defined() && !parameter.requires_grad()) continue;
     TakeGrad(index, parameter, /*with_graph=*/true);
     FollowRequiresGrad(weight, parameter);
   }
   Arrive();
   for (size_t index = 0; index < weights_.size(); ++index) {
     Weight& weight = weights_[index];
-    if (!weight.master.defined()) continue;
     Publish(weight);
     const at::Tensor parameter = ParameterOf(weight);
     if (!parameter.defined()) continue;
@@ -290,7 +283,7 @@ double HostGradients::ClipNorm(double max_norm) {
   std::vector<at::Tensor> masters;
   uint64_t bytes = 0;
   for (const Weight& weight : weights_) {
-    if (!weight.master.defined() || !weight.master.grad().defined()) continue;
+    if (!weight.master.grad().defined()) continue;
     masters.push_back(weight.master);
     bytes += weight.master.nbytes();
   }
@@ -303,7 +296,7 @@ double HostGradients::ClipNorm(double max_norm) {
 void HostGradients::Zero() {
   Arrive();
   for (Weight& weight : weights_) {
-    if (weight.master.defined()) Forget(weight);
+    Forget(weight);
     const at::Tensor parameter = ParameterOf(weight);
     if (parameter.defined()) parameter.mutable_grad() = at::Tensor();
   }

@@ -41,8 +41,8 @@ namespace pinion {
 struct FollowedWeight {
   std::string name;
   c10::weak_intrusive_ptr<c10::TensorImpl> parameter;  // on the device
-  at::Tensor master;                   // on the host; undefined where the weight rests narrower
-  std::shared_ptr<MasterWatch> watch;  // null there
+  at::Tensor master;                                   // on the host
+  std::shared_ptr<MasterWatch> watch;
   uint32_t unit = 0;
 };
 

@@ -22,13 +22,12 @@ namespace pinion {
 
 class TargetWindow {
  public:
-  // Of the target, `aside_bytes` are for what a unit takes beside itself while it is being widened.
-  TargetWindow(uint64_t target_bytes, uint64_t aside_bytes,
-               std::shared_ptr<const DeviceShare> share, std::shared_ptr<const Visitor> weights)
+  TargetWindow(uint64_t target_bytes, std::shared_ptr<const DeviceShare> share,
+               std::shared_ptr<const Visitor> weights)
       : target_bytes_(target_bytes),
         share_(std::move(share)),
         weights_(std::move(weights)),
-        room_(target_bytes - aside_bytes) {}
+        room_(target_bytes) {}
 
   // What all units may have until the next use, now that an operator is about to use one.
   // `allocator` says what the device had shortly before. Where several threads use units, one that

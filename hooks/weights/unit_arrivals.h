@@ -1,5 +1,4 @@
-// How units of weights come to their device: memory for them, the copy, and the wider form of those
-// that rest in a narrower one.
+// How units of weights come to their device: memory for them, and the copy.
 //
 //   arrivals.Arrive(unit, stream);       // from now on the stream may use it
 //   arrivals.FetchAhead(other, stream);  // as far as there is room
@@ -35,9 +34,6 @@ namespace pinion {
 // A stream reads a weight after its copy in.
 inline constexpr WaitSite kWeightAfterCopyIn("kWeightAfterCopyIn", kHooksWaits);
 
-// Another stream uses a weight that one has widened.
-inline constexpr WaitSite kWeightAfterWidening("kWeightAfterWidening", kHooksWaits);
-
 class UnitArrivals {
  public:
   UnitArrivals(WeightState& state, std::shared_ptr<DeviceTier> tier,
@@ -50,8 +46,6 @@ class UnitArrivals {
   // Unless it is there, the unit is fetched, by this thread or another one. c10::OutOfMemoryError
   // where the device has no room even with all other units dropped.
   void Arrive(uint32_t index, const BoundStream& stream);
-  // The same, of a unit that rests in a narrower form; what was copied is let go of.
-  void ArriveWide(uint32_t index, const BoundStream& stream);
   // Does not throw: what cannot be fetched now is fetched when needed. After a fetch for which the
   // device had no free memory, some others are left out.
   void FetchAhead(uint32_t index, const BoundStream& stream);
@@ -59,8 +53,6 @@ class UnitArrivals {
   absl::Status WaitForCopies() const;
 
  private:
-  // What was copied, once the stream waits for that.
-  GuardedMemory WaitForCopy(uint32_t index, const BoundStream& stream);
   WeightMemory Allocate(uint64_t size_bytes, const BoundStream& stream) const;
   // Drops what nobody uses where the device has no room at once.
   WeightMemory AllocateNow(uint32_t index, uint64_t size_bytes, const BoundStream& stream);
@@ -71,8 +63,7 @@ class UnitArrivals {
   const std::shared_ptr<DeviceTier> tier_;
   const std::shared_ptr<Visitor> visitor_;
   const std::vector<std::shared_ptr<WeightParcel>> parcels_;  // by unit
-  CondVar widened_;
-  BackOff back_off_ ABSL_GUARDED_BY(state_.mu);  // in fetches ahead
+  BackOff back_off_ ABSL_GUARDED_BY(state_.mu);               // in fetches ahead
 };
 
 }  // namespace pinion

@@ -17,7 +17,6 @@
 #include <vector>
 
 #include "pinion/engine/tier/parcel.h"
-#include "pinion/hooks/weights/frozen_form.h"
 #include "pinion/hooks/weights/master_watch.h"
 #include "pinion/hooks/weights/visiting_tensor.h"
 
@@ -35,17 +34,15 @@ struct WeightPiece {
   std::string name;  // of its weights, for errors
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   uint64_t offset_bytes = 0;
-  uint64_t resting_offset_bytes = 0;  // in the parcel
-  RestingForm form;
 };
 
 struct UnitParcel {
   std::string name;
   std::shared_ptr<WeightParcel> parcel;  // away
-  uint64_t device_bytes = 0;
-  bool is_widened = false;  // some pieces rest in a narrower form
   std::vector<WeightPiece> pieces;
-  std::vector<std::shared_ptr<MasterWatch>> masters;  // of the weights that have one
+  std::vector<std::shared_ptr<MasterWatch>> masters;  // by weight
+
+  uint64_t size_bytes() const { return parcel->size_bytes; }
 
   // A weight whose master was changed while it may be on the device; null without one.
   const MasterWatch* Changed(bool in_backward) const;

@@ -20,7 +20,6 @@
 #include "absl/status/statusor.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/hooks/weights/device_weights.h"
-#include "pinion/hooks/weights/frozen_form.h"
 #include "pinion/hooks/weights/master_watch.h"
 #include "pinion/hooks/weights/weight_units.h"
 
@@ -32,20 +31,16 @@ struct WeightMaster {
   // By piece: as large as the weights' own storage, on the device, without memory.
   std::vector<c10::Storage> visiting;
   std::vector<size_t> piece_of;  // by weight of the unit
-  // The same, over the parcel, with the gradients that there are; undefined where it rests
-  // narrower.
-  std::vector<at::Tensor> host;
-  std::vector<std::shared_ptr<MasterWatch>> watches;  // of those; null where there is none
+  std::vector<at::Tensor> host;  // by weight: over the parcel, with the gradients that there are
 };
 
 // InvalidArgument or FailedPrecondition names the weight that cannot visit, and why.
 absl::Status CheckWeights(const std::vector<WeightUnit>& units, c10::Device device);
 
-// ResourceExhausted where host memory has no room; InvalidArgument names a weight that has no such
-// form. Throws what copying from a device may.
+// ResourceExhausted where host memory has no room. Throws what copying from a device may.
 absl::StatusOr<std::vector<WeightMaster>> FillMasters(DeviceTier& tier,
                                                       const std::vector<WeightUnit>& units,
-                                                      c10::Device device, FrozenForm frozen_form);
+                                                      c10::Device device);
 
 // Tensors of the module that do not visit (small buffers, parameters without elements), with their
 // copies on the device, where they are elsewhere. Throws where the device has no room.
@@ -59,9 +54,8 @@ struct AskedRoom {
   uint64_t target_bytes = 0;
 };
 
-// What units may have on the device: all that is asked for but the room for the resting form of a
-// unit that is being widened. InvalidArgument where the largest one has no room in it, or both
-// a window and a target are asked for.
+// What units may have on the device. InvalidArgument where the largest one has no room in it, or
+// both a window and a target are asked for.
 absl::StatusOr<WeightRoom> RoomFor(const std::vector<WeightMaster>& masters,
                                    const AskedRoom& asked);
 

@@ -63,10 +63,8 @@
 #include "pinion/device/device_backend.h"
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/hooks/weights/device_weights.h"
-#include "pinion/hooks/weights/frozen_form.h"
 #include "pinion/hooks/weights/host_gradients.h"
 #include "pinion/hooks/weights/master_watch.h"
-#include "pinion/hooks/weights/resting_weight.h"
 
 namespace pinion {
 
@@ -82,10 +80,6 @@ struct WeightOptions {
   // same number. What has not been done before runs with the least, which is the unit in use; a
   // target below what that takes is reported in the log, with the least (WeightStats). 0: none.
   uint64_t memory_target_bytes = 0;
-  // How parameters that do not require a gradient, and large buffers, rest on the host and travel.
-  // Narrower forms lose digits, once, at Attach. Their module parameters serve in place of masters
-  // in host_parameters().
-  FrozenForm frozen_form = FrozenForm::kAsIs;
   // Gradients stay on the device until Step, ClipGradNorm or WaitForGradients, so that those of
   // several backwards are added there and cross the link once. The device needs room for all of
   // them, and the stream that is current then has to come after those of the backwards.
@@ -127,8 +121,7 @@ class WeightOffloader {
   // Runs `work` while the module's parameters and large buffers are tensors of the host, over the
   // masters: for what reads or writes storages without an operator (torch::save, torch::load), and
   // for initialising. What it gives a parameter for new memory is copied to the master; all counts
-  // as changed in place. Weights that rest narrower take their full size there meanwhile, and are
-  // narrowed again if they were changed. Errors as those of Step.
+  // as changed in place. Errors as those of Step.
   void WithParametersOnHost(const std::function<void()>& work);
 
   // As torch::nn::utils::clip_grad_norm_, on the host: returns the norm before. Errors as those of
@@ -138,8 +131,8 @@ class WeightOffloader {
   void ZeroGrad();
   // Blocks until host_parameters()[i].grad() are complete, and have all that was done to the
   // parameters' grad(). Step and ClipGradNorm do it themselves. Throws, and names the parameter,
-  // where a master cannot follow it: one that came after Attach, one with other memory, one that
-  // requires a gradient and rests narrower, a master with another requires_grad.
+  // where a master cannot follow it: one that came after Attach, one with other memory, a
+  // master with another requires_grad.
   void WaitForGradients();
 
   WeightStats GetStats() const;
@@ -155,9 +148,8 @@ class WeightOffloader {
     std::string name;
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // on the device
-    at::Tensor master;                                  // undefined where it rests narrower
-    std::shared_ptr<MasterWatch> watch;                 // null there
-    RestingWeight resting;                              // of those that do
+    at::Tensor master;
+    std::shared_ptr<MasterWatch> watch;
     uint32_t unit = 0;
   };
 
