@@ -58,6 +58,13 @@ at::Tensor RunLayers(const torch::nn::ModuleList& layers, at::Tensor x) {
   return x;
 }
 
+// What SGD reads and writes: gradients once, weights twice.
+void ChargeStep(const Accelerator& accelerator, const Tensors& masters) {
+  uint64_t bytes = 0;
+  for (const at::Tensor& master : masters) bytes += master.nbytes();
+  accelerator.machine()->device(kTrainedDevice)->ChargeHostArithmetic(3 * bytes);
+}
+
 class OnDevice final : public Trainee {
  public:
   explicit OnDevice(Accelerator& accelerator) : accelerator_(accelerator), layers_(MakeModel()) {
@@ -124,9 +131,7 @@ class ByHand final : public Trainee {
   }
   void Step() override {
     optimizer_->step();
-    uint64_t bytes = 0;
-    for (const at::Tensor& master : masters_) bytes += master.nbytes();
-    accelerator_.machine()->device(kTrainedDevice)->ChargeHostArithmetic(3 * bytes);
+    ChargeStep(accelerator_, masters_);
   }
   Tensors Weights() const override { return masters_; }
 
@@ -159,9 +164,10 @@ class ByHand final : public Trainee {
 class Visiting final : public Trainee {
  public:
   // `session`: null if activations stay.
-  Visiting(torch::nn::ModuleList layers, std::unique_ptr<WeightOffloader> weights,
-           std::shared_ptr<OffloadSession> session)
-      : layers_(std::move(layers)),
+  Visiting(const Accelerator& accelerator, torch::nn::ModuleList layers,
+           std::unique_ptr<WeightOffloader> weights, std::shared_ptr<OffloadSession> session)
+      : accelerator_(accelerator),
+        layers_(std::move(layers)),
         weights_(std::move(weights)),
         session_(std::move(session)),
         optimizer_(weights_->host_parameters(), kLearningRate) {}
@@ -172,12 +178,16 @@ class Visiting final : public Trainee {
   }
   void Settle() override { weights_->WaitForGradients(); }
   void Step() override {
-    weights_->Step([this] { optimizer_.step(); });
+    weights_->Step([this] {
+      optimizer_.step();
+      ChargeStep(accelerator_, weights_->host_parameters());
+    });
     weights_->ZeroGrad();
   }
   Tensors Weights() const override { return weights_->host_parameters(); }
 
  private:
+  const Accelerator& accelerator_;
   torch::nn::ModuleList layers_;
   const std::unique_ptr<WeightOffloader> weights_;
   const std::shared_ptr<OffloadSession> session_;
@@ -221,7 +231,8 @@ absl::StatusOr<std::unique_ptr<Trainee>> MakeTrainee(const WeightsWay& way, uint
   PINION_ASSIGN_OR_RETURN(
       std::unique_ptr<WeightOffloader> weights,
       WeightOffloader::Attach(*layers, accelerator.device(), accelerator.backend(), options));
-  return std::make_unique<Visiting>(std::move(layers), std::move(weights), std::move(session));
+  return std::make_unique<Visiting>(accelerator, std::move(layers), std::move(weights),
+                                    std::move(session));
 }
 
 }  // namespace pinion

@@ -66,7 +66,6 @@ class DeviceWeights final : public VisitKeeper {
   void FetchExpected();
 
   WeightStats GetStats() const;
-  DeviceTier& tier() const { return *tier_; }
   c10::Device device() const { return device_; }
 
  private:

@@ -47,8 +47,7 @@ at::Tensor Dense(const at::Tensor& gradient) {
 
 HostGradients::HostGradients(std::shared_ptr<DeviceTier> tier, std::vector<FollowedWeight> weights,
                              const GradientOptions& options)
-    : tier_(tier),
-      stay_(options.stay),
+    : stay_(options.stay),
       leaving_(std::move(tier), options.most_leaving,
                [this](size_t index, uint32_t epoch, const at::Tensor& arrived) {
                  OnArrived(index, epoch, arrived);
@@ -266,8 +265,6 @@ void HostGradients::OnArrived(size_t index, uint32_t epoch, const at::Tensor& ar
   }
   const at::NoGradGuard no_grad;
   weight.sum.add_(arrived);
-  // Two are read, one is written.
-  tier_->engine().device().ChargeHostArithmetic(3 * arrived.nbytes());
 }
 
 void HostGradients::Publish(Weight& weight) {
@@ -281,16 +278,10 @@ void HostGradients::Publish(Weight& weight) {
 double HostGradients::ClipNorm(double max_norm) {
   Follow();
   std::vector<at::Tensor> masters;
-  uint64_t bytes = 0;
   for (const Weight& weight : weights_) {
-    if (!weight.master.grad().defined()) continue;
-    masters.push_back(weight.master);
-    bytes += weight.master.nbytes();
+    if (weight.master.grad().defined()) masters.push_back(weight.master);
   }
-  const double norm = torch::nn::utils::clip_grad_norm_(masters, max_norm);
-  // The norm reads each gradient once, and scaling reads and writes it.
-  tier_->engine().device().ChargeHostArithmetic(3 * bytes);
-  return norm;
+  return torch::nn::utils::clip_grad_norm_(masters, max_norm);
 }
 
 void HostGradients::Zero() {

@@ -9,8 +9,7 @@
 // host copy's while some of it is on its way. A grad() that shows it no more was reset
 // (zero_grad()) or replaced: then what is there counts instead, and what is on its way is dropped.
 // The first gradient of a host copy is the pinned memory that it was copied to; later ones are
-// added to it, which virtual time charges at the preset's host bandwidth. Sums are made in the
-// order of the backwards.
+// added to it. Sums are made in the order of the backwards.
 //
 // A gradient with a graph of its own (create_graph) stays in the parameter's grad() until Follow.
 //
@@ -117,7 +116,6 @@ class HostGradients : public std::enable_shared_from_this<HostGradients> {
   void Publish(Weight& weight);
   void Forget(Weight& weight);
 
-  const std::shared_ptr<DeviceTier> tier_;
   const bool stay_;
   std::vector<Weight> weights_;
   std::vector<size_t> in_unit_;  // by unit: how many of its weights are trained

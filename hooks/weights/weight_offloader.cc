@@ -210,15 +210,13 @@ void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
   }
 }
 
-void WeightOffloader::Step(const std::function<void()>& step, uint64_t state_bytes) {
+void WeightOffloader::Step(const std::function<void()>& step) {
   TORCH_CHECK(step != nullptr, "the step of Step is empty: give a function that changes weights");
   WaitForGradients();
   weights_->Pause();
   // Optimizers write through data(), which raises no version, wherever they find a gradient.
   std::vector<bool> may_change;
-  uint64_t trained_bytes = 0;
   for (const Weight& weight : all_) {
-    if (weight.master.requires_grad()) trained_bytes += weight.master.nbytes();
     may_change.push_back(weight.master.requires_grad() || weight.master.grad().defined());
   }
   {
@@ -234,7 +232,6 @@ void WeightOffloader::Step(const std::function<void()>& step, uint64_t state_byt
       weights_->Resume(changed);
     };
     step();
-    weights_->tier().engine().device().ChargeHostArithmetic(3 * trained_bytes + 2 * state_bytes);
   }
   weights_->FetchExpected();
 }

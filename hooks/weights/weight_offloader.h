@@ -111,12 +111,10 @@ class WeightOffloader {
 
   // Runs `step`, which may change any masters and reads their gradients, all of which have arrived.
   // What it has changed is fetched anew, and counts as changed in place: a graph that was made
-  // before raises autograd's own error. Meanwhile the model must not be used. Virtual time is
-  // charged for reading gradients and for reading and writing masters once; what an optimizer keeps
-  // beside them is `state_bytes`, which it reads and writes as well. Throws where a parameter was
-  // given other memory since Attach, as by torch::load into the module: load before, or into
-  // host_parameters() within Step; and where a parameter came to the module since then.
-  void Step(const std::function<void()>& step, uint64_t state_bytes = 0);
+  // before raises autograd's own error. Meanwhile the model must not be used. Throws where a
+  // parameter was given other memory since Attach, as by torch::load into the module: load before,
+  // or into host_parameters() within Step; and where a parameter came to the module since then.
+  void Step(const std::function<void()>& step);
 
   // Runs `work` while the module's parameters and large buffers are tensors of the host, over the
   // masters: for what reads or writes storages without an operator (torch::save, torch::load), and

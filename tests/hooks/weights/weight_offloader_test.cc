@@ -577,33 +577,6 @@ TEST_F(WeightOffloaderTest, AGraphFromBeforeAStepRaisesAutogradsError) {
   EXPECT_THAT(ErrorOf([&] { loss.backward(); }), HasSubstr("modified by an inplace operation"));
 }
 
-// The host needs 10 ms for reading the gradients of a layer, and for reading and writing its
-// weights.
-EmulatedOptions SlowHost() {
-  EmulatedOptions options = MachineOptions();
-  options.preset.host_memory_gb_per_s = 3 * kLayerBytes / 10e6;
-  return options;
-}
-
-class SlowHostWeightsTest : public WeightOffloaderTest {
- protected:
-  SlowHostWeightsTest() : WeightOffloaderTest(SlowHost()) {}
-};
-
-TEST_F(SlowHostWeightsTest, AStepTakesTheTimeOfWhatIsTrainedAndOfTheOptimizersState) {
-  Net net(3);
-  for (Tensor& parameter : net->blocks[1]->parameters()) parameter.requires_grad_(false);
-  const auto weights = Attach(*net);
-  EmulatedMachine& machine = world_.machine();
-  const auto step_ms = [&](uint64_t state_bytes) {
-    const double begin_ms = machine.now_ms();
-    weights->Step([] {}, state_bytes);
-    return machine.now_ms() - begin_ms;
-  };
-  EXPECT_NEAR(step_ms(0), 2 * 10, 0.5);
-  EXPECT_NEAR(step_ms(3 * kLayerBytes), 2 * 10 + 2 * 10, 0.5);
-}
-
 TEST_F(WeightOffloaderTest, LayersThatShareAStorageAreRefusedByName) {
   Net net(2);
   net->parameters()[2].set_data(net->parameters()[0].detach());
