@@ -143,14 +143,6 @@ class Device {
   // of this call will be written later, unless the error is sticky.
   virtual absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                                  StreamHandle stream) = 0;
-
-  // --- The host ---
-  // Tells the device that the calling thread computes on the host over `memory_bytes` of its
-  // memory, reads and writes counted: a product of two tensors into a third one is three times its
-  // size. Where times are modelled, the host's clock passes as long as that takes with all of its
-  // cores, while the device goes on with what it has been given. Devices with a real clock do
-  // nothing.
-  virtual void ChargeHostArithmetic(uint64_t /*memory_bytes*/) {}
 };
 
 }  // namespace pinion

@@ -17,7 +17,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -31,8 +30,6 @@ struct CaptumCall {
   std::vector<std::string> layers;
   std::vector<at::Tensor> inputs;
   Target target;
-  // Is told of the host's arithmetic: Device::ChargeHostArithmetic.
-  std::function<void(uint64_t memory_bytes)> charge_host;
 };
 
 enum class CaptumMode {

@@ -20,8 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/device/device.h"
-#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/host_arithmetic.h"
 #include "pinion/engine/plan/pack_plan.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
@@ -58,11 +57,10 @@ at::Tensor RunLayers(const torch::nn::ModuleList& layers, at::Tensor x) {
   return x;
 }
 
-// What SGD reads and writes: gradients once, weights twice.
-void ChargeStep(const Accelerator& accelerator, const Tensors& masters) {
-  uint64_t bytes = 0;
-  for (const at::Tensor& master : masters) bytes += master.nbytes();
-  accelerator.machine()->device(kTrainedDevice)->ChargeHostArithmetic(3 * bytes);
+// A step of SGD on the host, which reads gradients, and reads and writes weights.
+void StepOnHost(torch::optim::SGD& optimizer, const Tensors& masters) {
+  optimizer.step();
+  for (const at::Tensor& master : masters) CountHostArithmetic(3 * master.nbytes());
 }
 
 class OnDevice final : public Trainee {
@@ -129,10 +127,7 @@ class ByHand final : public Trainee {
     }
     return x;
   }
-  void Step() override {
-    optimizer_->step();
-    ChargeStep(accelerator_, masters_);
-  }
+  void Step() override { StepOnHost(*optimizer_, masters_); }
   Tensors Weights() const override { return masters_; }
 
  private:
@@ -164,10 +159,9 @@ class ByHand final : public Trainee {
 class Visiting final : public Trainee {
  public:
   // `session`: null if activations stay.
-  Visiting(const Accelerator& accelerator, torch::nn::ModuleList layers,
-           std::unique_ptr<WeightOffloader> weights, std::shared_ptr<OffloadSession> session)
-      : accelerator_(accelerator),
-        layers_(std::move(layers)),
+  Visiting(torch::nn::ModuleList layers, std::unique_ptr<WeightOffloader> weights,
+           std::shared_ptr<OffloadSession> session)
+      : layers_(std::move(layers)),
         weights_(std::move(weights)),
         session_(std::move(session)),
         optimizer_(weights_->host_parameters(), kLearningRate) {}
@@ -178,16 +172,12 @@ class Visiting final : public Trainee {
   }
   void Settle() override { weights_->WaitForGradients(); }
   void Step() override {
-    weights_->Step([this] {
-      optimizer_.step();
-      ChargeStep(accelerator_, weights_->host_parameters());
-    });
+    weights_->Step([this] { StepOnHost(optimizer_, weights_->host_parameters()); });
     weights_->ZeroGrad();
   }
   Tensors Weights() const override { return weights_->host_parameters(); }
 
  private:
-  const Accelerator& accelerator_;
   torch::nn::ModuleList layers_;
   const std::unique_ptr<WeightOffloader> weights_;
   const std::shared_ptr<OffloadSession> session_;
@@ -231,8 +221,7 @@ absl::StatusOr<std::unique_ptr<Trainee>> MakeTrainee(const WeightsWay& way, uint
   PINION_ASSIGN_OR_RETURN(
       std::unique_ptr<WeightOffloader> weights,
       WeightOffloader::Attach(*layers, accelerator.device(), accelerator.backend(), options));
-  return std::make_unique<Visiting>(accelerator, std::move(layers), std::move(weights),
-                                    std::move(session));
+  return std::make_unique<Visiting>(std::move(layers), std::move(weights), std::move(session));
 }
 
 }  // namespace pinion

@@ -51,8 +51,9 @@ struct MachineCore {
   absl::Status Enter(int device, DeviceCall call, double cost_us) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Enter, for a call that pins.
   absl::Status EnterPin(int device, uint64_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // No call of the device's: none of the above.
-  void ChargeHostArithmetic(int device, uint64_t memory_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Advances the host's clock by the arithmetic that the calling thread has counted
+  // (device/host_arithmetic.h), and adds it to the device's statistics. Enter begins with it.
+  void SpendOnArithmetic(int device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   StreamHandle AddStream(int device, const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Pageable memory (`pageable`) is slower, and blocks the host.

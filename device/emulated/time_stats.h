@@ -29,7 +29,8 @@ struct TimeStats {
   // behind count when a SynchronizeDevice at its end has to wait for them. A host that polls
   // (QueryEvent) is not blocked.
   double stalled_on_copies_ms = 0;
-  // What Device::ChargeHostArithmetic of this device has charged; the device may have been at work.
+  // Arithmetic of the host (device/host_arithmetic.h) that ended with a call of this device. Other
+  // work of the device may have gone on meanwhile.
   double host_arithmetic_ms = 0;
   uint64_t kernels = 0;
   uint64_t copies = 0;

@@ -75,9 +75,6 @@ class HostCopies {
   // Of the device where it is most: what is held there now.
   uint64_t HeldBytes() const;
 
-  // Device::ChargeHostArithmetic of the device that the last copy came from.
-  void ChargeHostArithmetic(uint64_t memory_bytes);
-
   // Tensors on the host behind each other on dimension 0, in pinned memory of the tier's if they
   // are of one dtype. Not empty.
   at::Tensor Concatenate(const std::vector<at::Tensor>& pieces);
@@ -103,7 +100,6 @@ class HostCopies {
 
   mutable Mutex mu_;
   std::map<int, Held> held_ ABSL_GUARDED_BY(mu_);  // by device
-  std::shared_ptr<DeviceTier> last_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace pinion

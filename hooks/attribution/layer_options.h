@@ -75,10 +75,9 @@ struct LayerCallbacks {
   // gradient. Layers of one place in the graph have one gradient, and the first one's function.
   std::function<at::Tensor(LayerPart part, const at::Tensor& tensor)> output_function;
   // In the order in which the layers become complete, while the device goes on: a value and its
-  // gradient have arrived. It may change the value in place, take what it wants, and let go of the
-  // rest. Returns the bytes of host memory that it has read and written for that
-  // (Device::ChargeHostArithmetic).
-  std::function<uint64_t(LayerPart part, LayerTensor& tensor)> on_arrival;
+  // gradient have arrived. It may change the value in place, take what it wants, and release the
+  // rest.
+  std::function<void(LayerPart part, LayerTensor& tensor)> on_arrival;
 };
 
 }  // namespace pinion

@@ -13,6 +13,8 @@
 #include <optional>
 #include <utility>
 
+#include "pinion/device/host_arithmetic.h"
+
 namespace pinion {
 namespace {
 
@@ -265,6 +267,7 @@ void HostGradients::OnArrived(size_t index, uint32_t epoch, const at::Tensor& ar
   }
   const at::NoGradGuard no_grad;
   weight.sum.add_(arrived);
+  CountHostArithmetic(3 * arrived.nbytes());
 }
 
 void HostGradients::Publish(Weight& weight) {
@@ -279,7 +282,10 @@ double HostGradients::ClipNorm(double max_norm) {
   Follow();
   std::vector<at::Tensor> masters;
   for (const Weight& weight : weights_) {
-    if (weight.master.grad().defined()) masters.push_back(weight.master);
+    if (!weight.master.grad().defined()) continue;
+    masters.push_back(weight.master);
+    // The norm reads each gradient. Scaling reads and writes it.
+    CountHostArithmetic(3 * weight.master.nbytes());
   }
   return torch::nn::utils::clip_grad_norm_(masters, max_norm);
 }
