@@ -1,7 +1,6 @@
-// What a step that is planned within a memory target, and weights that visit the device within the
-// same one, want to know of each other.
+// How the plan of a step and streamed weights share one memory target.
 //
-// Plain data.
+// Thread safety: none; plain data.
 
 #ifndef PINION_ENGINE_PLAN_SET_ASIDE_H_
 #define PINION_ENGINE_PLAN_SET_ASIDE_H_
@@ -10,19 +9,18 @@
 
 namespace pinion {
 
-// Of the target, for weights.
+// The part of the target for weights.
 struct SetAside {
-  uint64_t least_bytes = 0;   // in any case: the largest layer
-  uint64_t enough_bytes = 0;  // if the step's least memory leaves so much; at least `least_bytes`
+  uint64_t least_bytes = 0;   // always left for weights: the largest layer
+  uint64_t enough_bytes = 0;  // left if the step fits beside it; at least `least_bytes`
 
   bool operator==(const SetAside& other) const = default;
 };
 
-// All that is no visiting weight takes at most so much until the step ends.
+// The bound on everything except streamed weights until the step ends.
 struct StepPromise {
   uint64_t most_bytes = 0;
-  // Something leaves and comes back: what is not taken yet is for what comes.
-  bool moves = false;
+  bool moves = false;  // tensors are offloaded, and take unused bytes of the bound when they return
 };
 
 }  // namespace pinion

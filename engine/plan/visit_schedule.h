@@ -1,5 +1,5 @@
-// Which streamed weights are on the device, and which are fetched ahead, when a program uses the
-// same weights again and again: the layers of a model, forward and backward, step by step.
+// Decides which streamed weights are on the device, and which to fetch ahead. Serves programs that
+// use the same weights again and again: a model's layers, forward and backward, step by step.
 //
 //   VisitSchedule schedule({.sizes_bytes = {4 << 20, 4 << 20, 4 << 20}, .window_bytes = 8 << 20});
 //   Visit visit = schedule.OnUse(0, may_drop);       // object 0 is about to be used
@@ -12,9 +12,9 @@
 //
 // The schedule predicts the next uses: it finds the last place in the history where the same uses
 // went before, and expects what followed there. Steps and the turn from forward to backward need no
-// marks. It fetches ahead in the predicted order, as far as the window has room beside the objects
-// used until then. It evicts the object whose next use is the latest (Belady's rule), and the least
-// recently used one while it predicts nothing.
+// marks. It fetches ahead in the predicted order, up to a window of objects. It evicts the object
+// whose next use is the latest (Belady's rule). Without a prediction it evicts the least recently
+// used one.
 //
 // Exception: in a loop over more objects than fit, as in inference, Belady's rule would fetch every
 // object in every round. Once the same round was seen twice, some objects stay on the device,

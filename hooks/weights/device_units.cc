@@ -24,7 +24,7 @@ DeviceUnits::DeviceUnits(std::vector<UnitParcel> units, const WeightRoom& room, 
     : keeper_(keeper), device_(device), schedule_(LimitsOf(units, room.window_bytes)) {
   stats_.two_largest_bytes = room.two_largest_bytes;
   for (UnitParcel& unit : units) {
-    // The second one never reads, so that what was fetched stays with the parcel until Drop.
+    // The second reader never reads: the parcel keeps the fetched memory until Drop.
     unit.parcel->AddReaders(2);
     units_.push_back({.parts = std::move(unit), .bytes = {}, .memory = {}, .streams = {}});
   }
@@ -108,7 +108,7 @@ void DeviceUnits::Drop(uint32_t index, AllDropped& dropped) {
   if (!fetched) return;
   ++stats_.drops;
   const bool is_used = static_cast<bool>(unit.memory);
-  unit.memory.Disarm();  // another reference to what `fetched` has
+  unit.memory.Disarm();  // `fetched` refers to the same memory
   dropped.push_back({.bytes = std::exchange(unit.bytes, {}),
                      .memory = std::move(fetched),
                      .streams = std::exchange(unit.streams, {}),

@@ -48,7 +48,7 @@ DeviceWeights::DeviceWeights(c10::Device device, std::shared_ptr<HostTier> host,
   tier_->share()->Want(wanted_);
 }
 
-// Nobody uses the weights any more, but work on streams may: it goes before the memory.
+// Work on streams may still use weights, and comes before the frees.
 DeviceWeights::~DeviceWeights() {
   AllDropped dropped;
   {
@@ -80,9 +80,10 @@ void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
   {
     MutexLock lock(state_.mu);
     const DeviceUnit& unit = state_.units[index];
-    TORCH_CHECK(!is_captured, "a graph is captured, and the weights of \"", unit.parts.name,
-                "\" visit: replays would read memory that is free by then. Run the model without "
-                "capturing it, or keep its weights on the device");
+    TORCH_CHECK(
+        !is_captured, "a graph is captured, and the weights of \"", unit.parts.name,
+        "\" are streamed: replays would read memory that is free by then. Run the model without "
+        "capturing it, or keep its weights on the device");
     TORCH_CHECK(!paused_, "the weights of \"", unit.parts.name,
                 "\" are used while WeightOffloader::Step changes weights on the host: run the "
                 "model before or after the step, and make optimizers over host_parameters()");
@@ -145,7 +146,7 @@ bool DeviceWeights::Write(uint32_t index, const WritingOperator& op) {
     }
   }
   TORCH_CHECK(false, op.schema.name(), " would change the weight ", name,
-              " on the device, where only a copy of it visits: change it in WeightOffloader::Step, "
+              " on the device, which has a copy of it alone: change it in WeightOffloader::Step, "
               "through host_parameters(), of which an optimizer is made, or, if it is a buffer, in "
               "WeightOffloader::WithParametersOnHost");
 }

@@ -20,8 +20,8 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-// LibTorch has room for one such hook: this one runs the program's, which finds in grad() what the
-// program will find there.
+// Also runs the program's hook, since LibTorch has room for a single one. The program's hook finds
+// the same grad() as the program after backward.
 class CollectGradient final : public autograd::PostAccumulateGradHook {
  public:
   CollectGradient(std::shared_ptr<HostGradients> gradients, size_t index,
@@ -220,7 +220,7 @@ void HostGradients::BeginLeaving(size_t index, const at::Tensor& gradient) {
   Weight& weight = weights_[index];
   if (weight.on_host != nullptr) {
     if (HostShows(weight)) return;
-    // Forgotten by the host alone; the parameter goes on to show what comes from now on.
+    // Reset on the host alone: the parameter goes on showing later gradients.
     const std::shared_ptr<ShownGradient> in_parameter = weight.in_parameter;
     const at::Tensor instead = weight.master.grad();
     Forget(weight);
@@ -243,7 +243,7 @@ void HostGradients::Add(size_t index, const at::Tensor& gradient) {
   } else if (weight.staying.defined()) {
     weight.staying.add_(dense);
   } else {
-    // Other parameters may have been given other views of the same memory.
+    // Other parameters' gradients may be views of the same memory.
     weight.staying = dense.storage().use_count() > 1 ? dense.clone() : dense;
   }
 }

@@ -78,11 +78,11 @@ absl::Status UnitArrivals::WaitForCopies() const {
 absl::Status UnitArrivals::Fetch(uint32_t index, FetchClaim& claim, WeightMemory memory,
                                  const BoundStream& stream, bool is_ahead) {
   const uint64_t size_bytes = claim.parcel().size_bytes;
-  VisitingBytes refused;  // goes behind the memory
+  VisitingBytes refused;  // is destroyed after the memory
   Arrival arrival = {std::move(claim), TorchMemory(std::move(memory.storage))};
   GuardedMemories unneeded;
   {
-    // Before anybody sees the copy, and may drop it.
+    // Before another thread can see the copy, and evict it.
     MutexLock lock(state_.mu);
     state_.units[index].bytes = std::move(memory.bytes);
   }
@@ -117,9 +117,9 @@ void UnitArrivals::FetchAhead(uint32_t index, const BoundStream& stream) {
       // Out of memory, most likely.
     }
   }
-  if (!is_fetched) claim.reset();  // it has failed: whoever needs the unit tries again
+  if (!is_fetched) claim.reset();  // lets the next user of the unit fetch it
   MutexLock lock(state_.mu);
-  // An allocation that fails is expensive: LibTorch's allocator for CUDA gives its cache back.
+  // A failing allocation is expensive: LibTorch's CUDA allocator frees its cache.
   if (may_try) is_fetched && !room_was_made ? back_off_.Worked() : back_off_.Refused();
   if (!is_fetched) state_.units.OnFetchRefused(index, /*was_tried=*/may_try);
 }

@@ -24,21 +24,21 @@ absl::Status CheckWeight(const NamedWeight& weight, c10::Device device) {
   const at::Tensor& tensor = weight.tensor;
   if (tensor.layout() != at::kStrided) {
     return absl::InvalidArgumentError(
-        absl::StrCat(weight.name, " is not strided: weights that visit are"));
+        absl::StrCat(weight.name, " is not strided: streamed weights are"));
   }
   if (IsVisiting(tensor)) {
     return absl::FailedPreconditionError(
-        absl::StrCat(weight.name, " visits its device already, by another WeightOffloader"));
+        absl::StrCat(weight.name, " is streamed already, by another WeightOffloader"));
   }
   if (!tensor.device().is_cpu() && tensor.device() != device) {
     return absl::InvalidArgumentError(absl::StrCat(
-        weight.name, " is on ", tensor.device().str(), " and was to visit ", device.str(),
+        weight.name, " is on ", tensor.device().str(), " and was to be streamed to ", device.str(),
         ": attach the parts of a model that are on several devices one by one"));
   }
   return absl::OkStatus();
 }
 
-// All bytes of the storage, whatever the tensor shows of it, to `place`.
+// Copies the tensor's whole storage to `place`.
 void CopyStorage(const at::Tensor& tensor, char* place) {
   const auto size_bytes = static_cast<int64_t>(tensor.storage().nbytes());
   const at::Tensor bytes = at::empty({0}, tensor.options().dtype(at::kByte))
@@ -46,7 +46,7 @@ void CopyStorage(const at::Tensor& tensor, char* place) {
   at::from_blob(place, {size_bytes}, at::kByte).copy_(bytes);
 }
 
-// The master of a weight whose storage begins at `piece`.
+// Returns the host copy of `like` in a storage that begins at `piece`.
 at::Tensor HostTensor(const at::Tensor& like, char* piece, std::shared_ptr<HostBuffer> owner) {
   const int64_t offset_bytes = like.storage_offset() * static_cast<int64_t>(like.itemsize());
   at::Tensor tensor = at::from_blob(
@@ -116,7 +116,7 @@ absl::Status CheckWeights(const std::vector<WeightUnit>& units, c10::Device devi
       if (is_new || owner->second.unit == &unit) continue;
       return absl::InvalidArgumentError(absl::StrCat(
           weight.name, " shares its storage with ", owner->second.weight->name,
-          ", which visits with another layer, or is frozen where this is trained: give each a "
+          ", which belongs to another layer, or is frozen where this is trained: give each a "
           "storage of its own (set_data(clone())), or tie weights by registering one tensor "
           "twice"));
     }

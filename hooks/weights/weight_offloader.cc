@@ -25,8 +25,8 @@
 namespace pinion {
 namespace {
 
-// The roots of what lives as long as the module, with their names in it: itself, or its children
-// where it is on the stack.
+// Returns weak references to the module, or to its children if no shared_ptr owns the module, with
+// name prefixes.
 std::vector<std::pair<std::string, std::weak_ptr<torch::nn::Module>>> RootsOf(
     torch::nn::Module& module) {
   std::vector<std::pair<std::string, std::weak_ptr<torch::nn::Module>>> roots;
@@ -47,7 +47,7 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
     const WeightOptions& options) {
   if (SwitchedOnByEnvironment("PINION_DISABLE")) {
     return absl::FailedPreconditionError(
-        "weights cannot visit a device with PINION_DISABLE=1 in the environment");
+        "weights cannot be streamed with PINION_DISABLE=1 in the environment");
   }
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
   if (device.type() != type) {
@@ -64,7 +64,7 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
   std::vector<WeightUnit> units = WeightUnitsOf(module);
   if (units.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("\"", module.name(), "\" has no parameters that could visit a device"));
+        absl::StrCat("\"", module.name(), "\" has no parameters to stream"));
   }
   PINION_RETURN_IF_ERROR(CheckWeights(units, device));
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostTier> host,
@@ -86,7 +86,7 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
   PINION_ASSIGN_OR_RETURN(const WeightRoom room,
                           RoomFor(masters, {options.window_bytes, options.memory_target_bytes}));
 
-  // From here on nothing fails.
+  // Nothing fails below.
   std::vector<UnitParcel> parcels;
   for (const WeightMaster& master : masters) parcels.push_back(master.parcel);
   std::unique_ptr<WeightOffloader> offloader(new WeightOffloader());
@@ -158,7 +158,7 @@ void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
   TORCH_CHECK(work != nullptr, "the work of WithParametersOnHost is empty: give a function to run");
   WaitForGradients();
   weights_->Pause();
-  // The parameters that live, and what each is again behind it.
+  // The parameters that still exist, and the tensors that they become again.
   std::vector<at::Tensor> parameters(all_.size());
   std::vector<at::Tensor> visiting(all_.size());
   const absl::Cleanup back = [&] {
@@ -173,13 +173,13 @@ void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
         parameters[i].set_data(visiting[i]);
         parameters[i].unsafeGetTensorImpl()->bump_version();
       } catch (const std::exception& error) {
-        PINION_LOG(kError) << all_[i].name << " does not visit any more: " << error.what();
+        PINION_LOG(kError) << all_[i].name << " is not streamed after this error: " << error.what();
       }
     }
     weights_->Resume(units);
   };
   {
-    // Tensors of an inference mode could not be trained behind it.
+    // Tensors made in inference mode could not be trained later.
     const c10::InferenceMode normal(false);
     const at::NoGradGuard no_grad;
     for (size_t i = 0; i < all_.size(); ++i) {
@@ -200,9 +200,9 @@ void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
     TORCH_CHECK(tensor.sizes() == visiting[i].sizes() && tensor.dtype() == visiting[i].dtype(),
                 "the parameter ", weight.name, " was given ", tensor.toString(), tensor.sizes(),
                 " and was ", visiting[i].dtype().name(), visiting[i].sizes(),
-                ": a weight that visits keeps its type and shape");
+                ": a streamed weight keeps its type and shape");
     const at::Tensor on_host = weight.master.detach();
-    // Another view of the same memory, as the transposed one, is another value.
+    // A different view of the same memory, such as a transpose, has other values.
     const bool is_same = tensor.is_alias_of(on_host) &&
                          tensor.storage_offset() == on_host.storage_offset() &&
                          tensor.strides() == on_host.strides();
@@ -214,7 +214,7 @@ void WeightOffloader::Step(const std::function<void()>& step) {
   TORCH_CHECK(step != nullptr, "the step of Step is empty: give a function that changes weights");
   WaitForGradients();
   weights_->Pause();
-  // Optimizers write through data(), which raises no version, wherever they find a gradient.
+  // Optimizers write through data(), without a new version, to every weight with a gradient.
   std::vector<bool> may_change;
   for (const Weight& weight : all_) {
     may_change.push_back(weight.master.requires_grad() || weight.master.grad().defined());

@@ -466,7 +466,7 @@ TEST_F(WeightOffloaderTest, AWindowBelowTheLargestUnitIsRefusedAndNothingIsAttac
 TEST_F(WeightOffloaderTest, AttachingTwiceIsRefused) {
   Net net(2);
   const auto weights = Attach(*net);
-  EXPECT_THAT(AttachError(*net, Options()), HasSubstr("visits its device already"));
+  EXPECT_THAT(AttachError(*net, Options()), HasSubstr("is streamed already"));
   const at::NoGradGuard no_grad;
   EXPECT_TRUE(AsOnCpu(net->forward(X()).cpu(), Net(2)->forward(Input())));
 }
@@ -900,7 +900,8 @@ TEST_F(WeightOffloaderTest, AForwardThatIsCapturedIsRefused) {
   ASSERT_TRUE(world_.machine().SetCapturing(stream, true).ok());
   const std::string error = ErrorOf([&] { net->forward(x); });
   ASSERT_TRUE(world_.machine().SetCapturing(stream, false).ok());
-  EXPECT_THAT(error, HasSubstr("a graph is captured, and the weights of \"blocks.0\" visit"));
+  EXPECT_THAT(error,
+              HasSubstr("a graph is captured, and the weights of \"blocks.0\" are streamed"));
   EXPECT_TRUE(SameBytes(net->forward(x).cpu(), net->forward(x).cpu()));
 }
 
