@@ -1,4 +1,5 @@
-// Streamed tensors: device tensors whose storage has memory only while an operator uses them.
+// Streamed tensors: device tensors whose storage is sure to have memory only while an operator uses
+// it.
 //
 //   at::Tensor weight = MakeVisitingTensor(like, /*storage_offset=*/0, storage);
 //   x.matmul(weight);   // calls the keeper's Enter before the kernel and Leave after it

@@ -13,9 +13,9 @@
 //   }
 //
 // Each parameter has a host copy in pinned memory. module->parameters() are the same tensors as
-// before Attach, on the device. Such a tensor has memory only while an operator uses its layer, in
-// forward or backward (visiting_tensor.h). Layers are fetched ahead in the order of earlier steps
-// (engine/plan/visit_schedule.h). Gradients alone are copied back.
+// before Attach, on the device. Such a tensor is sure to have memory only while an operator uses
+// its layer, forward or backward (visiting_tensor.h). Layers are fetched ahead in the order of
+// earlier steps (engine/plan/visit_schedule.h). Gradients alone are copied back.
 //
 // Results equal those of a resident model bit for bit. An optimizer's arithmetic is the host's.
 //
