@@ -40,24 +40,12 @@ std::vector<SizedObject> Spread(const std::vector<SizedObject>& round, uint64_t 
   return BytesOf(even) == BytesOf(first) ? even : first;
 }
 
-// Whether room for one object gives each copy as much time as room for two. Room for one streams
-// one object less of the round, but no copy runs while the streamed object before it is in use.
-bool IsFarApart(uint64_t streamed_bytes, uint64_t round_bytes, uint64_t largest_bytes) {
-  const auto streamed = static_cast<double>(streamed_bytes) / static_cast<double>(largest_bytes);
-  const auto all = static_cast<double>(round_bytes) / static_cast<double>(largest_bytes);
-  return all / streamed - 1 >= all / (streamed + 1);
-}
-
-}  // namespace
-
-// The window keeps room for the two largest objects: one is used while the other is fetched. Two
-// exceptions make the room smaller:
-// * Some objects are much larger than the rest, such as an embedding and a head. These stay, and
-//   the room is for three of the rest. Room for two would fetch those that lie close together late.
-// * The streamed objects are far apart. Then room for one is enough.
-std::vector<uint32_t> ResidentInLoop(const std::vector<SizedObject>& round, uint64_t window_bytes) {
-  const uint64_t round_bytes = BytesOf(round);
-  if (round_bytes <= window_bytes) return {};
+// Chooses what stays. The window keeps room for the two largest objects: one is used while the
+// other is fetched. Exception: where some objects are much larger than the rest, such as an
+// embedding and a head, these stay and the room is for three of the rest, if that is smaller. Room
+// for two of the rest would fetch those that lie close together late.
+std::vector<SizedObject> ChooseWhatStays(const std::vector<SizedObject>& round,
+                                         uint64_t window_bytes) {
   std::vector<uint64_t> sizes;
   for (const SizedObject& sized : round) sizes.push_back(sized.size_bytes);
   std::sort(sizes.begin(), sizes.end(), std::greater<>());
@@ -74,24 +62,49 @@ std::vector<uint32_t> ResidentInLoop(const std::vector<SizedObject>& round, uint
     large_bytes = sum_bytes;
     room_bytes = three_bytes;
   }
-  if (large_bytes == 0 &&
-      IsFarApart(round_bytes - window_bytes + sizes[0], round_bytes, sizes[0])) {
-    room_bytes = sizes[0];
-  }
   if (window_bytes <= room_bytes + large_bytes) return {};
-  std::vector<uint32_t> stay;
-  std::vector<SizedObject> rest;
+  std::vector<SizedObject> stay, rest;
   for (const SizedObject& sized : round) {
-    if (sized.size_bytes >= least_large_bytes) {
-      stay.push_back(sized.object);
-    } else {
-      rest.push_back(sized);
-    }
+    (sized.size_bytes >= least_large_bytes ? stay : rest).push_back(sized);
   }
-  for (const SizedObject& sized : Spread(rest, window_bytes - room_bytes - large_bytes)) {
-    stay.push_back(sized.object);
-  }
+  const std::vector<SizedObject> spread = Spread(rest, window_bytes - room_bytes - large_bytes);
+  stay.insert(stay.end(), spread.begin(), spread.end());
   return stay;
+}
+
+VisitLoop LoopOf(const std::vector<SizedObject>& stay, uint64_t most_ahead_bytes = UINT64_MAX) {
+  VisitLoop loop = {.stay = {}, .most_ahead_bytes = most_ahead_bytes};
+  for (const SizedObject& sized : stay) loop.stay.push_back(sized.object);
+  return loop;
+}
+
+}  // namespace
+
+VisitLoop LoopWithin(const std::vector<SizedObject>& round, uint64_t window_bytes) {
+  const uint64_t round_bytes = BytesOf(round);
+  if (round_bytes <= window_bytes) return {};
+  const std::vector<SizedObject> stay = ChooseWhatStays(round, window_bytes);
+  const uint64_t largest_bytes =
+      std::max_element(round.begin(), round.end(), [](const SizedObject& a, const SizedObject& b) {
+        return a.size_bytes < b.size_bytes;
+      })->size_bytes;
+  // To move on, objects of about one size take turns. At least half of them are resident beside
+  // two: otherwise streamed objects would be neighbours, with the time of one use for each copy.
+  const bool may_move_on = 5 * largest_bytes * round.size() <= 6 * round_bytes &&
+                           2 * window_bytes >= round_bytes + 4 * largest_bytes;
+  if (!may_move_on) return LoopOf(stay);
+  const std::vector<SizedObject> first = Spread(round, window_bytes - largest_bytes);
+  const uint64_t streamed_bytes = round_bytes - BytesOf(first);
+  // One in so many objects is streamed, and is fetched as many uses ahead.
+  const uint64_t uses_ahead = (round_bytes + streamed_bytes - 1) / streamed_bytes;
+  const uint64_t ahead_bytes = (uses_ahead + 1) * largest_bytes;
+  if (ahead_bytes >= round_bytes) return LoopOf(stay);
+  // An object is resident from its fetch, `uses_ahead` uses ahead, until it is evicted.
+  const double fetched_bytes = static_cast<double>(round_bytes) *
+                               static_cast<double>(streamed_bytes - largest_bytes) /
+                               static_cast<double>(round_bytes - ahead_bytes);
+  const bool fetches_less = fetched_bytes < static_cast<double>(round_bytes - BytesOf(stay));
+  return fetches_less ? LoopOf(first, ahead_bytes) : LoopOf(stay);
 }
 
 }  // namespace pinion

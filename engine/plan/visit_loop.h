@@ -1,9 +1,9 @@
 // Which streamed weights stay on the device while a model repeats the same pass over more of them
 // than fit, as in inference.
 //
-//   for (const uint32_t object : ResidentInLoop({{0, 4 << 20}, {1, 4 << 20}, ...}, 12 << 20)) ...
+//   const VisitLoop loop = LoopWithin({{0, 4 << 20}, {1, 4 << 20}, {2, 4 << 20}, ...}, 12 << 20);
 //
-// Pure: the bytes that a pass fetches are those of the objects that do not stay.
+// Pure functions.
 
 #ifndef PINION_ENGINE_PLAN_VISIT_LOOP_H_
 #define PINION_ENGINE_PLAN_VISIT_LOOP_H_
@@ -18,9 +18,20 @@ struct SizedObject {
   uint64_t size_bytes = 0;
 };
 
-// Returns the objects that stay. `round` has each object once, in the order of use. None stays
-// where all fit in the window, and where it has room for two objects at most.
-std::vector<uint32_t> ResidentInLoop(const std::vector<SizedObject>& round, uint64_t window_bytes);
+struct VisitLoop {
+  std::vector<uint32_t> stay;  // objects that stay on the device
+  // A limit means that the loop moves on: objects stay in its first round alone. In later rounds
+  // each object is evicted after its use, and fetched again as early as the limit of bytes ahead,
+  // with those of the object in use, permits.
+  uint64_t most_ahead_bytes = UINT64_MAX;
+
+  bool moves_on() const { return most_ahead_bytes != UINT64_MAX; }
+  bool operator==(const VisitLoop& other) const = default;
+};
+
+// Returns the loop that fetches the fewest bytes a round. `round` has each object once, in the
+// order of use. No object stays if all fit in the window, or if two objects fill the window.
+VisitLoop LoopWithin(const std::vector<SizedObject>& round, uint64_t window_bytes);
 
 }  // namespace pinion
 

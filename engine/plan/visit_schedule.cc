@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "pinion/engine/plan/visit_loop.h"
-
 namespace pinion {
 namespace {
 
@@ -68,6 +66,7 @@ void VisitSchedule::FetchAhead(uint32_t in_use, absl::FunctionRef<bool(uint32_t)
   if (!match_.has_value()) return;
   uint64_t needed_bytes = stay_bytes_ + (objects_[in_use].stays ? 0 : objects_[in_use].size_bytes);
   uint64_t most_bytes = window_bytes_;
+  if (stay_bytes_ == 0) most_bytes = std::min(most_bytes, loop_.most_ahead_bytes);
   for (size_t ahead = 1; ahead < period(); ++ahead) {
     const uint32_t next = ExpectedAt(ahead).object;
     if (next == change()) return;
@@ -109,14 +108,14 @@ void VisitSchedule::Remember(uint32_t object) {
   if (!match_.has_value() || period() != period_before) {
     FindNextRows();
     expected_uses_ = 0;
-    SetWhatStays({});
+    Begin({});
     return;
   }
   // The prediction of all other objects' rows still holds.
   size_t ahead = 1;
   while (history_[*match_ + ahead].object != object) ++ahead;
   objects_[object].next_row = rows_ + ahead;
-  if (++expected_uses_ % period() == 0) ChooseWhatStays();
+  if (++expected_uses_ % period() == 0) ChooseLoop();
 }
 
 std::optional<size_t> VisitSchedule::FindSameUses() const {
@@ -188,7 +187,7 @@ bool VisitSchedule::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t
   return freed_bytes >= excess_bytes;
 }
 
-void VisitSchedule::ChooseWhatStays() {
+void VisitSchedule::ChooseLoop() {
   std::vector<SizedObject> round;  // each object once, in the order of first uses
   std::vector<bool> is_in_round(objects_.size());
   uint64_t window_bytes = UINT64_MAX;  // the smallest of the round
@@ -202,7 +201,17 @@ void VisitSchedule::ChooseWhatStays() {
   }
   // Forward and backward use most objects twice a round, and find as much resident at their turns.
   if (2 * period() >= 3 * round.size()) return;
-  SetWhatStays(ResidentInLoop(round, window_bytes));
+  VisitLoop loop = LoopWithin(round, window_bytes);
+  if (loop != loop_) {
+    Begin(std::move(loop));
+  } else if (loop_.moves_on()) {
+    SetWhatStays({});
+  }
+}
+
+void VisitSchedule::Begin(VisitLoop loop) {
+  loop_ = std::move(loop);
+  SetWhatStays(loop_.stay);
 }
 
 void VisitSchedule::SetWhatStays(const std::vector<uint32_t>& objects) {

@@ -18,7 +18,8 @@
 //
 // Exception: in a loop over more objects than fit, as in inference, Belady's rule would fetch every
 // object in every round. Once the same round was seen twice, some objects stay on the device,
-// spread over the round, and the rest is streamed past them (visit_loop.h):
+// spread over the round, and the rest is streamed past them. Objects of one size may take turns in
+// staying (visit_loop.h).
 //
 //   window of 4:   round  0 1 2 3 4 5 6 7 ...     stays  0       4
 //                  fetched  1 2 3   5 6 7
@@ -34,6 +35,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "pinion/engine/plan/visit_loop.h"
 
 namespace pinion {
 
@@ -104,7 +106,8 @@ class VisitSchedule {
   // an object that is used within the next `uses_from_now` rows.
   bool MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t in_use,
                 absl::FunctionRef<bool(uint32_t)> may_drop, Visit& visit);
-  void ChooseWhatStays();
+  void ChooseLoop();
+  void Begin(VisitLoop loop);
   void SetWhatStays(const std::vector<uint32_t>& objects);
 
   uint64_t window_bytes_;
@@ -113,7 +116,8 @@ class VisitSchedule {
   uint64_t rows_ = 0;            // since the start, including those that history_ has dropped
   std::optional<size_t> match_;  // the row of history_ that the last one repeats
   size_t expected_uses_ = 0;     // predicted rows in succession, up to the last one
-  uint64_t stay_bytes_ = 0;      // of the objects that stay
+  VisitLoop loop_;
+  uint64_t stay_bytes_ = 0;  // of the objects that stay
   uint64_t here_bytes_ = 0;
   uint64_t uses_ = 0;
 };
