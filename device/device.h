@@ -142,13 +142,6 @@ class Device {
   // is undefined. All or nothing: after an error that is not sticky, no piece is written later.
   virtual absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                                  StreamHandle stream) = 0;
-
-  // --- The host ---
-  // Charges the emulated clock for arithmetic that the calling thread does on the host.
-  // `memory_bytes` counts all bytes read and written: adding two tensors into a third counts three
-  // times their size. The emulated host clock advances as if all host cores shared the work, and
-  // the device goes on meanwhile. Devices with a real clock do nothing.
-  virtual void ChargeHostArithmetic(uint64_t /*memory_bytes*/) {}
 };
 
 }  // namespace pinion

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/allocation_label.h"
+#include "pinion/device/host_arithmetic.h"
 #include "pinion/examples/checkpoint.h"
 #include "pinion/hooks/plan/step_recorder.h"
 #include "pinion/programs/gpt_config.h"
@@ -78,15 +79,16 @@ float GptTraining::Step() {
 }
 
 void GptTraining::StepOnHost(int64_t step) {
-  uint64_t state_bytes = 0;
-  for (const at::Tensor& mean : optimizer_->means()) state_bytes += 2 * mean.nbytes();
-  weights_->Step(
-      [&] {
-        gradients_.clear();
-        for (const at::Tensor& master : parameters_) gradients_.push_back(master.grad());
-        optimizer_->Step(gradients_, step);
-      },
-      state_bytes);
+  weights_->Step([&] {
+    gradients_.clear();
+    for (const at::Tensor& master : parameters_) gradients_.push_back(master.grad());
+    optimizer_->Step(gradients_, step);
+    // Reads gradients; reads and writes weights, means and squares.
+    uint64_t memory_bytes = 0;
+    for (const at::Tensor& master : parameters_) memory_bytes += 3 * master.nbytes();
+    for (const at::Tensor& mean : optimizer_->means()) memory_bytes += 4 * mean.nbytes();
+    CountHostArithmetic(memory_bytes);
+  });
   if (options_.for_comparison) {
     std::vector<at::Tensor> flat;
     for (const at::Tensor& gradient : gradients_) flat.push_back(gradient.flatten());

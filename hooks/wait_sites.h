@@ -9,10 +9,9 @@
 
 namespace pinion {
 
-inline constexpr std::array<std::string_view, 7> kHooksWaits = {
+inline constexpr std::array<std::string_view, 6> kHooksWaits = {
     "kUnpackAfterCopyIn",     "kUnpackOnOtherStream", "kBlockingCopyOut",
     "kComputedOnOtherStream", "kWeightAfterCopyIn",   "kWeightUsedOnOtherStream",
-    "kWeightAfterWidening",
 };
 
 }  // namespace pinion

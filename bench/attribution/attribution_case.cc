@@ -158,10 +158,7 @@ absl::StatusOr<AttributionCall> CallOf(const AttributionWay& way, const Attribut
   CaptumCall captum = {.forward = std::move(forward),
                        .layers = layers,
                        .inputs = world.inputs(),
-                       .target = world.target,
-                       .charge_host = [&world](uint64_t memory_bytes) {
-                         world.device().ChargeHostArithmetic(memory_bytes);
-                       }};
+                       .target = world.target};
   return AttributionCall([captum = std::move(captum), kind = way.kind, gradients] {
     const CaptumMode mode =
         kind == Kind::kCaptumMemoryEfficient ? CaptumMode::kMemoryEfficient : CaptumMode::kDefault;

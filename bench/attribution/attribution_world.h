@@ -50,7 +50,6 @@ struct AttributionWorld {
   uint64_t model_bytes = 0;  // on the device: the model and its inputs
 
   EmulatedMachine& machine() const { return *accelerator.machine(); }
-  Device& device() const { return *machine().device(kDevice); }
   std::vector<at::Tensor> inputs() const { return {model.input}; }
   // [examples, classes], in float32
   at::Tensor Forward(const at::Tensor& input) const;

@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include "pinion/bench/attribution/captum_hooks.h"
+#include "pinion/device/host_arithmetic.h"
 #include "pinion/hooks/attribution/tap.h"
 
 namespace pinion {
@@ -24,7 +25,7 @@ std::vector<at::Tensor> CaptumGradientXActivation(const CaptumCall& call, Captum
     for (const at::Tensor& value : raw) {
       if (saves_memory) {
         evals.push_back(CaptumReduce(value.detach().cpu()));
-        call.charge_host(2 * value.nbytes());
+        CountHostArithmetic(2 * value.nbytes());
       } else {
         evals.push_back(CaptumReduce(value));
       }
@@ -40,7 +41,7 @@ std::vector<at::Tensor> CaptumGradientXActivation(const CaptumCall& call, Captum
   std::vector<at::Tensor> products;
   for (size_t i = 0; i < evals.size(); ++i) {
     products.push_back(gradients[i] * evals[i]);
-    if (saves_memory) call.charge_host(3 * products.back().nbytes());
+    if (saves_memory) CountHostArithmetic(3 * products.back().nbytes());
   }
   return products;
 }

@@ -16,7 +16,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -30,8 +29,6 @@ struct CaptumCall {
   std::vector<std::string> layers;
   std::vector<at::Tensor> inputs;
   Target target;
-  // Reports host arithmetic (Device::ChargeHostArithmetic).
-  std::function<void(uint64_t memory_bytes)> charge_host;
 };
 
 enum class CaptumMode {

@@ -20,8 +20,7 @@
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/device/device.h"
-#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/host_arithmetic.h"
 #include "pinion/engine/link/packing.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
@@ -56,6 +55,12 @@ torch::nn::ModuleList MakeModel() {
 at::Tensor RunLayers(const torch::nn::ModuleList& layers, at::Tensor x) {
   for (const auto& layer : *layers) x = layer->as<LayerImpl>()->forward(x);
   return x;
+}
+
+// A step of SGD on the host, which reads gradients, and reads and writes weights.
+void StepOnHost(torch::optim::SGD& optimizer, const Tensors& masters) {
+  optimizer.step();
+  for (const at::Tensor& master : masters) CountHostArithmetic(3 * master.nbytes());
 }
 
 class OnDevice final : public Trainee {
@@ -122,12 +127,7 @@ class ByHand final : public Trainee {
     }
     return x;
   }
-  void Step() override {
-    optimizer_->step();
-    uint64_t bytes = 0;
-    for (const at::Tensor& master : masters_) bytes += master.nbytes();
-    accelerator_.machine()->device(kTrainedDevice)->ChargeHostArithmetic(3 * bytes);
-  }
+  void Step() override { StepOnHost(*optimizer_, masters_); }
   Tensors Weights() const override { return masters_; }
 
  private:
@@ -172,7 +172,7 @@ class Visiting final : public Trainee {
   }
   void Settle() override { weights_->WaitForGradients(); }
   void Step() override {
-    weights_->Step([this] { optimizer_.step(); });
+    weights_->Step([this] { StepOnHost(optimizer_, weights_->host_parameters()); });
     weights_->ZeroGrad();
   }
   Tensors Weights() const override { return weights_->host_parameters(); }

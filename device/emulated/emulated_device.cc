@@ -284,11 +284,6 @@ class EmulatedDevice : public Device {
                              {pieces.begin(), pieces.end()}, cost, pageable);
   }
 
-  void ChargeHostArithmetic(uint64_t memory_bytes) override {
-    MutexLock lock(core_->mu);
-    core_->ChargeHostArithmetic(index_, memory_bytes);
-  }
-
  private:
   using Stream = HandleTable::Stream;
   using Event = HandleTable::Event;

@@ -30,10 +30,12 @@ class HostRanges : public TraceSink {
 
   void BeginRange(const char* name, uint64_t size_bytes) override {
     MutexLock lock(core_->mu);
+    core_->SpendOnArithmetic(/*device=*/0);
     core_->trace->BeginRange(name, size_bytes, core_->simulation.time().now_ms());
   }
   void EndRange() override {
     MutexLock lock(core_->mu);
+    core_->SpendOnArithmetic(/*device=*/0);
     core_->trace->EndRange(core_->simulation.time().now_ms());
   }
   bool WantsTransfers() const override { return false; }
@@ -243,6 +245,7 @@ absl::Status EmulatedMachine::SynchronizeDevice(int device) {
 
 double EmulatedMachine::now_ms() const {
   MutexLock lock(core_->mu);
+  core_->SpendOnArithmetic(/*device=*/0);
   return core_->simulation.time().now_ms();
 }
 

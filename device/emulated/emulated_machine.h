@@ -154,7 +154,8 @@ class EmulatedMachine : public std::enable_shared_from_this<EmulatedMachine> {
   // --- Observation ---
   // Blocks until all work of the device is done; forces all effects.
   absl::Status SynchronizeDevice(int device);
-  double now_ms() const;  // the host clock H
+  // The host clock H. Counts the calling thread's arithmetic on the host for device 0.
+  double now_ms() const;
   MemoryStats memory_stats(int device) const;
   void ResetPeakMemory(int device);
   TimeStats time_stats(int device) const;

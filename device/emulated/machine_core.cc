@@ -5,6 +5,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/emulated/engines.h"
+#include "pinion/device/host_arithmetic.h"
 
 namespace pinion {
 
@@ -16,6 +17,7 @@ MachineCore::MachineCore(const EmulatedOptions& options,
       simulation(this->options, trace.get()),
       pinned(&simulation),
       faults(options.faults, options.device_count) {
+  TakeHostArithmetic();  // belongs to an earlier machine
   MutexLock lock(mu);
   for (int device = 0; device < options.device_count; ++device) {
     if (trace != nullptr) {
@@ -28,6 +30,7 @@ MachineCore::MachineCore(const EmulatedOptions& options,
 }
 
 absl::Status MachineCore::Enter(int device, DeviceCall call, double cost_us) {
+  SpendOnArithmetic(device);
   PINION_RETURN_IF_ERROR(faults.Check(device));
   simulation.Spend(cost_us);
   simulation.ApplySomeAtRandom();
@@ -43,7 +46,9 @@ absl::Status MachineCore::EnterPin(int device, uint64_t size_bytes) {
   return absl::OkStatus();
 }
 
-void MachineCore::ChargeHostArithmetic(int device, uint64_t memory_bytes) {
+void MachineCore::SpendOnArithmetic(int device) {
+  const uint64_t memory_bytes = TakeHostArithmetic();
+  if (memory_bytes == 0) return;
   if (trace != nullptr) {
     trace->BeginRange("host arithmetic", memory_bytes, simulation.time().now_ms());
   }

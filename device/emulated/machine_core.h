@@ -49,8 +49,9 @@ struct MachineCore {
   absl::Status Enter(int device, DeviceCall call, double cost_us) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Begins a call that pins `size_bytes`.
   absl::Status EnterPin(int device, uint64_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
-  // Charges host arithmetic. Not a device call: no fault, no cost of a call.
-  void ChargeHostArithmetic(int device, uint64_t memory_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Advances the host's clock by the arithmetic that the calling thread has counted
+  // (device/host_arithmetic.h), and adds it to the device's statistics. Enter begins with it.
+  void SpendOnArithmetic(int device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   StreamHandle AddStream(int device, const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Submits a copy. Pageable memory is slower and blocks the host.

@@ -27,7 +27,7 @@ struct TimeStats {
   // count if a SynchronizeDevice at its end waits for them. A host that polls (QueryEvent) is not
   // blocked.
   double stalled_on_copies_ms = 0;
-  // Charged by Device::ChargeHostArithmetic, even while the device was busy.
+  // Counted by CountHostArithmetic, even while the device was busy.
   double host_arithmetic_ms = 0;
   uint64_t kernels = 0;
   uint64_t copies = 0;

@@ -3,27 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <functional>
 
 namespace pinion {
 namespace {
-
-// Of these objects, as many as have room, each where those before it leave what it takes of an even
-// share.
-std::vector<SizedObject> ThoseOfAShare(const std::vector<SizedObject>& round, uint64_t round_bytes,
-                                       uint64_t most_bytes) {
-  const double share = static_cast<double>(most_bytes) / static_cast<double>(round_bytes);
-  std::vector<SizedObject> stay;
-  double seen_bytes = 0;
-  uint64_t stay_bytes = 0;
-  for (const SizedObject& sized : round) {
-    seen_bytes += static_cast<double>(sized.size_bytes);
-    const double room_bytes = std::round(seen_bytes * share) - static_cast<double>(stay_bytes);
-    if (room_bytes < static_cast<double>(sized.size_bytes)) continue;
-    stay.push_back(sized);
-    stay_bytes += sized.size_bytes;
-  }
-  return stay;
-}
 
 uint64_t BytesOf(const std::vector<SizedObject>& objects) {
   uint64_t bytes = 0;
@@ -31,79 +14,97 @@ uint64_t BytesOf(const std::vector<SizedObject>& objects) {
   return bytes;
 }
 
-// Of the round's objects, spread over it, as many as have room.
+// Chooses as many objects as fit in `most_bytes`. An object is chosen where its predecessors have
+// left enough of an even share.
+std::vector<SizedObject> ChooseShare(const std::vector<SizedObject>& round, uint64_t most_bytes) {
+  const double share = static_cast<double>(most_bytes) / static_cast<double>(BytesOf(round));
+  std::vector<SizedObject> chosen;
+  double seen_bytes = 0;
+  uint64_t chosen_bytes = 0;
+  for (const SizedObject& sized : round) {
+    seen_bytes += static_cast<double>(sized.size_bytes);
+    const double room_bytes = std::round(seen_bytes * share) - static_cast<double>(chosen_bytes);
+    if (room_bytes < static_cast<double>(sized.size_bytes)) continue;
+    chosen.push_back(sized);
+    chosen_bytes += sized.size_bytes;
+  }
+  return chosen;
+}
+
+// Chooses as many of the round's objects as fit in `most_bytes`, spread over the round.
 std::vector<SizedObject> Spread(const std::vector<SizedObject>& round, uint64_t most_bytes) {
-  const uint64_t round_bytes = BytesOf(round);
-  std::vector<SizedObject> first = ThoseOfAShare(round, round_bytes, most_bytes);
-  // With what they have of it, if that is as much: the part of an object that is left over would be
-  // a place where two that are away come in a row.
-  std::vector<SizedObject> even = ThoseOfAShare(round, round_bytes, BytesOf(first));
+  const std::vector<SizedObject> first = ChooseShare(round, most_bytes);
+  // A share without the bytes that no object fills spreads better: two streamed objects in a row
+  // would use them up.
+  const std::vector<SizedObject> even = ChooseShare(round, BytesOf(first));
   return BytesOf(even) == BytesOf(first) ? even : first;
 }
 
-// All down to some size, and of the others, spread over the round, as many as leave room for three
-// of them. With room for two, what is away and lies close together came late (conv nets, experts).
-// Nothing where three of the others take no less than the two largest of all.
-std::vector<SizedObject> LargestAndSpread(const std::vector<SizedObject>& round,
-                                          uint64_t window_bytes) {
+// Chooses what stays. The window keeps room for the two largest objects: one is used while the
+// other is fetched. Exception: where some objects are much larger than the rest, such as an
+// embedding and a head, these stay and the room is for three of the rest, if that is smaller. Room
+// for two of the rest would fetch those that lie close together late.
+std::vector<SizedObject> ChooseWhatStays(const std::vector<SizedObject>& round,
+                                         uint64_t window_bytes) {
   std::vector<uint64_t> sizes;
   for (const SizedObject& sized : round) sizes.push_back(sized.size_bytes);
-  std::sort(sizes.rbegin(), sizes.rend());
-  uint64_t least_bytes = UINT64_MAX;  // of one that stays in any case
-  uint64_t largest_bytes = 0;         // of all those
+  std::sort(sizes.begin(), sizes.end(), std::greater<>());
   uint64_t room_bytes = sizes[0] + (sizes.size() > 1 ? sizes[1] : 0);
+  uint64_t least_large_bytes = UINT64_MAX;  // from this size on all objects stay
+  uint64_t large_bytes = 0;                 // of these objects together
   uint64_t sum_bytes = 0;
   for (size_t count = 1; count + 2 < sizes.size(); ++count) {
     sum_bytes += sizes[count - 1];
     const uint64_t three_bytes = sizes[count] + sizes[count + 1] + sizes[count + 2];
     if (sum_bytes + three_bytes >= window_bytes) break;
     if (sizes[count - 1] == sizes[count] || three_bytes >= room_bytes) continue;
-    least_bytes = sizes[count - 1];
-    largest_bytes = sum_bytes;
+    least_large_bytes = sizes[count - 1];
+    large_bytes = sum_bytes;
     room_bytes = three_bytes;
   }
-  std::vector<SizedObject> stay, others;
+  if (window_bytes <= room_bytes + large_bytes) return {};
+  std::vector<SizedObject> stay, rest;
   for (const SizedObject& sized : round) {
-    (sized.size_bytes >= least_bytes ? stay : others).push_back(sized);
+    (sized.size_bytes >= least_large_bytes ? stay : rest).push_back(sized);
   }
-  if (stay.empty()) return stay;
-  const std::vector<SizedObject> spread = Spread(others, window_bytes - room_bytes - largest_bytes);
+  const std::vector<SizedObject> spread = Spread(rest, window_bytes - room_bytes - large_bytes);
   stay.insert(stay.end(), spread.begin(), spread.end());
   return stay;
 }
 
-std::vector<uint32_t> NumbersOf(const std::vector<SizedObject>& objects) {
-  std::vector<uint32_t> numbers;
-  for (const SizedObject& sized : objects) numbers.push_back(sized.object);
-  return numbers;
+VisitLoop LoopOf(const std::vector<SizedObject>& stay, uint64_t most_ahead_bytes = UINT64_MAX) {
+  VisitLoop loop = {.stay = {}, .most_ahead_bytes = most_ahead_bytes};
+  for (const SizedObject& sized : stay) loop.stay.push_back(sized.object);
+  return loop;
 }
 
 }  // namespace
 
-std::vector<VisitLoop> LoopsWithin(const std::vector<SizedObject>& round, uint64_t window_bytes) {
-  using Kind = VisitLoop::Kind;
-  std::vector<VisitLoop> loops = {{}};
+VisitLoop LoopWithin(const std::vector<SizedObject>& round, uint64_t window_bytes) {
   const uint64_t round_bytes = BytesOf(round);
-  if (round_bytes <= window_bytes) return loops;
-  uint64_t largest_bytes = 0, second_bytes = 0;
-  for (const SizedObject& sized : round) {
-    second_bytes = std::max(second_bytes, std::min(largest_bytes, sized.size_bytes));
-    largest_bytes = std::max(largest_bytes, sized.size_bytes);
-  }
-  if (window_bytes > largest_bytes + second_bytes) {
-    const uint64_t most_bytes = window_bytes - largest_bytes - second_bytes;
-    loops.push_back({.kind = Kind::kShareStays, .stay = NumbersOf(Spread(round, most_bytes))});
-    if (2 * most_bytes >= round_bytes) {
-      const std::vector<SizedObject> stay = Spread(round, most_bytes + second_bytes);
-      const uint64_t away_bytes = round_bytes - BytesOf(stay);
-      // From one that is away to the next it is so many uses, and one is in use.
-      const uint64_t most_ahead = (round_bytes + away_bytes - 1) / away_bytes + 1;
-      loops.push_back({Kind::kAllMoveOn, NumbersOf(stay), most_ahead * largest_bytes});
-    }
-  }
-  const std::vector<SizedObject> largest = LargestAndSpread(round, window_bytes);
-  if (!largest.empty()) loops.push_back({.kind = Kind::kLargestStay, .stay = NumbersOf(largest)});
-  return loops;
+  if (round_bytes <= window_bytes) return {};
+  const std::vector<SizedObject> stay = ChooseWhatStays(round, window_bytes);
+  const uint64_t largest_bytes =
+      std::max_element(round.begin(), round.end(), [](const SizedObject& a, const SizedObject& b) {
+        return a.size_bytes < b.size_bytes;
+      })->size_bytes;
+  // To move on, objects of about one size take turns. At least half of them are resident beside
+  // two: otherwise streamed objects would be neighbours, with the time of one use for each copy.
+  const bool may_move_on = 5 * largest_bytes * round.size() <= 6 * round_bytes &&
+                           2 * window_bytes >= round_bytes + 4 * largest_bytes;
+  if (!may_move_on) return LoopOf(stay);
+  const std::vector<SizedObject> first = Spread(round, window_bytes - largest_bytes);
+  const uint64_t streamed_bytes = round_bytes - BytesOf(first);
+  // One in so many objects is streamed, and is fetched as many uses ahead.
+  const uint64_t uses_ahead = (round_bytes + streamed_bytes - 1) / streamed_bytes;
+  const uint64_t ahead_bytes = (uses_ahead + 1) * largest_bytes;
+  if (ahead_bytes >= round_bytes) return LoopOf(stay);
+  // An object is resident from its fetch, `uses_ahead` uses ahead, until it is evicted.
+  const double fetched_bytes = static_cast<double>(round_bytes) *
+                               static_cast<double>(streamed_bytes - largest_bytes) /
+                               static_cast<double>(round_bytes - ahead_bytes);
+  const bool fetches_less = fetched_bytes < static_cast<double>(round_bytes - BytesOf(stay));
+  return fetches_less ? LoopOf(first, ahead_bytes) : LoopOf(stay);
 }
 
 }  // namespace pinion

@@ -1,16 +1,14 @@
-// How the rounds of a loop over objects that visit a device may run, where a round needs more than
-// the window holds (visit_schedule.h, which tries them and takes the one that fetches the least).
+// Which streamed weights stay on the device while a model repeats the same pass over more of them
+// than fit, as in inference.
 //
-//   for (const VisitLoop& loop : LoopsWithin({{0, 4 << 20}, {1, 4 << 20}, ...}, 12 << 20)) ...
+//   const VisitLoop loop = LoopWithin({{0, 4 << 20}, {1, 4 << 20}, {2, 4 << 20}, ...}, 12 << 20);
 //
-// Thread safety: none.
+// Pure functions.
 
 #ifndef PINION_ENGINE_SCHEDULE_VISIT_LOOP_H_
 #define PINION_ENGINE_SCHEDULE_VISIT_LOOP_H_
 
-#include <algorithm>
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 namespace pinion {
@@ -21,52 +19,19 @@ struct SizedObject {
 };
 
 struct VisitLoop {
-  enum class Kind {
-    kNoneStays,
-    kShareStays,   // spread over the round, beside room for the two largest
-    kAllMoveOn,    // from such a share on, beside room for the one that comes
-    kLargestStay,  // and a share of the others, beside room for three of those
-  };
-  Kind kind = Kind::kNoneStays;
-  std::vector<uint32_t> stay;  // in the first round, and where none moves on in the next ones
-  // Where all move on: of what is in use and what comes next, as far as is looked ahead.
+  std::vector<uint32_t> stay;  // objects that stay on the device
+  // A limit means that the loop moves on: objects stay in its first round alone. In later rounds
+  // each object is evicted after its use, and fetched again as early as the limit of bytes ahead,
+  // with those of the object in use, permits.
   uint64_t most_ahead_bytes = UINT64_MAX;
 
+  bool moves_on() const { return most_ahead_bytes != UINT64_MAX; }
   bool operator==(const VisitLoop& other) const = default;
 };
 
-// At most one of each kind, first of all that none stays: the only one where all of them fit in the
-// window, or where it has no room for more than what is used and what comes next. `round` is each
-// object once, by its first use.
-std::vector<VisitLoop> LoopsWithin(const std::vector<SizedObject>& round, uint64_t window_bytes);
-
-// When loops are tried again, as the window is another one. A trial does some rounds of each loop.
-// In windows that go on changing there is one in eight rounds therefore, but for the first few; a
-// window that stays is tried within eight rounds.
-class LoopTrials {
- public:
-  void OnRound() { rounds_ = std::min(rounds_ + 1, kMostRounds); }
-  bool IsDue(uint64_t window_bytes) const {
-    if (!tried_window_bytes_.has_value()) return true;
-    return *tried_window_bytes_ != window_bytes && rounds_ >= kRoundsOfTrial;
-  }
-  void OnTrial(uint64_t window_bytes) {
-    tried_window_bytes_ = window_bytes;
-    rounds_ -= std::min(rounds_, kRoundsOfTrial);
-    ++count_;
-  }
-  // Something else is done from now on.
-  void Forget() { tried_window_bytes_.reset(); }
-  uint64_t count() const { return count_; }
-
- private:
-  static constexpr uint64_t kRoundsOfTrial = 8;                // from one to the next
-  static constexpr uint64_t kMostRounds = 3 * kRoundsOfTrial;  // that are saved up
-
-  std::optional<uint64_t> tried_window_bytes_;
-  uint64_t rounds_ = kMostRounds;  // saved up for trials
-  uint64_t count_ = 0;
-};
+// Returns the loop that fetches the fewest bytes a round. `round` has each object once, in the
+// order of use. No object stays if all fit in the window, or if two objects fill the window.
+VisitLoop LoopWithin(const std::vector<SizedObject>& round, uint64_t window_bytes);
 
 }  // namespace pinion
 

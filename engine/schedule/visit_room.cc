@@ -5,7 +5,7 @@
 namespace pinion {
 namespace {
 
-// What is used on and on, such as a model of one layer, is in one place from here on.
+// Later uses share the last place: a model of a single layer is used without end.
 constexpr uint64_t kMostUses = 63;
 
 }  // namespace
@@ -37,7 +37,7 @@ uint64_t VisitRoom::AtUse(const VisitUse& use, const OthersBytes& others,
 
 void VisitRoom::NoteLast(const OthersBytes& others) {
   if (!last_.has_value()) return;
-  // Somebody has reset what the allocator counts: what followed that use is not known.
+  // The allocator's counts were reset: the allocations since the last use are unknown.
   if (others.allocated < last_->others.allocated) {
     known_.erase(last_->place);
     return;

@@ -1,19 +1,19 @@
-// How much of a memory target objects that visit a device (visit_schedule.h) may have at each of
-// their uses, beside all that others have allocated there and will have by the next use.
+// The window of streamed weights (visit_schedule.h) within a memory target. Leaves the rest of the
+// program the bytes that it has, and those that it will have allocated by the next use.
 //
 //   VisitRoom room(target_bytes);
 //   schedule.set_window_bytes(room.AtUse({.object = 3, .argument_bytes = n}, others, promise));
 //
-// What a program allocates until the next use is not known, and nobody is asked before it does. So
-// uses are told apart by their place: which object, forward or backward, which of its uses since
-// forward began. (Where no graph is built forward may have no end: which of its uses in a row.) A
-// use in a place that is known, whose operator gets no more bytes than before, is taken to be
-// followed by at most the allocations that have followed one there. All of them count, as if
-// nothing were freed in between: what is kept and what is not may change from step to step. A use
-// in a new place, or of larger arguments, leaves no room: what is used is there, and nothing else.
+// The allocations until the next use are predicted from earlier uses at the same place. A place is
+// an object, forward or backward, and the index of the use since forward began. Without a graph,
+// where forward may have no end, the index counts consecutive uses instead. The prediction is the
+// most that was allocated after this place before, without subtracting frees, because what a step
+// keeps may change. At a new place, or with larger arguments than before, the window is 0: then the
+// used object alone is resident.
 //
-// While a step runs as planned, all others take at most what it promises, and the room is what the
-// target leaves beside that: not more where the step moves something, which comes when it is time.
+// While a session runs a planned step, its promise bounds the rest of the program. The window is
+// then what the target leaves beside the promise, or beside the prediction if that is smaller and
+// the step moves nothing. Moved tensors need their promised memory when they return.
 //
 // Thread safety: none; its owner's lock guards it.
 
@@ -33,29 +33,29 @@ struct VisitUse {
   uint32_t object = 0;
   bool builds_graph = false;
   bool in_backward = false;
-  uint64_t argument_bytes = 0;  // of the operator, but for objects that visit
+  uint64_t argument_bytes = 0;  // of the operator's arguments that are not streamed
 };
 
-// Of all others on the device, now.
+// Device memory of everything except streamed weights.
 struct OthersBytes {
   uint64_t current = 0;
-  uint64_t allocated = 0;  // from the start, whatever was freed since
+  uint64_t allocated = 0;  // since the start, without subtracting frees
 };
 
 class VisitRoom {
  public:
   explicit VisitRoom(uint64_t target_bytes) : target_bytes_(target_bytes) {}
 
-  // The object is about to be used: how much all objects may have until the next use.
+  // Returns the window from this use to the next one.
   uint64_t AtUse(const VisitUse& use, const OthersBytes& others,
                  const std::optional<StepPromise>& promise);
 
  private:
-  // Which object, and which of its uses, with the two flags.
+  // The object, and the index of its use with both flags.
   using Place = std::pair<uint32_t, uint64_t>;
   struct Known {
-    uint64_t argument_bytes = 0;   // at the most
-    uint64_t allocated_bytes = 0;  // by others until the next use, at the most
+    uint64_t argument_bytes = 0;   // the most so far
+    uint64_t allocated_bytes = 0;  // the most that others allocated until the next use
   };
   struct Last {
     Place place;
@@ -68,7 +68,7 @@ class VisitRoom {
 
   const uint64_t target_bytes_;
   absl::flat_hash_map<Place, Known> known_;
-  absl::flat_hash_map<Place, uint64_t> uses_;  // since forward began, by an object's first place
+  absl::flat_hash_map<Place, uint64_t> uses_;  // since forward began, by place without an index
   bool in_backward_ = false;                   // of the last use
   std::optional<Last> last_;
 };

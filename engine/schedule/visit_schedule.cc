@@ -8,12 +8,12 @@ namespace {
 
 constexpr uint64_t kNever = UINT64_MAX;
 
-// Uses before the last one that have to be the same, at least, for what followed to be expected,
-// and at most, to tell one place of a step from another.
+// How many rows up to the last one must be the same for a prediction, and how many are compared to
+// find the best place.
 constexpr size_t kLeastMemory = 2;
 constexpr size_t kMostMemory = 64;
 
-// Of uses: steps of thousands of layers, several times over.
+// Rows: several steps of thousands of layers.
 constexpr size_t kHistory = size_t{1} << 16;
 
 }  // namespace
@@ -35,7 +35,7 @@ Visit VisitSchedule::OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> ma
   const bool goes_on = is_same && is_here;
   if (goes_on && here_bytes_ <= window_bytes_) return visit;
   objects_[object].last_use = ++uses_;
-  // Where others are in use as well, there is no choice but to have more than the window.
+  // Objects in use on other threads may leave no room: then residents exceed the window.
   MakeRoom(is_here ? 0 : objects_[object].size_bytes, 0, object, may_drop, visit);
   if (!is_here) {
     OnHere(object);
@@ -102,23 +102,20 @@ void VisitSchedule::Remember(uint32_t object) {
   history_.push_back({.object = object, .uses = 0, .window_bytes = window_bytes_});
   ++rows_;
   const size_t period_before = is_expected ? period() - 1 : 0;
-  // Of all places that are as much like this one as can be told, the last one is the best: uses of
-  // today are repeated before those of last week.
-  const bool is_looked_for =
-      !is_expected || (!is_trial_ && (expected_uses_ + 1) % kMostMemory == 0);
+  // Of places with equally many rows in common the most recent one predicts best.
+  const bool is_looked_for = !is_expected || (expected_uses_ + 1) % kMostMemory == 0;
   match_ = is_looked_for ? FindSameUses() : std::optional(*match_ + 1);
   if (!match_.has_value() || period() != period_before) {
     FindNextRows();
     expected_uses_ = 0;
-    trials_.Forget();
     Begin({});
     return;
   }
-  // As all goes as expected, the rows of all others are expected where they were.
+  // The prediction of all other objects' rows still holds.
   size_t ahead = 1;
   while (history_[*match_ + ahead].object != object) ++ahead;
   objects_[object].next_row = rows_ + ahead;
-  if (++expected_uses_ % period() == 0 && !is_trial_) ChooseLoop();
+  if (++expected_uses_ % period() == 0) ChooseLoop();
 }
 
 std::optional<size_t> VisitSchedule::FindSameUses() const {
@@ -138,7 +135,7 @@ std::optional<size_t> VisitSchedule::FindSameUses() const {
   return best;
 }
 
-// What was done since the match is done again, and again.
+// The rows since the match repeat for ever.
 const VisitSchedule::Row& VisitSchedule::ExpectedAt(size_t uses_from_now) const {
   return history_[*match_ + 1 + (uses_from_now - 1) % period()];
 }
@@ -166,7 +163,7 @@ bool VisitSchedule::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t
       candidates.push_back(number);
     }
   }
-  // Most often one goes of many: a heap finds it without an order of the others.
+  // A heap: most often a single candidate of many is dropped.
   const auto goes_later = [this](uint32_t a, uint32_t b) {
     if (objects_[a].stays != objects_[b].stays) return objects_[a].stays;
     if (objects_[a].next_row != objects_[b].next_row) {
@@ -175,7 +172,7 @@ bool VisitSchedule::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t
     return objects_[a].last_use > objects_[b].last_use;
   };
   std::make_heap(candidates.begin(), candidates.end(), goes_later);
-  auto first_drop = candidates.end();  // from here on those that go, the first one last
+  auto first_drop = candidates.end();  // drops lie from here on, the first one last
   uint64_t freed_bytes = 0;
   while (freed_bytes < excess_bytes && first_drop != candidates.begin()) {
     std::pop_heap(candidates.begin(), first_drop, goes_later);
@@ -191,41 +188,23 @@ bool VisitSchedule::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t
 }
 
 void VisitSchedule::ChooseLoop() {
-  // Trials of some rounds must not outgrow the history.
-  if (period() >= kHistory / 4) return;
-  std::vector<SizedObject> round;  // each object once, by its first use
+  std::vector<SizedObject> round;  // each object once, in the order of first uses
   std::vector<bool> is_in_round(objects_.size());
-  uint64_t window_bytes = UINT64_MAX;  // at the least
+  uint64_t window_bytes = UINT64_MAX;  // the smallest of the round
   for (size_t ahead = 1; ahead <= period(); ++ahead) {
     const uint32_t object = ExpectedAt(ahead).object;
-    // What stays would have to be fetched anew as well.
-    if (object == change()) return;
+    if (object == change()) return;  // evicts all objects, including those that would stay
     window_bytes = std::min(window_bytes, ExpectedAt(ahead).window_bytes);
     if (is_in_round[object]) continue;
     is_in_round[object] = true;
     round.push_back({object, objects_[object].size_bytes});
   }
-  std::vector<VisitLoop> loops = LoopsWithin(round, window_bytes);
-  const bool is_choice = loops.size() > 1;
-  trials_.OnRound();
-  if (is_choice && trials_.IsDue(window_bytes)) {
-    trials_.OnTrial(window_bytes);
-    uint64_t least_bytes = UINT64_MAX;
-    for (const VisitLoop& loop : loops) {
-      // Of those that fetch the same, the simpler one.
-      const uint64_t fetched_bytes = FetchedBytesIn(loop, window_bytes);
-      if (fetched_bytes < least_bytes) best_ = loop.kind;
-      least_bytes = std::min(least_bytes, fetched_bytes);
-    }
-  }
-  // Until the next trial, what was best in one window is taken to be so in another.
-  auto best = std::find_if(loops.begin(), loops.end(),
-                           [this](const VisitLoop& loop) { return loop.kind == best_; });
-  if (best == loops.end()) best = loops.begin() + (is_choice ? 1 : 0);
-  if (*best != loop_) {
-    Begin(std::move(*best));
-  } else if (loop_.kind == VisitLoop::Kind::kAllMoveOn) {
-    // They were spread over the first round, and so is what is away by now.
+  // Forward and backward use most objects twice a round, and find as much resident at their turns.
+  if (2 * period() >= 3 * round.size()) return;
+  VisitLoop loop = LoopWithin(round, window_bytes);
+  if (loop != loop_) {
+    Begin(std::move(loop));
+  } else if (loop_.moves_on()) {
     SetWhatStays({});
   }
 }
@@ -242,31 +221,6 @@ void VisitSchedule::SetWhatStays(const std::vector<uint32_t>& objects) {
     objects_[object].stays = true;
     stay_bytes_ += objects_[object].size_bytes;
   }
-}
-
-uint64_t VisitSchedule::FetchedBytesIn(const VisitLoop& loop, uint64_t window_bytes) const {
-  VisitSchedule trial({.sizes_bytes = {}, .window_bytes = window_bytes});
-  trial.is_trial_ = true;
-  trial.objects_ = objects_;
-  trial.history_.assign(history_.begin() + *match_, history_.end());
-  trial.match_ = 0;
-  trial.rows_ = rows_;
-  trial.here_bytes_ = here_bytes_;
-  trial.uses_ = uses_;
-  trial.Begin(loop);
-  const auto may_drop = [](uint32_t) { return true; };
-  const size_t uses = trial.period();
-  uint64_t fetched_bytes = 0;
-  for (int round = 0; round < 4; ++round) {
-    if (round == 1 && loop.kind == VisitLoop::Kind::kAllMoveOn) trial.SetWhatStays({});
-    for (size_t use = 0; use < uses; ++use) {
-      for (const uint32_t fetched : trial.OnUse(trial.ExpectedAt(1).object, may_drop).fetches) {
-        // What was there before, in another window, is none of the loop's merit.
-        if (round >= 2) fetched_bytes += objects_[fetched].size_bytes;
-      }
-    }
-  }
-  return fetched_bytes;
 }
 
 }  // namespace pinion

@@ -202,7 +202,6 @@ std::vector<LayerAttribution> LayerGradientShap(AttributionSession& session,
     }
     callbacks.on_arrival = [&sums, rows, weights, change](LayerPart part, LayerTensor& tensor) {
       at::Tensor sum = std::move(tensor.gradient);
-      uint64_t memory_bytes = 0;
       if (change->at_inputs.has_value()) {
         const auto add = [&weights](at::Tensor& block_sum, const std::vector<at::Tensor>& blocks) {
           for (int64_t step = 0; step < blocks[0].size(0); ++step) {
@@ -211,12 +210,10 @@ std::vector<LayerAttribution> LayerGradientShap(AttributionSession& session,
                            weights[static_cast<size_t>(step)]);
           }
         };
-        SumOfTerms terms = SumTermsOverSteps(
+        sum = SumTermsOverSteps(
             {TakeValue(change->inputs, part), TakeValue(change->baselines, part), sum}, rows, add);
-        sum = std::move(terms.sum);
-        memory_bytes = terms.memory_bytes;
       }
-      return memory_bytes + sums.Add(part, rows, std::move(sum));
+      sums.Add(part, rows, std::move(sum));
     };
     const auto pending = std::make_shared<PendingLayers>(StartGradients(
         copies, forward, layers, given.between,

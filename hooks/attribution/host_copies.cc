@@ -101,7 +101,6 @@ HostCopy HostCopies::Start(const at::Tensor& tensor, Source source) {
     Held& held = held_[device.index()];
     held.parcels.push_back(*parcel);
     held.bytes += (*parcel)->size_bytes;
-    last_ = *device_tier;
   }
   copy.parcel_ = *std::move(parcel);
   copy.sizes_ = own.sizes().vec();
@@ -135,15 +134,6 @@ uint64_t HostCopies::HeldBytes() const {
   uint64_t most_bytes = 0;
   for (const auto& [index, held] : held_) most_bytes = std::max(most_bytes, held.bytes);
   return most_bytes;
-}
-
-void HostCopies::ChargeHostArithmetic(uint64_t memory_bytes) {
-  std::shared_ptr<DeviceTier> tier;
-  {
-    const MutexLock lock(mu_);
-    tier = last_;
-  }
-  if (tier != nullptr) tier->engine().device().ChargeHostArithmetic(memory_bytes);
 }
 
 at::Tensor HostCopies::Concatenate(const std::vector<at::Tensor>& pieces) {

@@ -75,11 +75,8 @@ class HostCopies {
   // Returns the device bytes held for copies, on the device that holds most.
   uint64_t HeldBytes() const;
 
-  // Charges host arithmetic to the device of the last copy (Device::ChargeHostArithmetic).
-  void ChargeHostArithmetic(uint64_t memory_bytes);
-
-  // Concatenates host tensors on dimension 0, in the tier's pinned memory if shapes and dtypes
-  // allow it. `pieces` must not be empty.
+  // Tensors on the host behind each other on dimension 0, in pinned memory of the tier's if they
+  // are of one dtype. Not empty.
   at::Tensor Concatenate(const std::vector<at::Tensor>& pieces);
 
  private:
@@ -103,7 +100,6 @@ class HostCopies {
 
   mutable Mutex mu_;
   std::map<int, Held> held_ ABSL_GUARDED_BY(mu_);  // by device
-  std::shared_ptr<DeviceTier> last_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace pinion

@@ -10,32 +10,29 @@
 #include <utility>
 #include <variant>
 
+#include "pinion/device/host_arithmetic.h"
 #include "pinion/hooks/attribution/layer_pass.h"
 #include "pinion/hooks/attribution/tap.h"
 
 namespace pinion {
 namespace {
 
-// Stores a combination of value and gradient as the tensor's activation, in place. Returns the
-// bytes of host memory read and written.
-using Combine = std::function<uint64_t(LayerTensor& tensor)>;
+// Leaves what it makes of a tensor as its activation, in place.
+using Combine = std::function<void(LayerTensor& tensor)>;
 
 LayerCallbacks OnArrival(const Combine& combine) {
   LayerCallbacks callbacks;
-  callbacks.on_arrival = [&combine](LayerPart, LayerTensor& tensor) { return combine(tensor); };
+  callbacks.on_arrival = [&combine](LayerPart, LayerTensor& tensor) { combine(tensor); };
   return callbacks;
 }
 
-uint64_t Multiply(LayerTensor& tensor) {
+void Multiply(LayerTensor& tensor) {
   tensor.activation.mul_(tensor.gradient);
   tensor.gradient = at::Tensor();
-  return 3 * tensor.activation.nbytes();
+  if (tensor.activation.is_cpu()) CountHostArithmetic(3 * tensor.activation.nbytes());
 }
 
-uint64_t TakeGradient(LayerTensor& tensor) {
-  tensor.activation = std::move(tensor.gradient);
-  return 0;
-}
+void TakeGradient(LayerTensor& tensor) { tensor.activation = std::move(tensor.gradient); }
 
 std::vector<LayerAttribution> AttributionsOf(std::vector<LayerResult> layers) {
   std::vector<LayerAttribution> attributions;
@@ -121,7 +118,7 @@ std::vector<LayerAttribution> LayerGradCam(AttributionSession& session,
     map.mul_(weights);
     if (grad_cam.sum_channels) map = map.sum(1, /*keepdim=*/true);
     if (grad_cam.relu_attributions) map.relu_();
-    return 4 * layer_bytes;
+    if (map.is_cpu()) CountHostArithmetic(4 * layer_bytes);
   };
   return AttributionsOf(session.ComputeLayerGradientsAndEval(
       forward, layers, inputs, target, WithActivations(options, true), OnArrival(combine)));

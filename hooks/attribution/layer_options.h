@@ -74,10 +74,10 @@ struct LayerCallbacks {
   // zeros on the host, or on the device with keep_on_device. Layers at one place in the graph share
   // one gradient, and the first layer's call decides.
   std::function<at::Tensor(LayerPart part, const at::Tensor& tensor)> output_function;
-  // Takes a value and its gradient when both have arrived, while the device computes. It may change
-  // the value in place and move tensors out. Returns the bytes of host memory that it read and
-  // wrote (Device::ChargeHostArithmetic).
-  std::function<uint64_t(LayerPart part, LayerTensor& tensor)> on_arrival;
+  // In the order in which the layers become complete, while the device goes on: a value and its
+  // gradient have arrived. It may change the value in place, take what it wants, and release the
+  // rest.
+  std::function<void(LayerPart part, LayerTensor& tensor)> on_arrival;
 };
 
 }  // namespace pinion

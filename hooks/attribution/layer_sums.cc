@@ -7,6 +7,8 @@
 
 #include <algorithm>
 
+#include "pinion/device/host_arithmetic.h"
+
 namespace pinion {
 namespace {
 
@@ -34,21 +36,20 @@ at::Tensor SumOverSteps(const at::Tensor& tensor, const PassRows& rows,
   return sum;
 }
 
-SumOfTerms SumTermsOverSteps(
+at::Tensor SumTermsOverSteps(
     const std::vector<at::Tensor>& tensors, const PassRows& rows,
     const std::function<void(at::Tensor& sum, const std::vector<at::Tensor>& blocks)>& add) {
   const at::Tensor first_step = StepOf(tensors.front(), 0, rows);
   const at::ScalarType dtype = at::promote_types(first_step.scalar_type(), at::kFloat);
-  SumOfTerms result;
-  result.sum = at::zeros(first_step.sizes(), first_step.options().dtype(dtype));
-  result.memory_bytes = result.sum.nbytes();
+  const at::Tensor result = at::zeros(first_step.sizes(), first_step.options().dtype(dtype));
+  uint64_t memory_bytes = result.nbytes();
   std::vector<at::Tensor> by_step;
   for (const at::Tensor& tensor : tensors) {
     by_step.push_back(tensor.contiguous().view({rows.steps, -1}));
     const bool is_copied = !tensor.is_contiguous();
-    result.memory_bytes += (is_copied ? 3 : 1) * tensor.nbytes();
+    memory_bytes += (is_copied ? 3 : 1) * tensor.nbytes();
   }
-  at::Tensor flat = result.sum.view({-1});
+  at::Tensor flat = result.view({-1});
   const int64_t most = flat.is_cpu() ? kBlockElements : std::max<int64_t>(flat.numel(), 1);
   for (int64_t begin = 0; begin < flat.numel(); begin += most) {
     const int64_t count = std::min(most, flat.numel() - begin);
@@ -57,21 +58,22 @@ SumOfTerms SumTermsOverSteps(
     at::Tensor sum = flat.narrow(0, begin, count);
     add(sum, blocks);
   }
+  if (result.is_cpu()) CountHostArithmetic(memory_bytes);
   return result;
 }
 
-uint64_t LayerSums::Add(LayerPart part, const PassRows& rows, at::Tensor tensor) {
+void LayerSums::Add(LayerPart part, const PassRows& rows, at::Tensor tensor) {
   Sum& sum = sums_[part.layer][part.tensor];
   if (sum.first_example != rows.first_example) {
     sum.first_example = rows.first_example;
     sum.groups.push_back(std::move(tensor));
-    return 0;
+    return;
   }
   TORCH_CHECK(sum.groups.back().sizes() == tensor.sizes(), "layer \"", names_[part.layer],
               "\" has ", tensor.sizes(), " in one pass and ", sum.groups.back().sizes(),
               " in another one: its first dimension alone may depend on the rows");
   sum.groups.back().add_(tensor);
-  return 3 * tensor.nbytes();
+  if (tensor.is_cpu()) CountHostArithmetic(3 * tensor.nbytes());
 }
 
 void LayerSums::EndPass(const std::vector<LayerResult>& layers) {

@@ -4,7 +4,7 @@
 //   LayerSums sums(session, layers);
 //   ... for each pass:
 //     callbacks.on_arrival = [&](LayerPart part, LayerTensor& tensor) {
-//       return sums.Add(part, rows, std::move(tensor.gradient));
+//       sums.Add(part, rows, std::move(tensor.gradient));
 //     };
 //     sums.EndPass(session.ComputeLayerGradientsAndEval(...));
 //   return sums.Take();
@@ -40,15 +40,11 @@ at::Tensor SumOverSteps(const at::Tensor& tensor, const PassRows& rows,
 // multiple of the pass's rows.
 at::Tensor StepOf(const at::Tensor& tensor, int64_t step, const PassRows& rows);
 
-// A sum of terms over a pass's steps, in float32 or wider.
-struct SumOfTerms {
-  at::Tensor sum;             // with the sizes of one step
-  uint64_t memory_bytes = 0;  // read and written
-};
-// Computes such a sum over equally shaped `tensors`. `add` gets a flat block of the sum and the
-// same block of each tensor, shaped [steps, elements]. On the host each block is read from memory
-// once.
-SumOfTerms SumTermsOverSteps(
+// The sum over a pass's steps of terms of several tensors that are alike, in float32 at least. The
+// host computes block by block of a step's elements, each block at all steps, so that what it reads
+// comes from memory once. `add` is given a block of the sum, in one dimension, and the same block
+// of each tensor, with the steps in front: [steps, elements].
+at::Tensor SumTermsOverSteps(
     const std::vector<at::Tensor>& tensors, const PassRows& rows,
     const std::function<void(at::Tensor& sum, const std::vector<at::Tensor>& blocks)>& add);
 
@@ -57,10 +53,9 @@ class LayerSums {
   LayerSums(const AttributionSession& session, std::vector<std::string> layers)
       : session_(session), names_(std::move(layers)), layers_(names_.size()) {}
 
-  // Adds `tensor`, which owns its memory and belongs to the examples of `rows`. Returns the bytes
-  // of memory read and written.
-  uint64_t Add(LayerPart part, const PassRows& rows, at::Tensor tensor);
-  // Merges the pass's per-layer flags (ran, connected). Call it after the pass's Add calls.
+  // `tensor` has memory of its own, and is of the examples of `rows`.
+  void Add(LayerPart part, const PassRows& rows, at::Tensor tensor);
+  // What the pass says of its layers, whose tensors have been added.
   void EndPass(const std::vector<LayerResult>& layers);
 
   std::vector<LayerAttribution> Take();

@@ -69,7 +69,7 @@ class PathRun {
                        LayerCallbacks callbacks) {
     if (!callbacks.on_arrival) {
       callbacks.on_arrival = [this, rows](LayerPart part, LayerTensor& tensor) {
-        return sums_.Add(part, rows, std::move(tensor.gradient));
+        sums_.Add(part, rows, std::move(tensor.gradient));
       };
     }
     const auto pending = std::make_shared<PendingLayers>(StartGradients(
@@ -232,9 +232,10 @@ std::vector<LayerAttribution> LayerConductance(AttributionSession& session,
           sum.addcmul_(at_step(gradients, step), at_step(values, step + 1) - at_step(values, step));
         }
       };
-      SumOfTerms terms = SumTermsOverSteps(
-          {std::exchange(tensor.activation, {}), std::exchange(tensor.gradient, {})}, rows, add);
-      return terms.memory_bytes + run.sums().Add(part, rows, std::move(terms.sum));
+      run.sums().Add(part, rows,
+                     SumTermsOverSteps(
+                         {std::exchange(tensor.activation, {}), std::exchange(tensor.gradient, {})},
+                         rows, add));
     };
     return run.Gradients(rows, run.Between(rows), callbacks);
   });

@@ -63,8 +63,7 @@ std::vector<LayerResult> PendingLayers::Wait() {
     tensor = Gather(part);
     if (!way_->callbacks.on_arrival) continue;
     const at::NoGradGuard no_grad;
-    const uint64_t memory_bytes = way_->callbacks.on_arrival(part, tensor);
-    if (!way_->options.keep_on_device) way_->copies->ChargeHostArithmetic(memory_bytes);
+    way_->callbacks.on_arrival(part, tensor);
   }
   for (size_t layer = 0; layer < results_.size(); ++layer) {
     if (first_of_name_[layer] != layer) results_[layer] = results_[first_of_name_[layer]];

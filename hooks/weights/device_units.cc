@@ -8,7 +8,7 @@ namespace {
 
 VisitLimits LimitsOf(const std::vector<UnitParcel>& units, uint64_t window_bytes) {
   VisitLimits limits = {.sizes_bytes = {}, .window_bytes = window_bytes};
-  for (const UnitParcel& unit : units) limits.sizes_bytes.push_back(unit.device_bytes);
+  for (const UnitParcel& unit : units) limits.sizes_bytes.push_back(unit.size_bytes());
   return limits;
 }
 
@@ -24,10 +24,9 @@ DeviceUnits::DeviceUnits(std::vector<UnitParcel> units, const WeightRoom& room, 
     : keeper_(keeper), device_(device), schedule_(LimitsOf(units, room.window_bytes)) {
   stats_.two_largest_bytes = room.two_largest_bytes;
   for (UnitParcel& unit : units) {
-    // The second one never reads, so that what was fetched stays with the parcel until Drop.
+    // The second reader never reads: the parcel keeps the fetched memory until Drop.
     unit.parcel->AddReaders(2);
-    units_.push_back(
-        {.parts = std::move(unit), .bytes = {}, .memory = {}, .wide = {}, .streams = {}});
+    units_.push_back({.parts = std::move(unit), .bytes = {}, .memory = {}, .streams = {}});
   }
 }
 
@@ -87,7 +86,7 @@ void DeviceUnits::OnFetchRefused(uint32_t index, bool was_tried) {
 
 void DeviceUnits::NoteFailure(uint32_t index) {
   const DeviceUnit& unit = units_[index];
-  if (unit.parts.parcel->state() == Parcel::State::kAway && !unit.wide) schedule_.OnAway(index);
+  if (unit.parts.parcel->state() == Parcel::State::kAway) schedule_.OnAway(index);
 }
 
 std::vector<c10::DataPtr> DeviceUnits::OnArrived(uint32_t index, const BoundStream& stream,
@@ -100,30 +99,18 @@ std::vector<c10::DataPtr> DeviceUnits::OnArrived(uint32_t index, const BoundStre
   return unit.parts.PointTo(unit.memory.memory().data(), keeper_, device_);
 }
 
-std::vector<c10::DataPtr> DeviceUnits::OnWidened(uint32_t index, const BoundStream& stream,
-                                                 WeightMemory& wide) {
-  DeviceUnit& unit = units_[index];
-  void* const data = wide.storage.mutable_data();
-  unit.wide = std::move(wide.storage);
-  std::swap(unit.bytes, wide.bytes);
-  unit.streams = {stream};
-  schedule_.OnHere(index);
-  return unit.parts.PointTo(data, keeper_, device_);
-}
-
 // ------------------------------------------------------------------------------------------ out
 
 void DeviceUnits::Drop(uint32_t index, AllDropped& dropped) {
   DeviceUnit& unit = units_[index];
   schedule_.OnAway(index);
   GuardedMemory fetched = unit.parts.parcel->TakeFetched();
-  if (!fetched && !unit.wide) return;
+  if (!fetched) return;
   ++stats_.drops;
-  const bool is_used = unit.memory || unit.wide;
-  unit.memory.Disarm();  // another reference to what `fetched` has
+  const bool is_used = static_cast<bool>(unit.memory);
+  unit.memory.Disarm();  // `fetched` refers to the same memory
   dropped.push_back({.bytes = std::exchange(unit.bytes, {}),
                      .memory = std::move(fetched),
-                     .wide = std::exchange(unit.wide, {}),
                      .streams = std::exchange(unit.streams, {}),
                      .data = {}});
   if (is_used) dropped.back().data = unit.parts.PointTo(nullptr, keeper_, device_);

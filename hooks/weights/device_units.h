@@ -1,15 +1,16 @@
-// What one device has of the units of weights that visit it, and the schedule that is told of it.
+// The residency of streamed weights on one device: which units are resident, and where. Keeps the
+// schedule (engine/schedule/visit_schedule.h) informed.
 //
-//   const Visit visit = units.OnUse(unit, dropped);   // an operator is about to use it
-//   ... the copies are made (unit_arrivals.h) ...
-//   away = units.OnArrived(unit, stream, fetched);    // its storages have the bytes
-//   units.OnUsed(unit, dropped);                      // its kernels are launched
+//   const Visit visit = units.OnUse(unit, dropped);   // an operator is about to use the unit
+//   ... UnitArrivals makes the copies ...
+//   old = units.OnArrived(unit, stream, fetched);     // the unit's storages have memory
+//   units.OnUsed(unit, dropped);                      // the operator's kernels are launched
 //
-// What leaves is handed out, and let go of once the lock is released.
+// Memory of evicted units is appended to `dropped`. The caller frees it after releasing the lock.
 //
-// Thread safety: none; WeightState's lock guards it. No call of the device, the allocator or
-// LibTorch is made, but for storages' pointers, which are plain fields. Ownership: DeviceWeights's;
-// UnitArrivals works on it.
+// Thread safety: none; WeightState's lock guards this object. No function calls the device, the
+// allocator or LibTorch. Exception: the pointers of storages, which are plain fields.
+// Ownership: DeviceWeights owns this object, and UnitArrivals uses it.
 
 #ifndef PINION_HOOKS_WEIGHTS_DEVICE_UNITS_H_
 #define PINION_HOOKS_WEIGHTS_DEVICE_UNITS_H_
@@ -37,34 +38,31 @@
 namespace pinion {
 
 struct WeightStats {
-  uint64_t fetches = 0;          // copies in, of whole units
-  uint64_t fetched_bytes = 0;    // by them
-  uint64_t fetched_ahead = 0;    // of those copies, the ones that began before anybody needed them
-  uint64_t fetches_refused = 0;  // ahead, as there was no device memory; made when needed
-  uint64_t drops = 0;            // of units, to make room or since they had become old
-  uint64_t here_bytes = 0;       // on the device
-  // Within a memory target: the most that the device had, if that was more, as the next use of a
-  // weight sees it: where it had even more before the first use, not until LibTorch's peak
-  // statistics are reset. Where weights alone take what is too much, a target of so many bytes is
-  // enough.
+  uint64_t fetches = 0;          // copies of units to the device
+  uint64_t fetched_bytes = 0;    // of these copies
+  uint64_t fetched_ahead = 0;    // copies that began before an operator needed the unit
+  uint64_t fetches_refused = 0;  // fetches ahead that found no device memory
+  uint64_t drops = 0;            // units evicted, for room or because the host has changed them
+  uint64_t here_bytes = 0;       // resident
+  // The highest device memory above the memory target, or 0. Each use of a weight looks at the peak
+  // of LibTorch's allocator. A peak from before the first use hides lower ones until the peak
+  // statistics are reset. If weights alone exceed the target, a target of so many bytes is enough.
   uint64_t excess_device_bytes = 0;
-  uint64_t gradient_bytes = 0;     // that have left the device
-  uint64_t two_largest_bytes = 0;  // of units: the default window
+  uint64_t gradient_bytes = 0;     // copied to the host
+  uint64_t two_largest_bytes = 0;  // of the two largest units, which is the default window
 };
 
-// For units that are there at once.
+// Device memory for units.
 struct WeightRoom {
-  uint64_t window_bytes = 0;  // for all of them; with a target, before the first use
-  std::optional<uint64_t> target_bytes = std::nullopt;  // of the device, for all that it has
-  // What a unit takes beside itself while it is being widened, at the most: no part of the window.
-  uint64_t widening_bytes = 0;
-  SetAside wanted;           // of a target that others plan within
-  size_t leaving_units = 1;  // whose gradients may be on their way at once
+  uint64_t window_bytes = 0;  // for resident units; with a target, before the first use
+  std::optional<uint64_t> target_bytes = std::nullopt;  // for everything on the device
+  SetAside wanted;           // the part of a target that a session must leave for weights
+  size_t leaving_units = 1;  // units whose gradients may be copied to the host at once
   uint64_t two_largest_bytes = 0;
 };
 
 struct WeightMemory {
-  VisitingBytes bytes;  // last to go
+  VisitingBytes bytes;  // first, so that it is destroyed last
   c10::Storage storage;
 };
 
@@ -72,16 +70,13 @@ using AllDropped = std::vector<DroppedWeights>;
 
 struct DeviceUnit {
   UnitParcel parts;
-  VisitingBytes bytes;   // that are there
-  GuardedMemory memory;  // empty: not on the device, or not used there yet
-  // In place of `memory`, of a unit that is widened. Belongs to the first one of `streams`.
-  c10::Storage wide;
-  bool is_being_widened = false;     // by a thread
-  std::vector<BoundStream> streams;  // that wait for its copy, and may use it
-  int users = 0;                     // operators that run, and fetches that are about to be made
+  VisitingBytes bytes;               // of the device memory
+  GuardedMemory memory;              // empty unless resident, and used since the fetch
+  std::vector<BoundStream> streams;  // streams that wait for the copy, and may use the unit
+  int users = 0;                     // running operators, and fetches ahead not made yet
 
   bool IsReadyOn(const BoundStream& stream) const;
-  // It waits for the copy.
+  // The stream waits for the copy.
   void NoteReadyOn(const BoundStream& stream) {
     if (!IsReadyOn(stream)) streams.push_back(stream);
   }
@@ -89,55 +84,51 @@ struct DeviceUnit {
 
 class DeviceUnits {
  public:
-  // Their storages keep the keeper, and only while they do is anything on the device.
+  // The units' storages share ownership of `keeper`, which owns this object.
   DeviceUnits(std::vector<UnitParcel> units, const WeightRoom& room, VisitKeeper& keeper,
               c10::Device device);
 
   DeviceUnit& operator[](uint32_t index) { return units_[index]; }
   const DeviceUnit& operator[](uint32_t index) const { return units_[index]; }
   const std::vector<DeviceUnit>& all() const { return units_; }
-  // All but what a target knows.
+  // Returns all statistics except excess_device_bytes and gradient_bytes.
   WeightStats GetStats() const;
 
-  // --- use. What a visit fetches is not dropped before EndFetch ---
+  // --- Use. A fetch that a Visit asks for keeps its unit from eviction until EndFetch ---
 
-  // From the next use on, for all units.
+  // Applies from the next use on.
   void set_window_bytes(uint64_t window_bytes) { schedule_.set_window_bytes(window_bytes); }
   Visit OnUse(uint32_t index, AllDropped& dropped);
   Visit OnUsed(uint32_t index, AllDropped& dropped);
-  // It could not be brought, nor was what else the visit fetches.
+  // The unit could not be fetched. Cancels the other fetches of the visit as well.
   void CancelUse(uint32_t index, const Visit& visit);
-  // The host has changed masters.
+  // The host has changed weights.
   Visit OnChange(AllDropped& dropped);
-  // The copy was made, or could not be.
+  // A fetch ahead was made or has failed.
   void EndFetch(uint32_t index) { --units_[index].users; }
 
-  // --- copies in ---
+  // --- Copies to the device ---
 
   void CountFetch(uint64_t size_bytes, bool is_ahead);
-  // Ahead, and counted if it was tried.
+  // A fetch ahead failed, or was left out without a try.
   void OnFetchRefused(uint32_t index, bool was_tried);
-  // The bytes are at `fetched` for the stream, which waits for them. It is taken, unless another
-  // thread was faster. Returns what the storages had before.
+  // The stream waits for the copy to `fetched`, which is taken unless another thread has done so.
+  // Returns the storages' previous pointers.
   std::vector<c10::DataPtr> OnArrived(uint32_t index, const BoundStream& stream,
                                       GuardedMemory& fetched);
-  // The same, of a unit that rests in a narrower form; `wide` then has the count of what was
-  // copied.
-  std::vector<c10::DataPtr> OnWidened(uint32_t index, const BoundStream& stream,
-                                      WeightMemory& wide);
 
-  // --- out ---
+  // --- Eviction ---
 
-  // Whatever there is of it; nothing if it is away.
+  // Does nothing unless the unit is resident or under copy.
   void Drop(uint32_t index, AllDropped& dropped);
-  // What nobody uses.
+  // Evicts all units without users.
   void DropAllIdle(AllDropped& dropped);
 
  private:
   bool MayDrop(uint32_t index) const;
-  // Drops, and keeps what is to be fetched from being dropped until it was.
+  // Evicts visit.drops, and makes each of visit.fetches a user of its unit.
   Visit Begin(Visit visit, AllDropped& dropped);
-  // After a fetch that failed: away, unless another thread has it or is about to.
+  // Tells the schedule that a fetch failed, unless another thread fetches the unit.
   void NoteFailure(uint32_t index);
 
   VisitKeeper& keeper_;

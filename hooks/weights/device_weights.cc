@@ -27,7 +27,7 @@ std::string Describe(const TargetWindow::Excess& excess, const UnitParcel& unit)
       "WeightOptions::memory_target_bytes is ", excess.target_bytes, " (",
       HumanBytes(excess.target_bytes), "), and the device has had ", excess.device_bytes, " (",
       HumanBytes(excess.device_bytes), "), with little more of the weights than those of \"",
-      unit.name, "\" (", unit.device_bytes,
+      unit.name, "\" (", unit.size_bytes(),
       " bytes): make the target as large, or let activations leave (OffloadScope, checkpoint)");
 }
 
@@ -43,13 +43,12 @@ DeviceWeights::DeviceWeights(c10::Device device, std::shared_ptr<HostTier> host,
       state_{.mu = {}, .units = DeviceUnits(std::move(units), room, *this, device)},
       arrivals_(state_, tier_, visitor_, ParcelsOf(state_.units.all())),
       target_(room.target_bytes.has_value()
-                  ? std::make_unique<TargetWindow>(*room.target_bytes, room.widening_bytes,
-                                                   tier_->share(), visitor_)
+                  ? std::make_unique<TargetWindow>(*room.target_bytes, tier_->share(), visitor_)
                   : nullptr) {
   tier_->share()->Want(wanted_);
 }
 
-// Nobody uses the weights any more, but work on streams may: it goes before the memory.
+// Work on streams may still use weights, and comes before the frees.
 DeviceWeights::~DeviceWeights() {
   AllDropped dropped;
   {
@@ -77,15 +76,14 @@ void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
   AllDropped dropped;
   Visit visit;
   std::string excess;
-  bool is_widened = false;
   bool is_ready = false;
   {
     MutexLock lock(state_.mu);
     const DeviceUnit& unit = state_.units[index];
-    is_widened = unit.parts.is_widened;
-    TORCH_CHECK(!is_captured, "a graph is captured, and the weights of \"", unit.parts.name,
-                "\" visit: replays would read memory that is free by then. Run the model without "
-                "capturing it, or keep its weights on the device");
+    TORCH_CHECK(
+        !is_captured, "a graph is captured, and the weights of \"", unit.parts.name,
+        "\" are streamed: replays would read memory that is free by then. Run the model without "
+        "capturing it, or keep its weights on the device");
     TORCH_CHECK(!paused_, "the weights of \"", unit.parts.name,
                 "\" are used while WeightOffloader::Step changes weights on the host: run the "
                 "model before or after the step, and make optimizers over host_parameters()");
@@ -106,7 +104,7 @@ void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
   LetGoOf(dropped, tier_->engine());
   if (is_ready) return;
   try {
-    is_widened ? arrivals_.ArriveWide(index, stream) : arrivals_.Arrive(index, stream);
+    arrivals_.Arrive(index, stream);
   } catch (...) {
     MutexLock lock(state_.mu);
     state_.units.CancelUse(index, visit);
@@ -148,7 +146,7 @@ bool DeviceWeights::Write(uint32_t index, const WritingOperator& op) {
     }
   }
   TORCH_CHECK(false, op.schema.name(), " would change the weight ", name,
-              " on the device, where only a copy of it visits: change it in WeightOffloader::Step, "
+              " on the device, which has a copy of it alone: change it in WeightOffloader::Step, "
               "through host_parameters(), of which an optimizer is made, or, if it is a buffer, in "
               "WeightOffloader::WithParametersOnHost");
 }

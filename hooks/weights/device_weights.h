@@ -1,21 +1,20 @@
-// The weights of one device that visit it: their masters in pinned host memory, one parcel for each
-// unit (weight_units.h), and memory on the device for those that are there.
+// The streamed weights of one device. Makes a unit resident when an operator needs it, and fetches
+// and evicts units as the schedule says.
 //
-//   device_weights->Enter(unit);      // an operator is about to use it (visiting_tensor.h)
+//   device_weights->Enter(unit, argument_bytes);   // an operator is about to use the unit
 //   ...
-//   device_weights->Leave(unit);      // its kernels are launched
+//   device_weights->Leave(unit);                   // its kernels are launched
 //
-// This class decides what comes and goes, by device_units.h; unit_arrivals.h brings it. Within a
-// memory target, the schedule's window is what the target leaves (target_window.h).
+// DeviceUnits (device_units.h) has the state, and UnitArrivals (unit_arrivals.h) makes the copies.
+// Within a memory target the window is what the target leaves (target_window.h).
 //
-// A unit comes with one copy, on the stream that asks first, and stays until the schedule
-// (engine/schedule/visit_schedule.h) wants its room: then the memory goes in the order of that stream,
-// after all others that have used it. Nothing is ever copied back: masters are changed on the host,
-// between Pause and Resume, and what the device has of those that were changed is dropped.
+// A unit is fetched with one copy, on the stream that needs it first. Its memory is freed in the
+// order of that stream, after the other streams that have used it. Weights are never copied back:
+// the host changes its copies between Pause and Resume, which evicts the changed units.
 //
 // Thread safety: thread-safe. No call of the device, the allocator or LibTorch is made with the
-// lock held, but for storages' pointers, which are plain fields.
-// Ownership: storages of the weights keep it (VisitingData).
+// lock held. Exception: the pointers of storages, which are plain fields.
+// Ownership: shared by the storages of the weights (VisitingData).
 
 #ifndef PINION_HOOKS_WEIGHTS_DEVICE_WEIGHTS_H_
 #define PINION_HOOKS_WEIGHTS_DEVICE_WEIGHTS_H_
@@ -50,27 +49,26 @@ class DeviceWeights final : public VisitKeeper {
 
   ~DeviceWeights() override;
 
-  // c10::OutOfMemoryError where the device has no room even with all other units dropped.
+  // Throws c10::OutOfMemoryError if the device has no memory even with all idle units evicted.
   void Enter(uint32_t unit, uint64_t argument_bytes) override;
   // Does not throw.
   void Leave(uint32_t unit) override;
-  // Throws, and names the weight: what is on the device is a copy.
+  // Throws, and names the weight: writes to the device's copy would be lost.
   bool Write(uint32_t unit, const WritingOperator& op) override;
 
-  // From now until Resume the host may change masters: copies that read them are done, and no
-  // operator gets weights.
+  // Lets the host change weights until Resume. Blocks until no copy reads them; operators that use
+  // weights throw meanwhile.
   void Pause();
-  // Drops what the device has of the units that were changed.
+  // Evicts the changed units.
   void Resume(const std::vector<uint32_t>& changed);
-  // After a change: what is expected to be used next is fetched, on the current stream.
+  // After a change: fetches the units that are expected next, on the current stream.
   void FetchExpected();
 
   WeightStats GetStats() const;
-  DeviceTier& tier() const { return *tier_; }
   c10::Device device() const { return device_; }
 
  private:
-  // On the current stream. Does not throw: what cannot be fetched now is fetched when needed.
+  // Fetches on the current stream. Does not throw: units that fail are fetched on demand.
   void FetchAllAhead(const Visit& visit);
 
   const c10::Device device_;

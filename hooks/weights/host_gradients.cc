@@ -13,13 +13,15 @@
 #include <optional>
 #include <utility>
 
+#include "pinion/device/host_arithmetic.h"
+
 namespace pinion {
 namespace {
 
 namespace autograd = torch::autograd;
 
-// LibTorch has room for one such hook: this one runs the program's, which finds in grad() what the
-// program will find there.
+// Also runs the program's hook, since LibTorch has room for a single one. The program's hook finds
+// the same grad() as the program after backward.
 class CollectGradient final : public autograd::PostAccumulateGradHook {
  public:
   CollectGradient(std::shared_ptr<HostGradients> gradients, size_t index,
@@ -47,15 +49,14 @@ at::Tensor Dense(const at::Tensor& gradient) {
 
 HostGradients::HostGradients(std::shared_ptr<DeviceTier> tier, std::vector<FollowedWeight> weights,
                              const GradientOptions& options)
-    : tier_(tier),
-      stay_(options.stay),
+    : stay_(options.stay),
       leaving_(std::move(tier), options.most_leaving,
                [this](size_t index, uint32_t epoch, const at::Tensor& arrived) {
                  OnArrived(index, epoch, arrived);
                }) {
   for (FollowedWeight& weight : weights) {
     in_unit_.resize(std::max<size_t>(in_unit_.size(), weight.unit + 1));
-    const bool requires_grad = weight.master.defined() && weight.master.requires_grad();
+    const bool requires_grad = weight.master.requires_grad();
     in_unit_[weight.unit] += requires_grad ? 1 : 0;
     weights_.push_back({std::move(weight), requires_grad});
   }
@@ -71,8 +72,6 @@ void HostGradients::Begin() {
   for (size_t index = 0; index < weights_.size(); ++index) {
     const at::Tensor parameter = ParameterOf(weights_[index]);
     SetHook(index, parameter);
-    const at::Tensor& master = weights_[index].master;
-    if (!master.defined()) continue;
     parameter.mutable_grad() = at::Tensor();
     ShowInParameter(index, parameter);
   }
@@ -156,9 +155,6 @@ void HostGradients::Collect(size_t index, const at::Tensor& parameter) {
 
 void HostGradients::TakeGrad(size_t index, const at::Tensor& parameter, bool with_graph) {
   Weight& weight = weights_[index];
-  TORCH_CHECK(weight.master.defined(), weight.name,
-              " cannot be trained, since it rests narrower by WeightOptions::frozen_form: set its "
-              "requires_grad before WeightOffloader::Attach, or choose FrozenForm::kAsIs");
   at::Tensor& grad = parameter.mutable_grad();
   if (weight.in_parameter != nullptr && weight.in_parameter->IsShownBy(grad)) return;
   const bool has_graph = grad.defined() && grad.requires_grad();
@@ -198,14 +194,12 @@ void HostGradients::Follow() {
     const at::Tensor parameter = ParameterOf(weight);
     if (!parameter.defined()) continue;
     SetHook(index, parameter);
-    if (!weight.master.defined() && !parameter.requires_grad()) continue;
     TakeGrad(index, parameter, /*with_graph=*/true);
     FollowRequiresGrad(weight, parameter);
   }
   Arrive();
   for (size_t index = 0; index < weights_.size(); ++index) {
     Weight& weight = weights_[index];
-    if (!weight.master.defined()) continue;
     Publish(weight);
     const at::Tensor parameter = ParameterOf(weight);
     if (!parameter.defined()) continue;
@@ -226,7 +220,7 @@ void HostGradients::BeginLeaving(size_t index, const at::Tensor& gradient) {
   Weight& weight = weights_[index];
   if (weight.on_host != nullptr) {
     if (HostShows(weight)) return;
-    // Forgotten by the host alone; the parameter goes on to show what comes from now on.
+    // Reset on the host alone: the parameter goes on showing later gradients.
     const std::shared_ptr<ShownGradient> in_parameter = weight.in_parameter;
     const at::Tensor instead = weight.master.grad();
     Forget(weight);
@@ -249,7 +243,7 @@ void HostGradients::Add(size_t index, const at::Tensor& gradient) {
   } else if (weight.staying.defined()) {
     weight.staying.add_(dense);
   } else {
-    // Other parameters may have been given other views of the same memory.
+    // Other parameters' gradients may be views of the same memory.
     weight.staying = dense.storage().use_count() > 1 ? dense.clone() : dense;
   }
 }
@@ -273,8 +267,7 @@ void HostGradients::OnArrived(size_t index, uint32_t epoch, const at::Tensor& ar
   }
   const at::NoGradGuard no_grad;
   weight.sum.add_(arrived);
-  // Two are read, one is written.
-  tier_->engine().device().ChargeHostArithmetic(3 * arrived.nbytes());
+  CountHostArithmetic(3 * arrived.nbytes());
 }
 
 void HostGradients::Publish(Weight& weight) {
@@ -288,22 +281,19 @@ void HostGradients::Publish(Weight& weight) {
 double HostGradients::ClipNorm(double max_norm) {
   Follow();
   std::vector<at::Tensor> masters;
-  uint64_t bytes = 0;
   for (const Weight& weight : weights_) {
-    if (!weight.master.defined() || !weight.master.grad().defined()) continue;
+    if (!weight.master.grad().defined()) continue;
     masters.push_back(weight.master);
-    bytes += weight.master.nbytes();
+    // The norm reads each gradient. Scaling reads and writes it.
+    CountHostArithmetic(3 * weight.master.nbytes());
   }
-  const double norm = torch::nn::utils::clip_grad_norm_(masters, max_norm);
-  // The norm reads each gradient once, and scaling reads and writes it.
-  tier_->engine().device().ChargeHostArithmetic(3 * bytes);
-  return norm;
+  return torch::nn::utils::clip_grad_norm_(masters, max_norm);
 }
 
 void HostGradients::Zero() {
   Arrive();
   for (Weight& weight : weights_) {
-    if (weight.master.defined()) Forget(weight);
+    Forget(weight);
     const at::Tensor parameter = ParameterOf(weight);
     if (parameter.defined()) parameter.mutable_grad() = at::Tensor();
   }

@@ -1,20 +1,18 @@
-// The gradients of streamed weights, on the host: what backward makes on the device is added to the
-// host copy's grad(), and whatever a program does to either grad() holds for both.
+// Gradients of streamed weights on the host. Adds the gradients of each backward to the host copy's
+// grad(), and makes changes of the parameter's or the host copy's grad() hold for both.
 //
 //   gradients->Collect(index, parameter);   // backward has accumulated
 //   ...
 //   gradients->Follow();                    // the host copies' grad() are complete
 //
-// Where there is a gradient, the parameter's grad() shows it (shown_gradient.h), and so does the
-// host copy's while some of it is on its way. A grad() that shows it no more was reset
-// (zero_grad()) or replaced: then what is there counts instead, and what is on its way is dropped.
-// The first gradient of a host copy is the pinned memory that it was copied to; later ones are
-// added to it, which virtual time charges at the preset's host bandwidth. Sums are made in the
-// order of the backwards.
+// A parameter with a gradient has a ShownGradient (shown_gradient.h) as its grad(). The host copy
+// has one while a part of its gradient is under copy. If a program resets (zero_grad()) or replaces
+// such a grad(), the new value counts, and parts under copy are discarded. The first gradient stays
+// in the pinned memory of its copy. Later ones are added to it, in the order of the backwards.
 //
 // A gradient with a graph of its own (create_graph) stays in the parameter's grad() until Follow.
 //
-// Thread safety: autograd has one thread for a device, which collects; all else is for when no
+// Thread safety: autograd's thread of the device calls Collect. Call other functions while no
 // backward runs.
 
 #ifndef PINION_HOOKS_WEIGHTS_HOST_GRADIENTS_H_
@@ -41,64 +39,63 @@ namespace pinion {
 struct FollowedWeight {
   std::string name;
   c10::weak_intrusive_ptr<c10::TensorImpl> parameter;  // on the device
-  at::Tensor master;                   // on the host; undefined where the weight rests narrower
-  std::shared_ptr<MasterWatch> watch;  // null there
+  at::Tensor master;                                   // on the host
+  std::shared_ptr<MasterWatch> watch;
   uint32_t unit = 0;
 };
 
 struct GradientOptions {
-  size_t most_leaving = 1;  // units, as LeavingGradients has it
-  // Gradients are added on the device, and leave with Follow.
+  size_t most_leaving = 1;  // units, for LeavingGradients
+  // Adds gradients on the device, and copies the sums to the host in Follow.
   bool stay = false;
 };
 
 class HostGradients : public std::enable_shared_from_this<HostGradients> {
  public:
-  // Weights are known by their index in `weights`.
+  // Other functions take the index of a weight in `weights`.
   HostGradients(std::shared_ptr<DeviceTier> tier, std::vector<FollowedWeight> weights,
                 const GradientOptions& options);
   ~HostGradients();
 
-  // Sets hooks, and shows the gradients that host copies have.
+  // Sets hooks on parameters, and makes their grad() show the host copies' gradients.
   void Begin();
 
-  // For the hook: takes what grad() of the parameter has. Throws, and names the weight, where there
-  // can be no gradient of it.
+  // Moves the parameter's grad() to the host copy. Called by the hook after accumulation. Throws,
+  // and names the weight, if the gradient has a graph that the host copy has lost.
   void Collect(size_t index, const at::Tensor& parameter);
 
-  // Blocks until host copies have all gradients, and follow their parameters in grad(),
-  // requires_grad() and grad_dtype(). Throws, and names the weight, where they cannot.
+  // Blocks until host copies have all gradients, and have the parameters' grad(), requires_grad()
+  // and grad_dtype(). Throws, and names the weight, if a host copy cannot follow its parameter.
   void Follow();
-  // In norm 2, over all host copies that have a gradient, as torch::nn::utils::clip_grad_norm_ does
-  // it (NaN or infinite included); returns the norm before.
+  // Clips all gradients like torch::nn::utils::clip_grad_norm_, in norm 2. Returns the norm before.
   double ClipNorm(double max_norm);
   void Zero();
 
   uint64_t left_bytes() const { return leaving_.left_bytes(); }
 
-  // --- for ShownGradient ---
+  // --- For ShownGradient ---
 
   const std::string& NameOf(size_t index) const { return weights_[index].name; }
   bool Shows(size_t index, const ShownGradient& shown) const;
-  // Backward, and no hook of the program's, is about to add to the parameter's grad().
+  // Whether autograd is adding to the parameter's grad(), and the program has no hook on it.
   bool IsAccumulating(size_t index) const;
-  // Complete; undefined if the host has none.
+  // Returns the complete gradient, or an undefined tensor.
   at::Tensor Value(size_t index);
-  // On the device; nobody changes it any more.
+  // Adds a gradient that is on the device, and that is not changed afterwards.
   void Add(size_t index, const at::Tensor& gradient);
   void Zero(size_t index);
 
  private:
   struct Weight : FollowedWeight {
-    bool requires_grad = false;  // as both had it last
-    // What grad() is, of the parameter and of the host copy; null where that shows nothing. While
-    // the host copy's does, `sum` has what has arrived.
+    bool requires_grad = false;  // of both, as of the last Follow
+    // The grad() of the parameter and of the host copy; null if it is a plain tensor or undefined.
+    // While the host copy has one, `sum` has the parts that have arrived.
     std::shared_ptr<ShownGradient> in_parameter = nullptr;
     std::shared_ptr<ShownGradient> on_host = nullptr;
     at::Tensor sum = {};
     at::Tensor staying = {};  // on the device, to be added to `sum`
-    bool has_graph = false;   // the parameter's grad() has all, and a graph
-    uint32_t epoch = 0;       // what left in an earlier one was forgotten
+    bool has_graph = false;   // the parameter's grad() is the whole gradient, with a graph
+    uint32_t epoch = 0;       // copies of earlier epochs are discarded
   };
 
   at::Tensor ParameterOf(const Weight& weight) const;
@@ -109,18 +106,17 @@ class HostGradients : public std::enable_shared_from_this<HostGradients> {
   void SetHook(size_t index, const at::Tensor& parameter);
   void TakeGrad(size_t index, const at::Tensor& parameter, bool with_graph);
   void FollowRequiresGrad(Weight& weight, const at::Tensor& parameter);
-  // The host copy's grad() shows what leaves from now on.
+  // Makes the host copy's grad() show the gradient while parts are under copy.
   void BeginLeaving(size_t index, const at::Tensor& gradient);
   void Arrive();
   void OnArrived(size_t index, uint32_t epoch, const at::Tensor& arrived);
-  // The host copy's grad() is a plain tensor again.
+  // Makes the host copy's grad() a plain tensor again.
   void Publish(Weight& weight);
   void Forget(Weight& weight);
 
-  const std::shared_ptr<DeviceTier> tier_;
   const bool stay_;
   std::vector<Weight> weights_;
-  std::vector<size_t> in_unit_;  // by unit: how many of its weights are trained
+  std::vector<size_t> in_unit_;  // by unit: the number of trained weights
   LeavingGradients leaving_;
 };
 

@@ -46,7 +46,7 @@ void LeavingGradients::Put(LeavingGradient gradient, size_t in_unit) {
 
 void LeavingGradients::PutOut(std::vector<Part> parts) {
   const uint32_t unit = parts.front().gradient.unit;
-  // What came of the unit before is in host memory since long: so the host has two at most.
+  // Delivers earlier gradients of the unit, so that the host holds two copies of them at most.
   while (SettleOldest(&unit)) {
   }
   uint64_t size_bytes = 0;

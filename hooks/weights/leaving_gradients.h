@@ -1,15 +1,15 @@
-// Gradients on their way from a device to host memory.
+// Copies gradients from a device to host memory, unit by unit.
 //
 //   leaving.Put({.weight = 3, .unit = 1, .tensor = gradient}, /*in_unit=*/4);
 //   ...
 //   leaving.Settle();   // deliver(3, epoch, tensor on the host) was called
 //
-// The gradients of a unit leave together, with one copy, once all of them are there, or another
-// unit's come, or one of another stream's. Where host memory has no room for that they are copied
-// by LibTorch, which blocks. So the device holds those of one unit that fills, and of as many as
-// may be on their way. They are delivered in the order in which they were put.
+// The gradients of a unit are copied together, when they are complete or a gradient of another unit
+// or stream follows. If there is no host memory for them, LibTorch copies them, which blocks. The
+// device therefore holds gradients of one unit that fills and of `most_leaving` units under copy.
+// Gradients are delivered in the order of Put.
 //
-// Thread safety: autograd has one thread for a device, which puts; all else is for when no backward
+// Thread safety: autograd's thread of the device calls Put. Call other functions while no backward
 // runs.
 
 #ifndef PINION_HOOKS_WEIGHTS_LEAVING_GRADIENTS_H_
@@ -36,21 +36,21 @@ namespace pinion {
 struct LeavingGradient {
   size_t weight = 0;
   uint32_t unit = 0;   // of the weight
-  uint32_t epoch = 0;  // the owner's, for what it has forgotten meanwhile
-  at::Tensor tensor;   // dense, on the device; nobody changes it any more
+  uint32_t epoch = 0;  // the owner's, to recognise gradients that it has discarded
+  at::Tensor tensor;   // dense, on the device, and not changed afterwards
 };
 
 class LeavingGradients {
  public:
   using Deliver = std::function<void(size_t weight, uint32_t epoch, const at::Tensor& on_host)>;
 
-  // Of `most_leaving` units, at least one, gradients may be on their way at once: Put waits for the
-  // oldest before the next ones leave.
+  // `most_leaving`: the number of units under copy at once, at least one. Put waits for the oldest
+  // before the next unit is copied.
   LeavingGradients(std::shared_ptr<DeviceTier> tier, size_t most_leaving, Deliver deliver);
 
-  // Made by the current stream of its device. `in_unit`: how many gradients the unit will have.
+  // The current stream of the device has made the gradient. `in_unit`: the unit's gradients in all.
   void Put(LeavingGradient gradient, size_t in_unit);
-  // Blocks until all that was put is delivered.
+  // Blocks until all gradients are delivered.
   void Settle();
 
   uint64_t left_bytes() const;
@@ -58,7 +58,7 @@ class LeavingGradients {
  private:
   struct Part {
     LeavingGradient gradient;
-    c10::Stream stream;  // which made it
+    c10::Stream stream;  // that has made the gradient
     uint64_t offset_bytes = 0;
   };
   struct ArrivedPart {
@@ -76,7 +76,7 @@ class LeavingGradients {
   };
 
   void PutOut(std::vector<Part> parts);
-  // The oldest that is on its way, if there is one of the unit, or of any.
+  // Delivers the oldest unit under copy, if one is of `unit` (null: any). Returns whether it did.
   bool SettleOldest(const uint32_t* unit);
 
   const std::shared_ptr<DeviceTier> tier_;
@@ -86,7 +86,7 @@ class LeavingGradients {
   mutable Mutex mu_;
   std::vector<Part> collected_ ABSL_GUARDED_BY(mu_);  // of one unit
   std::deque<Arrival> on_the_way_ ABSL_GUARDED_BY(mu_);
-  std::deque<std::shared_ptr<Parcel>> held_ ABSL_GUARDED_BY(mu_);  // whose copies may be under way
+  std::deque<std::shared_ptr<Parcel>> held_ ABSL_GUARDED_BY(mu_);  // not evicted from the device
   uint64_t left_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
 

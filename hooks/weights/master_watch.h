@@ -1,12 +1,11 @@
-// Whether a weight's master in host memory was changed behind the device's back.
+// Detects changes of a weight's host copy that the device does not know of.
 //
 //   MasterWatch watch("0.weight", master);
 //   { at::NoGradGuard no_grad; master.zero_(); }
 //   watch.HasChanged();   // true, until Accept()
 //
-// Each operator that writes raises the host copy's version. What writes through data(), as
-// LibTorch's SGD does, raises none: a sample of the bytes shows it. The sample is read when a
-// backward has made a gradient since the last look, and in a step.
+// Operators that write raise the host copy's version. Writes through data(), as in LibTorch's SGD,
+// do not, but change a sample of the bytes. The sample is compared after a backward and in a step.
 //
 // Thread safety: thread-safe.
 
@@ -38,16 +37,16 @@ class MasterWatch {
 
   bool HasNewVersion() const { return version_.current_version() != accepted_.load(kRelaxed); }
   bool HasChanged() const { return HasNewVersion() || Sample() != sample_.load(kRelaxed); }
-  // As HasChanged, but samples only after NoteGradient.
+  // Like HasChanged, but compares the sample only after NoteGradient.
   bool HasChangedInForward() {
     if (!has_gradient_.load(kRelaxed)) return HasNewVersion();
     if (HasChanged()) return true;
     has_gradient_.store(false, kRelaxed);
     return false;
   }
-  // An optimizer has reason to change it.
+  // A backward has made a gradient: an optimizer may change the weight.
   void NoteGradient() { has_gradient_.store(true, kRelaxed); }
-  // The device gets what is there now.
+  // Takes the present value as the one that the device has.
   void Accept() {
     accepted_.store(version_.current_version(), kRelaxed);
     sample_.store(Sample(), kRelaxed);
@@ -59,7 +58,7 @@ class MasterWatch {
  private:
   static constexpr std::memory_order kRelaxed = std::memory_order_relaxed;
 
-  // A checksum of words that are spread over the storage.
+  // Returns a checksum of words spread over the storage.
   uint64_t Sample() const {
     constexpr size_t kWords = 16;
     uint64_t sum = 0;

@@ -81,7 +81,7 @@ bool ShownGradient::Write(uint32_t, const WritingOperator& op) {
                              added.device() == *device_ && !added.requires_grad() &&
                              op.arguments[2].toScalar().equal(1);
     if (!is_gradient) return false;
-    // Backward's own reference, and the arguments'. Who has another one may change it.
+    // Backward and the arguments hold one reference each. Another owner may change the tensor.
     const bool is_shared = !owner->IsAccumulating(index_) || added.use_count() > 2;
     const at::NoGradGuard no_grad;
     owner->Add(index_, is_shared ? added.clone() : added);

@@ -1,12 +1,12 @@
-// A streamed weight's gradient as a tensor, wherever its bytes are: what the parameter's grad() is
-// on the device, and what the host copy's is while some of it is on its way there.
+// A tensor that shows a streamed weight's gradient and has no memory of its own. It is the grad()
+// of the parameter, and that of the host copy while a part of the gradient is under copy.
 //
 //   auto shown = std::make_shared<ShownGradient>(gradients, index);
 //   parameter.mutable_grad() = shown->Tensor(master, dtype, parameter.device());
 //
-// Backward adds to it without bringing it (aten::add_). zero_() sets the host's copy to zero. Any
-// other operator gets the value, copied to the tensor's device for as long as it runs, and what it
-// writes is copied back. That grad() does not have it any more is how zero_grad() is noticed.
+// Backward adds to the gradient without fetching it (aten::add_), and zero_() sets the host's
+// gradient to zero. For other operators the value is copied to the tensor's device while the
+// operator runs, and written values are copied back. After zero_grad() grad() is another tensor.
 //
 // Thread safety: one operator at a time.
 
@@ -35,12 +35,12 @@ class ShownGradient final : public VisitKeeper {
   ShownGradient(std::weak_ptr<HostGradients> gradients, size_t index)
       : gradients_(std::move(gradients)), index_(index) {}
 
-  // Once. Of the shape of the weight's host copy.
+  // Returns the tensor, with the shape of the host copy. Called once.
   at::Tensor Tensor(const at::Tensor& master, c10::ScalarType type, c10::Device device);
-  // grad() is that tensor, or a view of it.
+  // Whether `grad` is the tensor or a view of it.
   bool IsShownBy(const at::Tensor& grad) const { return KeeperOf(grad) == this; }
 
-  // Throw, and name the weight, where the gradient is none any more.
+  // These throw, and name the weight, if the gradient was reset or replaced.
   void Enter(uint32_t unit, uint64_t argument_bytes) override;
   void Leave(uint32_t unit) override;
   bool Write(uint32_t unit, const WritingOperator& op) override;
@@ -52,10 +52,10 @@ class ShownGradient final : public VisitKeeper {
 
   const std::weak_ptr<HostGradients> gradients_;
   const size_t index_;
-  at::Tensor like_;  // without bytes
+  at::Tensor like_;  // on the meta device
   std::optional<c10::Device> device_;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_{c10::intrusive_ptr<c10::StorageImpl>()};
-  at::Tensor here_;  // while an operator runs
+  at::Tensor here_;  // the value on the device, while an operator runs
 };
 
 }  // namespace pinion

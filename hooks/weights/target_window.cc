@@ -5,7 +5,7 @@
 namespace pinion {
 
 uint64_t TargetWindow::AtUse(const VisitUse& use, const AllocatorBytes& allocator) {
-  // Before the first use the device may have had the whole model.
+  // A peak from before the first use does not count: the whole model may have been resident.
   const int64_t before_bytes = std::exchange(peak_bytes_, allocator.peak);
   const auto peak_bytes = static_cast<uint64_t>(allocator.peak);
   if (last_unit_.has_value() && allocator.peak > before_bytes && peak_bytes > target_bytes_) {
@@ -13,14 +13,14 @@ uint64_t TargetWindow::AtUse(const VisitUse& use, const AllocatorBytes& allocato
     excess_ = {most_bytes, target_bytes_, *last_unit_};
   }
   last_unit_ = use.object;
-  // What weights are about to allocate counts as theirs already.
+  // Weights that are about to be allocated count already, and may exceed the allocator's bytes.
   const auto others = [](int64_t all, uint64_t weights) {
     return static_cast<uint64_t>(std::max<int64_t>(0, all - static_cast<int64_t>(weights)));
   };
   const uint64_t own_bytes = weights_->current_bytes;
   std::optional<StepPromise> promise = share_->promise();
   if (promise.has_value()) {
-    // Other models' weights. Another thread may let go of some of these between the two looks.
+    // Adds other models' weights. Another thread may free some between the two reads.
     promise->most_bytes += std::max(share_->visiting_bytes(), own_bytes) - own_bytes;
   }
   return room_.AtUse(use,

@@ -1,5 +1,5 @@
-// The window of weights that visit a device within a memory target: what the target leaves beside
-// all others, use by use (engine/schedule/visit_room.h).
+// The window of streamed weights within a memory target: at each use, what the target leaves beside
+// everything else on the device (engine/schedule/visit_room.h).
 //
 //   const AllocatorBytes allocator = AllocatorBytesOf(device);   // with no lock held
 //   schedule.set_window_bytes(window.AtUse(use, allocator));
@@ -22,28 +22,26 @@ namespace pinion {
 
 class TargetWindow {
  public:
-  // Of the target, `aside_bytes` are for what a unit takes beside itself while it is being widened.
-  TargetWindow(uint64_t target_bytes, uint64_t aside_bytes,
-               std::shared_ptr<const DeviceShare> share, std::shared_ptr<const Visitor> weights)
+  TargetWindow(uint64_t target_bytes, std::shared_ptr<const DeviceShare> share,
+               std::shared_ptr<const Visitor> weights)
       : target_bytes_(target_bytes),
         share_(std::move(share)),
         weights_(std::move(weights)),
-        room_(target_bytes - aside_bytes) {}
+        room_(target_bytes) {}
 
-  // What all units may have until the next use, now that an operator is about to use one.
-  // `allocator` says what the device had shortly before. Where several threads use units, one that
-  // another fetches in between may count twice or not at all.
+  // Returns the window until the next use. `allocator` was read shortly before. A unit that another
+  // thread fetches meanwhile may count twice or not at all.
   uint64_t AtUse(const VisitUse& use, const AllocatorBytes& allocator);
 
-  // The device had more than the target.
+  // Device memory above the target.
   struct Excess {
-    uint64_t device_bytes = 0;  // the most that it had, since the first use
+    uint64_t device_bytes = 0;  // the peak since the first use
     uint64_t target_bytes = 0;
-    uint32_t unit = 0;  // which was used last before that was seen
+    uint32_t unit = 0;  // used last before the peak was seen
   };
-  // The first time that this is so.
+  // Returns the first excess, once.
   std::optional<Excess> TakeFirstExcess();
-  uint64_t excess_device_bytes() const { return excess_.device_bytes; }  // 0: it had no more
+  uint64_t excess_device_bytes() const { return excess_.device_bytes; }  // 0: no excess
 
  private:
   const uint64_t target_bytes_;
@@ -51,7 +49,7 @@ class TargetWindow {
   const std::shared_ptr<const Visitor> weights_;
   VisitRoom room_;
   std::optional<uint32_t> last_unit_;
-  int64_t peak_bytes_ = 0;  // as the allocator had it at the last use
+  int64_t peak_bytes_ = 0;  // the allocator's at the last use
   Excess excess_;
   bool is_told_ = false;
 };

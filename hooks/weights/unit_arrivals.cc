@@ -6,7 +6,6 @@
 #include <optional>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "pinion/allocator/base/status_macros.h"
@@ -21,71 +20,15 @@ constexpr char kFetching[] = "fetching a layer's weights";
 }  // namespace
 
 void UnitArrivals::Arrive(uint32_t index, const BoundStream& stream) {
-  GuardedMemory fetched = WaitForCopy(index, stream);
-  std::vector<c10::DataPtr> away;
-  MutexLock lock(state_.mu);
-  away = state_.units.OnArrived(index, stream, fetched);
-}
-
-void UnitArrivals::ArriveWide(uint32_t index, const BoundStream& stream) {
-  std::optional<BoundStream> widened_on;
-  std::vector<WeightPiece> pieces;
-  uint64_t wide_bytes = 0;
-  {
-    MutexLock lock(state_.mu);
-    DeviceUnit& unit = state_.units[index];
-    while (unit.is_being_widened) widened_.Wait(state_.mu);
-    if (unit.wide) {
-      widened_on = unit.streams.front();
-    } else {
-      unit.is_being_widened = true;
-      pieces = unit.parts.pieces;
-      wide_bytes = unit.parts.device_bytes;
-    }
-  }
-  if (widened_on.has_value()) {
-    ThrowIfError(
-        tier_->engine().OrderStreams(widened_on->native, stream.native, kWeightAfterWidening),
-        "waiting for a layer's weights");
-    MutexLock lock(state_.mu);
-    state_.units[index].NoteReadyOn(stream);
-    return;
-  }
-  const absl::Cleanup end = [this, index] {
-    MutexLock lock(state_.mu);
-    state_.units[index].is_being_widened = false;
-    widened_.NotifyAll();
-  };
-  GuardedMemory fetched = WaitForCopy(index, stream);
-  WeightMemory memory = AllocateNow(index, wide_bytes, stream);
-  {
-    // Gone before its bytes are counted as gone.
-    const c10::Storage resting = StorageOf(fetched.memory());
-    for (const WeightPiece& piece : pieces) {
-      Widen({resting, piece.resting_offset_bytes}, piece.form,
-            {memory.storage, piece.offset_bytes});
-    }
-  }
-  fetched.Disarm();  // another reference to what the parcel has
-  AllDropped copied(1);
-  copied[0].memory = parcels_[index]->TakeFetched();
-  copied[0].streams.push_back(stream);
-  std::vector<c10::DataPtr> away;
-  {
-    MutexLock lock(state_.mu);
-    away = state_.units.OnWidened(index, stream, memory);
-    copied[0].bytes = std::move(memory.bytes);
-  }
-  LetGoOf(copied, tier_->engine());
-}
-
-GuardedMemory UnitArrivals::WaitForCopy(uint32_t index, const BoundStream& stream) {
   const std::shared_ptr<WeightParcel>& parcel = parcels_[index];
   for (;;) {
     Parcel::Read read = parcel->ReadOrClaim(parcel->reader);
     if (!read.claim.has_value()) {
       ThrowIfError(read.fetched.copy().WaitOn(stream.native, kWeightAfterCopyIn), kFetching);
-      return std::move(read.fetched);
+      std::vector<c10::DataPtr> away;
+      MutexLock lock(state_.mu);
+      away = state_.units.OnArrived(index, stream, read.fetched);
+      return;
     }
     WeightMemory memory = AllocateNow(index, parcel->size_bytes, stream);
     ThrowIfError(Fetch(index, *read.claim, std::move(memory), stream, /*is_ahead=*/false),
@@ -135,11 +78,11 @@ absl::Status UnitArrivals::WaitForCopies() const {
 absl::Status UnitArrivals::Fetch(uint32_t index, FetchClaim& claim, WeightMemory memory,
                                  const BoundStream& stream, bool is_ahead) {
   const uint64_t size_bytes = claim.parcel().size_bytes;
-  VisitingBytes refused;  // goes behind the memory
+  VisitingBytes refused;  // is destroyed after the memory
   Arrival arrival = {std::move(claim), TorchMemory(std::move(memory.storage))};
   GuardedMemories unneeded;
   {
-    // Before anybody sees the copy: whoever widens it puts those of the wide form in their place.
+    // Before another thread can see the copy, and evict it.
     MutexLock lock(state_.mu);
     state_.units[index].bytes = std::move(memory.bytes);
   }
@@ -159,10 +102,7 @@ void UnitArrivals::FetchAhead(uint32_t index, const BoundStream& stream) {
   if (!claim.has_value()) return;
   bool may_try = false;
   {
-    // What is widened was let go of as it was fetched.
     MutexLock lock(state_.mu);
-    const DeviceUnit& unit = state_.units[index];
-    if (unit.is_being_widened || unit.wide) return;
     may_try = back_off_.MayTry();
   }
   bool is_fetched = false;
@@ -177,9 +117,9 @@ void UnitArrivals::FetchAhead(uint32_t index, const BoundStream& stream) {
       // Out of memory, most likely.
     }
   }
-  if (!is_fetched) claim.reset();  // it has failed: whoever needs the unit tries again
+  if (!is_fetched) claim.reset();  // lets the next user of the unit fetch it
   MutexLock lock(state_.mu);
-  // An allocation that fails is expensive: LibTorch's allocator for CUDA gives its cache back.
+  // A failing allocation is expensive: LibTorch's CUDA allocator frees its cache.
   if (may_try) is_fetched && !room_was_made ? back_off_.Worked() : back_off_.Refused();
   if (!is_fetched) state_.units.OnFetchRefused(index, /*was_tried=*/may_try);
 }

@@ -1,12 +1,10 @@
-// How units of weights come to their device: memory for them, the copy, and the wider form of those
-// that rest in a narrower one.
+// Fetches units of weights: allocates device memory for a unit, and copies the unit there.
 //
-//   arrivals.Arrive(unit, stream);       // from now on the stream may use it
-//   arrivals.FetchAhead(other, stream);  // as far as there is room
+//   arrivals.Arrive(unit, stream);       // the stream may use the unit
+//   arrivals.FetchAhead(other, stream);  // starts a copy if the device has memory
 //
-// Thread safety: thread-safe. The state's lock is not held while anything is allocated, copied or
-// waited for.
-// Ownership: DeviceWeights's, and so is the state, which outlives it.
+// Thread safety: thread-safe. The state's lock is not held during allocations, copies and waits.
+// Ownership: DeviceWeights owns this object and the state, which outlives it.
 
 #ifndef PINION_HOOKS_WEIGHTS_UNIT_ARRIVALS_H_
 #define PINION_HOOKS_WEIGHTS_UNIT_ARRIVALS_H_
@@ -32,11 +30,8 @@
 
 namespace pinion {
 
-// A stream reads a weight after its copy in.
+// A stream reads a weight after the weight's copy to the device.
 inline constexpr WaitSite kWeightAfterCopyIn("kWeightAfterCopyIn", kHooksWaits);
-
-// Another stream uses a weight that one has widened.
-inline constexpr WaitSite kWeightAfterWidening("kWeightAfterWidening", kHooksWaits);
 
 class UnitArrivals {
  public:
@@ -47,22 +42,18 @@ class UnitArrivals {
         visitor_(std::move(visitor)),
         parcels_(std::move(parcels)) {}
 
-  // Unless it is there, the unit is fetched, by this thread or another one. c10::OutOfMemoryError
-  // where the device has no room even with all other units dropped.
+  // Makes the unit resident for the stream, and fetches the unit if no thread has done so. Throws
+  // c10::OutOfMemoryError if the device has no memory even with all idle units evicted.
   void Arrive(uint32_t index, const BoundStream& stream);
-  // The same, of a unit that rests in a narrower form; what was copied is let go of.
-  void ArriveWide(uint32_t index, const BoundStream& stream);
-  // Does not throw: what cannot be fetched now is fetched when needed. After a fetch for which the
-  // device had no free memory, some others are left out.
+  // Does not throw: a unit that cannot be fetched ahead is fetched on demand. Backs off after an
+  // allocation that failed, and after one that made LibTorch free its cache.
   void FetchAhead(uint32_t index, const BoundStream& stream);
-  // Copies that read masters are done.
+  // Blocks until no copy reads host copies.
   absl::Status WaitForCopies() const;
 
  private:
-  // What was copied, once the stream waits for that.
-  GuardedMemory WaitForCopy(uint32_t index, const BoundStream& stream);
   WeightMemory Allocate(uint64_t size_bytes, const BoundStream& stream) const;
-  // Drops what nobody uses where the device has no room at once.
+  // Evicts all idle units and tries again if the device has no memory.
   WeightMemory AllocateNow(uint32_t index, uint64_t size_bytes, const BoundStream& stream);
   absl::Status Fetch(uint32_t index, FetchClaim& claim, WeightMemory memory,
                      const BoundStream& stream, bool is_ahead);
@@ -71,8 +62,7 @@ class UnitArrivals {
   const std::shared_ptr<DeviceTier> tier_;
   const std::shared_ptr<Visitor> visitor_;
   const std::vector<std::shared_ptr<WeightParcel>> parcels_;  // by unit
-  CondVar widened_;
-  BackOff back_off_ ABSL_GUARDED_BY(state_.mu);  // in fetches ahead
+  BackOff back_off_ ABSL_GUARDED_BY(state_.mu);               // of FetchAhead
 };
 
 }  // namespace pinion

@@ -1,7 +1,8 @@
-// What a unit of weights that visit is made of: its bytes on the host, and the storages that show
-// them on the device.
+// A unit of streamed weights: its bytes on the host, and the storages that get them on the device.
 //
-// Thread safety: a parcel has its own; the rest is guarded by its owner.
+//   for (const c10::DataPtr& old : unit.PointTo(data, keeper, device)) ...   // resident at `data`
+//
+// Thread safety: parcels are thread-safe. The owner guards the rest.
 
 #ifndef PINION_HOOKS_WEIGHTS_UNIT_PARCEL_H_
 #define PINION_HOOKS_WEIGHTS_UNIT_PARCEL_H_
@@ -17,39 +18,36 @@
 #include <vector>
 
 #include "pinion/engine/tier/parcel.h"
-#include "pinion/hooks/weights/frozen_form.h"
 #include "pinion/hooks/weights/master_watch.h"
 #include "pinion/hooks/weights/visiting_tensor.h"
 
 namespace pinion {
 
-// A unit's weights. Operators of all threads read it as one reader.
+// The bytes of a unit. Operators of all threads share one reader.
 class WeightParcel final : public Parcel {
  public:
   using Parcel::Parcel;
   Reader reader;
 };
 
-// A storage of weights, as a part of its unit's parcel.
+// A storage of weights, and its place in the unit's parcel.
 struct WeightPiece {
-  std::string name;  // of its weights, for errors
+  std::string name;  // of a weight, for errors
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
   uint64_t offset_bytes = 0;
-  uint64_t resting_offset_bytes = 0;  // in the parcel
-  RestingForm form;
 };
 
 struct UnitParcel {
   std::string name;
-  std::shared_ptr<WeightParcel> parcel;  // away
-  uint64_t device_bytes = 0;
-  bool is_widened = false;  // some pieces rest in a narrower form
+  std::shared_ptr<WeightParcel> parcel;
   std::vector<WeightPiece> pieces;
-  std::vector<std::shared_ptr<MasterWatch>> masters;  // of the weights that have one
+  std::vector<std::shared_ptr<MasterWatch>> masters;  // by weight
 
-  // A weight whose master was changed while it may be on the device; null without one.
+  uint64_t size_bytes() const { return parcel->size_bytes; }
+
+  // Returns a weight whose host copy was changed outside a step, or null.
   const MasterWatch* Changed(bool in_backward) const;
-  // Their bytes are at `data` from now on; null: away. Returns what they had before.
+  // Sets the storages' memory to `data`, or to none if null. Returns their previous pointers.
   std::vector<c10::DataPtr> PointTo(void* data, VisitKeeper& keeper, c10::Device device) const;
 };
 

@@ -28,7 +28,7 @@
 namespace pinion {
 namespace {
 
-// What stands in a storage's DataPtr: it keeps the keeper.
+// The context of a storage's DataPtr.
 using KeeperReference = std::shared_ptr<VisitKeeper>;
 
 void DeleteKeeperReference(void* reference) { delete static_cast<KeeperReference*>(reference); }
@@ -38,7 +38,7 @@ struct VisitTag {
   uint32_t unit = 0;
 };
 
-// Whose the storages are. A storage's own pointer cannot tell: it changes while others look.
+// The keeper and unit of each storage. A storage's own pointer cannot say: other threads change it.
 class VisitTags {
  public:
   static VisitTags& OfProcess() {
@@ -49,7 +49,7 @@ class VisitTags {
     const MutexLock lock(mu_);
     tags_[storage] = tag;
   }
-  // Another keeper may have a storage at the same address by now.
+  // Another keeper's storage may have the same address.
   void Forget(const VisitKeeper* keeper, absl::Span<const c10::StorageImpl* const> storages) {
     const MutexLock lock(mu_);
     for (const c10::StorageImpl* storage : storages) {
@@ -61,7 +61,7 @@ class VisitTags {
     const MutexLock lock(mu_);
     const auto found = tags_.find(tensor.storage().unsafeGetStorageImpl());
     TORCH_CHECK(found != tags_.end(),
-                "a weight that visits its device was given other memory, by set_(): copy into "
+                "a streamed weight was given other memory, by set_(): copy into "
                 "WeightOffloader::host_parameters() within Step instead");
     return found->second;
   }
@@ -71,12 +71,12 @@ class VisitTags {
   absl::flat_hash_map<const c10::StorageImpl*, VisitTag> tags_ ABSL_GUARDED_BY(mu_);
 };
 
-// They ask, or change, what is known of a tensor, and touch none of its bytes.
+// Operators that read or change metadata alone.
 constexpr std::array<std::string_view, 6> kTouchNoBytes = {
     "aten::requires_grad_", "aten::retain_grad", "aten::detach_",
     "aten::record_stream",  "aten::set_data",    "aten::_has_compatible_shallow_copy_type"};
 
-// The units that an operator uses, from its call to its return.
+// The units that an operator uses. Leaves those that were entered.
 class UsedUnits {
  public:
   UsedUnits() = default;
@@ -92,7 +92,7 @@ class UsedUnits {
       use.is_written |= is_written;
       return;
     }
-    // The operator may consume the last tensor.
+    // The operator may release the keeper's last tensor.
     used_.push_back({tag.keeper->shared_from_this(), tag.unit, is_written});
   }
   void Enter(uint64_t argument_bytes) {
@@ -128,8 +128,8 @@ void ForEachTensor(const c10::IValue& argument, absl::FunctionRef<void(const at:
   }
 }
 
-// Whether an argument is written. Of running statistics, which normalisation changes in training,
-// schemas do not tell.
+// Whether an operator writes to an argument. Schemas do not say so of running statistics, which
+// normalisation changes in training.
 bool IsWritten(const c10::FunctionSchema& schema, size_t index, const torch::jit::Stack& stack) {
   const std::vector<c10::Argument>& arguments = schema.arguments();
   if (const c10::AliasInfo* const alias = arguments[index].alias_info()) return alias->isWrite();
@@ -144,7 +144,7 @@ bool IsWritten(const c10::FunctionSchema& schema, size_t index, const torch::jit
   return !absl::StrContains(schema.name(), "backward");
 }
 
-// A kernel never sees the key: whatever it calls finds the bytes where they are.
+// The fallback of the key. Operators called by the kernel do not get here again.
 void RunWithVisitors(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
@@ -156,7 +156,7 @@ void RunWithVisitors(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
       });
   const c10::DispatchKeySet below =
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kVisitingKey);
-  // What may be a view or a copy asks again by the operator that copies.
+  // An operator that returns a view or a copy, such as reshape, calls another one for the copy.
   if (touches_none || returns_view) {
     op.redispatchBoxed(below, stack);
     return;
@@ -165,13 +165,13 @@ void RunWithVisitors(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   const size_t count = schema.arguments().size();
   const auto arguments = torch::jit::last(*stack, count);
   uint64_t argument_bytes = 0;
-  at::Tensor done;  // by its keeper
+  at::Tensor done;  // written by its keeper
   for (size_t i = 0; i < count; ++i) {
     const bool is_written = IsWritten(schema, i, *stack);
     ForEachTensor(arguments[i], [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return;
       if (!IsVisiting(tensor)) {
-        // Other layouts, which have no bytes by this name, grow with the strided ones beside them.
+        // nbytes() is defined for strided tensors alone.
         if (tensor.layout() == at::kStrided) argument_bytes += tensor.nbytes();
         return;
       }
@@ -191,7 +191,7 @@ void RunWithVisitors(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   units.OnWritten();
 }
 
-// torch::save reads storages without an operator, but asks the device type's backend first.
+// Makes torch::save throw. It reads storages without an operator, but calls this hook first.
 void RefuseToSave(c10::DeviceType type) {
   auto& backend = torch::jit::GetBackendMetaSerialization()[static_cast<size_t>(type)];
   const auto others =

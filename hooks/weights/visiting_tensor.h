@@ -1,22 +1,23 @@
-// Tensors whose bytes visit their device: they have a shape, a device and a storage there as any
-// other, but memory only while an operator uses them.
+// Streamed tensors: device tensors whose storage is sure to have memory only while an operator uses
+// it.
 //
-//   at::Tensor weight = MakeVisitingTensor(like, storage);   // its operators ask the keeper first
+//   at::Tensor weight = MakeVisitingTensor(like, /*storage_offset=*/0, storage);
+//   x.matmul(weight);   // calls the keeper's Enter before the kernel and Leave after it
 //
-// Each carries one more dispatch key, and so does each view of it, whoever made it (autograd's
-// saved ones too). An operator that gets one is stopped before autocast, autograd and its kernel:
-// the keeper brings the bytes, or throws before anything was launched, and is told when the
-// operator has returned. Views are made without bytes. The keeper decides about operators that
-// write. Operators that get none of them cost nothing.
+// A streamed tensor and all its views, including those that autograd saves, carry an additional
+// dispatch key. The key stops an operator before autocast, autograd and its kernel. The keeper then
+// fetches the bytes, or throws before anything is launched. Operators that make views need no
+// bytes. The keeper decides about operators that write. Operators without a streamed argument cost
+// nothing.
 //
 // The key is DispatchKey::DeferredInit, which LibTorch reserves for libraries beside it and which
 // torchdistx alone has used: a process cannot have both (docs/maintainers/decisions/0033).
 //
-// What reads memory without an operator, as a kernel of one's own in an autograd::Function, is not
-// seen: while the weight is away it gets LibTorch's error if it asks by type (data_ptr<float>()),
-// and null by data_ptr(); while it is there, nothing keeps it there. Such code works on a clone().
+// Limit: code that reads memory without an operator is not stopped, such as a custom kernel in an
+// autograd::Function. If the tensor is not resident, data_ptr<float>() throws LibTorch's error and
+// data_ptr() returns null. If the tensor is resident, nothing keeps it so. Use a clone() there.
 //
-// Thread safety: thread-safe, as far as the keeper is.
+// Thread safety: as thread-safe as the keeper.
 
 #ifndef PINION_HOOKS_WEIGHTS_VISITING_TENSOR_H_
 #define PINION_HOOKS_WEIGHTS_VISITING_TENSOR_H_
@@ -39,7 +40,7 @@ struct FunctionSchema;
 
 namespace pinion {
 
-// An operator that is about to change a tensor, with its arguments.
+// An operator that is about to write to the streamed tensor `written`.
 struct WritingOperator {
   const c10::FunctionSchema& schema;
   c10::ArrayRef<c10::IValue> arguments;
@@ -50,17 +51,15 @@ inline constexpr c10::DispatchKey kVisitingKey = c10::DispatchKey::DeferredInit;
 
 class VisitKeeper : public std::enable_shared_from_this<VisitKeeper> {
  public:
-  // Forgets its storages.
   virtual ~VisitKeeper();
-  // The unit's bytes are on the device for the calling thread's current stream until Leave. The
-  // operator that uses them gets so many bytes of other tensors. Throws c10::Error; then Leave is
-  // not called.
+  // Makes the unit resident for the calling thread's current stream until Leave. `argument_bytes`
+  // is the size of the operator's other tensors. Throws c10::Error; then Leave is not called.
   virtual void Enter(uint32_t unit, uint64_t argument_bytes) = 0;
   virtual void Leave(uint32_t unit) = 0;
-  // Before Enter. Throws where nothing may be written. True: the keeper has done what the operator
-  // does, which then does not run.
+  // Called before Enter. Throws if the tensor must not be written. Returns true if the keeper has
+  // done the operator's work, which then does not run.
   virtual bool Write(uint32_t unit, const WritingOperator& op) = 0;
-  // Before Leave: the operator has written. Throws c10::Error.
+  // Called before Leave, after the operator has written. Throws c10::Error.
   virtual void OnWritten(uint32_t) {}
 
  private:
@@ -70,19 +69,19 @@ class VisitKeeper : public std::enable_shared_from_this<VisitKeeper> {
   std::vector<const c10::StorageImpl*> storages_;
 };
 
-// What a storage has for memory: `data`, which the keeper owns, null while it is away. The storage
-// keeps the keeper.
+// Returns a storage's pointer to `data`, which the keeper owns, or to null if the unit is not
+// resident. The storage shares ownership of the keeper.
 c10::DataPtr VisitingData(void* data, std::shared_ptr<VisitKeeper> keeper, c10::Device device);
 
-// Makes the storage, which has no memory, a part of the keeper's unit: away.
+// Makes a storage without memory a part of the keeper's unit.
 void MakeVisiting(c10::Storage& storage, const std::shared_ptr<VisitKeeper>& keeper, uint32_t unit);
 
-// Of the type and shape of `like`, from that item on of a storage that was made visiting.
+// Returns a tensor over a storage of MakeVisiting, with the type, sizes and strides of `like`.
 at::Tensor MakeVisitingTensor(const at::Tensor& like, int64_t storage_offset, c10::Storage storage);
 
 bool IsVisiting(const at::TensorBase& tensor);
 
-// Of a tensor that visits; null of any other.
+// Returns null unless the tensor is streamed.
 const VisitKeeper* KeeperOf(const at::Tensor& tensor);
 
 }  // namespace pinion

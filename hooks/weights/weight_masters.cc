@@ -24,41 +24,29 @@ absl::Status CheckWeight(const NamedWeight& weight, c10::Device device) {
   const at::Tensor& tensor = weight.tensor;
   if (tensor.layout() != at::kStrided) {
     return absl::InvalidArgumentError(
-        absl::StrCat(weight.name, " is not strided: weights that visit are"));
+        absl::StrCat(weight.name, " is not strided: streamed weights are"));
   }
   if (IsVisiting(tensor)) {
     return absl::FailedPreconditionError(
-        absl::StrCat(weight.name, " visits its device already, by another WeightOffloader"));
+        absl::StrCat(weight.name, " is streamed already, by another WeightOffloader"));
   }
   if (!tensor.device().is_cpu() && tensor.device() != device) {
     return absl::InvalidArgumentError(absl::StrCat(
-        weight.name, " is on ", tensor.device().str(), " and was to visit ", device.str(),
+        weight.name, " is on ", tensor.device().str(), " and was to be streamed to ", device.str(),
         ": attach the parts of a model that are on several devices one by one"));
   }
   return absl::OkStatus();
 }
 
-// All bytes of the storage, whatever the tensor shows of it, to `place`.
-absl::Status CopyStorage(const at::Tensor& tensor, const RestingForm& form, char* place) {
-  const auto resting_bytes = static_cast<int64_t>(form.resting_bytes());
-  const at::Tensor resting = at::from_blob(place, {resting_bytes}, at::kByte);
-  c10::Storage storage = tensor.storage();
-  at::Tensor on_host;
-  if (!tensor.device().is_cpu()) {
-    const auto size = static_cast<int64_t>(storage.nbytes());
-    const at::Tensor bytes =
-        at::empty({0}, tensor.options().dtype(at::kByte)).set_(storage, 0, {size}, {1});
-    if (form.form == FrozenForm::kAsIs) {
-      resting.copy_(bytes);
-      return absl::OkStatus();
-    }
-    on_host = bytes.cpu();
-    storage = on_host.storage();
-  }
-  return Narrow({storage}, form, {resting.storage()});
+// Copies the tensor's whole storage to `place`.
+void CopyStorage(const at::Tensor& tensor, char* place) {
+  const auto size_bytes = static_cast<int64_t>(tensor.storage().nbytes());
+  const at::Tensor bytes = at::empty({0}, tensor.options().dtype(at::kByte))
+                               .set_(tensor.storage(), 0, {size_bytes}, {1});
+  at::from_blob(place, {size_bytes}, at::kByte).copy_(bytes);
 }
 
-// The master of a weight whose storage begins at `piece`.
+// Returns the host copy of `like` in a storage that begins at `piece`.
 at::Tensor HostTensor(const at::Tensor& like, char* piece, std::shared_ptr<HostBuffer> owner) {
   const int64_t offset_bytes = like.storage_offset() * static_cast<int64_t>(like.itemsize());
   at::Tensor tensor = at::from_blob(
@@ -71,14 +59,13 @@ at::Tensor HostTensor(const at::Tensor& like, char* piece, std::shared_ptr<HostB
 }
 
 absl::StatusOr<WeightMaster> FillMaster(DeviceTier& tier, const WeightUnit& unit,
-                                        c10::Device device, FrozenForm form) {
-  WeightMaster master = {
-      .unit = unit, .parcel = {}, .visiting = {}, .piece_of = {}, .host = {}, .watches = {}};
+                                        c10::Device device) {
+  WeightMaster master = {.unit = unit, .parcel = {}, .visiting = {}, .piece_of = {}, .host = {}};
   UnitParcel& parcel = master.parcel;
   parcel.name = unit.name;
   std::vector<at::Tensor> first_of_piece;
   absl::flat_hash_map<const c10::StorageImpl*, size_t> known;
-  uint64_t resting_bytes = 0;
+  uint64_t size_bytes = 0;
   for (const auto& [name, tensor] : unit.weights) {
     const c10::Storage& storage = tensor.storage();
     const auto [entry, is_new] =
@@ -88,45 +75,27 @@ absl::StatusOr<WeightMaster> FillMaster(DeviceTier& tier, const WeightUnit& unit
     c10::Storage visiting(c10::Storage::use_byte_size_t(), storage.nbytes(),
                           c10::DataPtr(nullptr, device), c10::GetAllocator(device.type()),
                           /*resizable=*/false);
-    const bool has_one_type = std::all_of(
-        unit.weights.begin(), unit.weights.end(), [&tensor = tensor](const NamedWeight& other) {
-          return !other.tensor.is_alias_of(tensor) || other.tensor.dtype() == tensor.dtype();
-        });
-    const RestingForm resting = RestingFormOf(tensor, has_one_type ? form : FrozenForm::kAsIs);
-    parcel.is_widened |= resting.form != FrozenForm::kAsIs;
-    parcel.pieces.push_back(
-        {name, visiting.getWeakStorageImpl(), parcel.device_bytes, resting_bytes, resting});
+    parcel.pieces.push_back({name, visiting.getWeakStorageImpl(), size_bytes});
     master.visiting.push_back(std::move(visiting));
     first_of_piece.push_back(tensor);
-    parcel.device_bytes = AlignUp(parcel.device_bytes + storage.nbytes(), kPackAlignmentBytes);
-    resting_bytes = AlignUp(resting_bytes + resting.resting_bytes(), kPackAlignmentBytes);
+    size_bytes = AlignUp(size_bytes + storage.nbytes(), kPackAlignmentBytes);
   }
   const StreamHandle stream = NativeStream(CurrentStream(device));
-  PINION_ASSIGN_OR_RETURN(parcel.parcel, tier.NewParcel<WeightParcel>(resting_bytes, stream));
+  PINION_ASSIGN_OR_RETURN(parcel.parcel, tier.NewParcel<WeightParcel>(size_bytes, stream));
   const std::shared_ptr<HostBuffer> filled = parcel.parcel->ToWrite();
   for (size_t i = 0; i < parcel.pieces.size(); ++i) {
-    const WeightPiece& piece = parcel.pieces[i];
-    const absl::Status filled_piece =
-        CopyStorage(first_of_piece[i], piece.form,
-                    static_cast<char*>(filled->data()) + piece.resting_offset_bytes);
-    if (!filled_piece.ok()) {
-      return absl::Status(filled_piece.code(),
-                          absl::StrCat(piece.name, " ", filled_piece.message()));
-    }
+    CopyStorage(first_of_piece[i],
+                static_cast<char*>(filled->data()) + parcel.pieces[i].offset_bytes);
   }
   parcel.parcel->FillOnHost();
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<HostBuffer> buffer,
                           parcel.parcel->ViewOnHost(absl::InfiniteDuration()));
   for (size_t i = 0; i < unit.weights.size(); ++i) {
     const WeightPiece& piece = parcel.pieces[master.piece_of[i]];
-    master.host.emplace_back();
-    master.watches.emplace_back();
-    if (piece.form.form != FrozenForm::kAsIs) continue;
     const auto& [name, tensor] = unit.weights[i];
-    master.host[i] =
-        HostTensor(tensor, static_cast<char*>(buffer->data()) + piece.resting_offset_bytes, buffer);
-    master.watches[i] = std::make_shared<MasterWatch>(name, master.host[i]);
-    parcel.masters.push_back(master.watches[i]);
+    master.host.push_back(
+        HostTensor(tensor, static_cast<char*>(buffer->data()) + piece.offset_bytes, buffer));
+    parcel.masters.push_back(std::make_shared<MasterWatch>(name, master.host[i]));
   }
   return master;
 }
@@ -147,7 +116,7 @@ absl::Status CheckWeights(const std::vector<WeightUnit>& units, c10::Device devi
       if (is_new || owner->second.unit == &unit) continue;
       return absl::InvalidArgumentError(absl::StrCat(
           weight.name, " shares its storage with ", owner->second.weight->name,
-          ", which visits with another layer, or is frozen where this is trained: give each a "
+          ", which belongs to another layer, or is frozen where this is trained: give each a "
           "storage of its own (set_data(clone())), or tie weights by registering one tensor "
           "twice"));
     }
@@ -157,12 +126,10 @@ absl::Status CheckWeights(const std::vector<WeightUnit>& units, c10::Device devi
 
 absl::StatusOr<std::vector<WeightMaster>> FillMasters(DeviceTier& tier,
                                                       const std::vector<WeightUnit>& units,
-                                                      c10::Device device, FrozenForm frozen_form) {
+                                                      c10::Device device) {
   std::vector<WeightMaster> masters;
   for (const WeightUnit& unit : units) {
-    PINION_ASSIGN_OR_RETURN(
-        WeightMaster master,
-        FillMaster(tier, unit, device, unit.requires_grad ? FrozenForm::kAsIs : frozen_form));
+    PINION_ASSIGN_OR_RETURN(WeightMaster master, FillMaster(tier, unit, device));
     masters.push_back(std::move(master));
   }
   return masters;
@@ -194,26 +161,22 @@ absl::StatusOr<WeightRoom> RoomFor(const std::vector<WeightMaster>& masters,
         asked.target_bytes, ": a target makes the window as large as there is room, so give one"));
   }
   uint64_t second_bytes = 0;
-  uint64_t widening_bytes = 0;
   const UnitParcel* largest = &masters.front().parcel;
   for (const WeightMaster& master : masters) {
     const UnitParcel& unit = master.parcel;
-    if (unit.is_widened) widening_bytes = std::max(widening_bytes, unit.parcel->size_bytes);
     if (&unit == largest) continue;
-    if (unit.device_bytes > largest->device_bytes) {
-      second_bytes = largest->device_bytes;
+    if (unit.size_bytes() > largest->size_bytes()) {
+      second_bytes = largest->size_bytes();
       largest = &unit;
     } else {
-      second_bytes = std::max(second_bytes, unit.device_bytes);
+      second_bytes = std::max(second_bytes, unit.size_bytes());
     }
   }
-  const uint64_t least_bytes = largest->device_bytes + widening_bytes;
-  const uint64_t enough_bytes = least_bytes + second_bytes;
-  const uint64_t two_largest_bytes = largest->device_bytes + second_bytes;
+  const uint64_t least_bytes = largest->size_bytes();
+  const uint64_t two_largest_bytes = least_bytes + second_bytes;
   if (asked.window_bytes == 0 && asked.target_bytes == 0) {
     return WeightRoom{.window_bytes = two_largest_bytes,
-                      .widening_bytes = widening_bytes,
-                      .wanted = {enough_bytes, enough_bytes},
+                      .wanted = {two_largest_bytes, two_largest_bytes},
                       .two_largest_bytes = two_largest_bytes};
   }
   const uint64_t asked_bytes = std::max(asked.window_bytes, asked.target_bytes);
@@ -224,16 +187,15 @@ absl::StatusOr<WeightRoom> RoomFor(const std::vector<WeightMaster>& masters,
         ": make it larger, or cut the layer into several modules"));
   }
   if (asked.window_bytes > 0) {
-    return WeightRoom{.window_bytes = asked.window_bytes - widening_bytes,
-                      .widening_bytes = widening_bytes,
-                      .wanted = {asked.window_bytes, asked.window_bytes},
-                      .leaving_units = asked.window_bytes > enough_bytes ? size_t{2} : size_t{1},
-                      .two_largest_bytes = two_largest_bytes};
+    return WeightRoom{
+        .window_bytes = asked.window_bytes,
+        .wanted = {asked.window_bytes, asked.window_bytes},
+        .leaving_units = asked.window_bytes > two_largest_bytes ? size_t{2} : size_t{1},
+        .two_largest_bytes = two_largest_bytes};
   }
   return WeightRoom{.window_bytes = 0,
                     .target_bytes = asked.target_bytes,
-                    .widening_bytes = widening_bytes,
-                    .wanted = {least_bytes, enough_bytes},
+                    .wanted = {least_bytes, two_largest_bytes},
                     .two_largest_bytes = two_largest_bytes};
 }
 

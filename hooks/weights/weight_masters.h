@@ -1,5 +1,7 @@
-// From a module's weights to their masters in pinned host memory. Nothing of the module changes:
-// until all of it has worked, an attempt can be given up.
+// Copies a module's weights to pinned host memory. Does not change the module, so that
+// WeightOffloader::Attach can fail without an effect.
+//
+//   PINION_ASSIGN_OR_RETURN(auto masters, FillMasters(tier, WeightUnitsOf(module), device));
 
 #ifndef PINION_HOOKS_WEIGHTS_WEIGHT_MASTERS_H_
 #define PINION_HOOKS_WEIGHTS_WEIGHT_MASTERS_H_
@@ -20,7 +22,6 @@
 #include "absl/status/statusor.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/hooks/weights/device_weights.h"
-#include "pinion/hooks/weights/frozen_form.h"
 #include "pinion/hooks/weights/master_watch.h"
 #include "pinion/hooks/weights/weight_units.h"
 
@@ -28,40 +29,34 @@ namespace pinion {
 
 struct WeightMaster {
   WeightUnit unit;
-  UnitParcel parcel;  // away, with all bytes
-  // By piece: as large as the weights' own storage, on the device, without memory.
+  UnitParcel parcel;  // filled
+  // By piece: a device storage without memory, as large as the weights' own.
   std::vector<c10::Storage> visiting;
   std::vector<size_t> piece_of;  // by weight of the unit
-  // The same, over the parcel, with the gradients that there are; undefined where it rests
-  // narrower.
-  std::vector<at::Tensor> host;
-  std::vector<std::shared_ptr<MasterWatch>> watches;  // of those; null where there is none
+  std::vector<at::Tensor> host;  // by weight: the host copy, in the parcel, with the gradient
 };
 
-// InvalidArgument or FailedPrecondition names the weight that cannot visit, and why.
+// Returns InvalidArgument or FailedPrecondition with the first weight that cannot be streamed.
 absl::Status CheckWeights(const std::vector<WeightUnit>& units, c10::Device device);
 
-// ResourceExhausted where host memory has no room; InvalidArgument names a weight that has no such
-// form. Throws what copying from a device may.
+// Returns ResourceExhausted if there is no host memory. Throws if a copy from a device fails.
 absl::StatusOr<std::vector<WeightMaster>> FillMasters(DeviceTier& tier,
                                                       const std::vector<WeightUnit>& units,
-                                                      c10::Device device, FrozenForm frozen_form);
+                                                      c10::Device device);
 
-// Tensors of the module that do not visit (small buffers, parameters without elements), with their
-// copies on the device, where they are elsewhere. Throws where the device has no room.
+// Returns the module's tensors that are neither streamed nor on the device, with copies there:
+// small buffers and parameters without elements. Throws if the device has no memory.
 std::vector<std::pair<at::Tensor, at::Tensor>> CopiesOfTheRest(const torch::nn::Module& module,
                                                                const std::vector<WeightUnit>& units,
                                                                c10::Device device);
 
-// As WeightOptions has them.
+// The fields of WeightOptions.
 struct AskedRoom {
   uint64_t window_bytes = 0;
   uint64_t target_bytes = 0;
 };
 
-// What units may have on the device: all that is asked for but the room for the resting form of a
-// unit that is being widened. InvalidArgument where the largest one has no room in it, or both
-// a window and a target are asked for.
+// Returns InvalidArgument if the largest unit does not fit, or if a window and a target are given.
 absl::StatusOr<WeightRoom> RoomFor(const std::vector<WeightMaster>& masters,
                                    const AskedRoom& asked);
 

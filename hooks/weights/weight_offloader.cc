@@ -1,6 +1,5 @@
 #include "pinion/hooks/weights/weight_offloader.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
@@ -26,8 +25,8 @@
 namespace pinion {
 namespace {
 
-// The roots of what lives as long as the module, with their names in it: itself, or its children
-// where it is on the stack.
+// Returns weak references to the module, or to its children if no shared_ptr owns the module, with
+// name prefixes.
 std::vector<std::pair<std::string, std::weak_ptr<torch::nn::Module>>> RootsOf(
     torch::nn::Module& module) {
   std::vector<std::pair<std::string, std::weak_ptr<torch::nn::Module>>> roots;
@@ -48,7 +47,7 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
     const WeightOptions& options) {
   if (SwitchedOnByEnvironment("PINION_DISABLE")) {
     return absl::FailedPreconditionError(
-        "weights cannot visit a device with PINION_DISABLE=1 in the environment");
+        "weights cannot be streamed with PINION_DISABLE=1 in the environment");
   }
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
   if (device.type() != type) {
@@ -65,7 +64,7 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
   std::vector<WeightUnit> units = WeightUnitsOf(module);
   if (units.empty()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("\"", module.name(), "\" has no parameters that could visit a device"));
+        absl::StrCat("\"", module.name(), "\" has no parameters to stream"));
   }
   PINION_RETURN_IF_ERROR(CheckWeights(units, device));
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostTier> host,
@@ -78,7 +77,7 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
   std::vector<WeightMaster> masters;
   std::vector<std::pair<at::Tensor, at::Tensor>> moved;
   try {
-    PINION_ASSIGN_OR_RETURN(masters, FillMasters(*tier, units, device, options.frozen_form));
+    PINION_ASSIGN_OR_RETURN(masters, FillMasters(*tier, units, device));
     moved = CopiesOfTheRest(module, units, device);
   } catch (const c10::Error& error) {
     return absl::ResourceExhaustedError(absl::StrCat("copying the weights of \"", module.name(),
@@ -87,7 +86,7 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
   PINION_ASSIGN_OR_RETURN(const WeightRoom room,
                           RoomFor(masters, {options.window_bytes, options.memory_target_bytes}));
 
-  // From here on nothing fails.
+  // Nothing fails below.
   std::vector<UnitParcel> parcels;
   for (const WeightMaster& master : masters) parcels.push_back(master.parcel);
   std::unique_ptr<WeightOffloader> offloader(new WeightOffloader());
@@ -103,20 +102,13 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
     for (size_t weight = 0; weight < master.unit.weights.size(); ++weight) {
       auto& [name, tensor] = master.unit.weights[weight];
       const at::Tensor& on_host = master.host[weight];
-      const size_t piece_index = master.piece_of[weight];
-      const WeightPiece& piece = master.parcel.pieces[piece_index];
-      if (on_host.defined()) host_of[tensor.unsafeGetTensorImpl()] = on_host;
+      const std::shared_ptr<MasterWatch>& watch = master.parcel.masters[weight];
+      const c10::Storage& storage = master.visiting[master.piece_of[weight]];
       const c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
-      followed.push_back({name, weak, on_host, master.watches[weight], index});
-      offloader->all_.push_back({name,
-                                 weak,
-                                 piece.storage,
-                                 on_host,
-                                 master.watches[weight],
-                                 {master.parcel.parcel, piece.resting_offset_bytes, piece.form},
-                                 index});
-      tensor.set_data(
-          MakeVisitingTensor(tensor, tensor.storage_offset(), master.visiting[piece_index]));
+      host_of[tensor.unsafeGetTensorImpl()] = on_host;
+      followed.push_back({name, weak, on_host, watch, index});
+      offloader->all_.push_back({name, weak, storage.getWeakStorageImpl(), on_host, watch, index});
+      tensor.set_data(MakeVisitingTensor(tensor, tensor.storage_offset(), storage));
     }
   }
   offloader->gradients_ = std::make_shared<HostGradients>(
@@ -166,45 +158,36 @@ void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
   TORCH_CHECK(work != nullptr, "the work of WithParametersOnHost is empty: give a function to run");
   WaitForGradients();
   weights_->Pause();
-  // The parameters that live; what each is again behind it, and meanwhile, where that is no master.
+  // The parameters that still exist, and the tensors that they become again.
   std::vector<at::Tensor> parameters(all_.size());
   std::vector<at::Tensor> visiting(all_.size());
-  std::vector<at::Tensor> widened(all_.size());
   const absl::Cleanup back = [&] {
     const c10::InferenceMode normal(false);
     const at::NoGradGuard no_grad;
     std::vector<uint32_t> units;
     for (size_t i = 0; i < all_.size(); ++i) {
       units.push_back(all_[i].unit);
-      if (all_[i].watch != nullptr) all_[i].watch->Accept();
+      all_[i].watch->Accept();
       if (!visiting[i].defined()) continue;
       try {
         parameters[i].set_data(visiting[i]);
         parameters[i].unsafeGetTensorImpl()->bump_version();
       } catch (const std::exception& error) {
-        PINION_LOG(kError) << all_[i].name << " does not visit any more: " << error.what();
+        PINION_LOG(kError) << all_[i].name << " is not streamed after this error: " << error.what();
       }
     }
     weights_->Resume(units);
   };
   {
-    // Tensors of an inference mode could not be trained behind it.
+    // Tensors made in inference mode could not be trained later.
     const c10::InferenceMode normal(false);
     const at::NoGradGuard no_grad;
-    absl::flat_hash_map<const c10::StorageImpl*, c10::Storage> wide_of;
     for (size_t i = 0; i < all_.size(); ++i) {
       at::Tensor& tensor = parameters[i];
       tensor = at::Tensor(all_[i].tensor.lock());
       if (!tensor.defined()) continue;
-      const c10::Storage storage = tensor.storage();
-      visiting[i] = MakeVisitingTensor(tensor, tensor.storage_offset(), storage);
-      if (!all_[i].master.defined()) {
-        const auto [wide, is_new] = wide_of.try_emplace(storage.unsafeGetStorageImpl());
-        if (is_new) wide->second = WidenOnHost(all_[i].resting);
-        widened[i] = at::empty({0}, tensor.dtype());
-        widened[i].set_(wide->second, tensor.storage_offset(), tensor.sizes(), tensor.strides());
-      }
-      tensor.set_data(widened[i].defined() ? widened[i] : all_[i].master.detach());
+      visiting[i] = MakeVisitingTensor(tensor, tensor.storage_offset(), tensor.storage());
+      tensor.set_data(all_[i].master.detach());
     }
   }
   work();
@@ -217,35 +200,30 @@ void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
     TORCH_CHECK(tensor.sizes() == visiting[i].sizes() && tensor.dtype() == visiting[i].dtype(),
                 "the parameter ", weight.name, " was given ", tensor.toString(), tensor.sizes(),
                 " and was ", visiting[i].dtype().name(), visiting[i].sizes(),
-                ": a weight that visits keeps its type and shape");
-    const at::Tensor on_host = widened[i].defined() ? widened[i] : weight.master.detach();
-    // Another view of the same memory, as the transposed one, is another value.
+                ": a streamed weight keeps its type and shape");
+    const at::Tensor on_host = weight.master.detach();
+    // A different view of the same memory, such as a transpose, has other values.
     const bool is_same = tensor.is_alias_of(on_host) &&
                          tensor.storage_offset() == on_host.storage_offset() &&
                          tensor.strides() == on_host.strides();
     if (!is_same) on_host.copy_(tensor.detach().clone());
-    if (widened[i].defined()) RestAgain(weight.resting, widened[i].storage(), weight.name);
   }
 }
 
-void WeightOffloader::Step(const std::function<void()>& step, uint64_t state_bytes) {
+void WeightOffloader::Step(const std::function<void()>& step) {
   TORCH_CHECK(step != nullptr, "the step of Step is empty: give a function that changes weights");
   WaitForGradients();
   weights_->Pause();
-  // Optimizers write through data(), which raises no version, wherever they find a gradient.
+  // Optimizers write through data(), without a new version, to every weight with a gradient.
   std::vector<bool> may_change;
-  uint64_t trained_bytes = 0;
   for (const Weight& weight : all_) {
-    const bool is_trained = weight.master.defined() && weight.master.requires_grad();
-    if (is_trained) trained_bytes += weight.master.nbytes();
-    may_change.push_back(is_trained || (weight.master.defined() && weight.master.grad().defined()));
+    may_change.push_back(weight.master.requires_grad() || weight.master.grad().defined());
   }
   {
     const absl::Cleanup resume = [this, &may_change] {
       std::vector<uint32_t> changed;
       for (size_t i = 0; i < all_.size(); ++i) {
         const Weight& weight = all_[i];
-        if (weight.watch == nullptr) continue;
         if (!may_change[i] && !weight.watch->HasChanged()) continue;
         weight.watch->Accept();
         changed.push_back(weight.unit);
@@ -254,7 +232,6 @@ void WeightOffloader::Step(const std::function<void()>& step, uint64_t state_byt
       weights_->Resume(changed);
     };
     step();
-    weights_->tier().engine().device().ChargeHostArithmetic(3 * trained_bytes + 2 * state_bytes);
   }
   weights_->FetchExpected();
 }

@@ -1,12 +1,12 @@
-// Weights that live on the host and visit the device: a model larger than the device trains, and
-// answers, with a window of its layers there.
+// Streams a model's weights from host memory to the device, layer by layer, so that a model larger
+// than the device can be trained and used.
 //
 //   auto model = MyModel();                                         // built on the host
 //   PINION_ASSIGN_OR_RETURN(auto weights, pinion::WeightOffloader::Attach(
 //       *model, torch::kCUDA, pinion::CudaBackend(), {.window_bytes = 2 << 30}));
 //   torch::optim::AdamW optimizer(weights->host_parameters(), 1e-4);
 //   for (...) {
-//     model->forward(x).sum().backward();   // layers come and go by themselves
+//     model->forward(x).sum().backward();   // layers are fetched and evicted automatically
 //     weights->ClipGradNorm(1.0);
 //     weights->Step([&] { optimizer.step(); });   // on the host
 //     optimizer.zero_grad();
@@ -18,29 +18,27 @@
 // not matter (visiting_tensor.h). Layers come ahead of their use as the step before used them
 // (engine/schedule/visit_schedule.h); nothing is copied back but gradients.
 //
-// Results are those of a model that stays on the device, bit for bit; of an optimizer, those of its
-// arithmetic on the host.
+// Results equal those of a resident model bit for bit. An optimizer's arithmetic is the host's.
 //
-// Reading a parameter gives its value (clone(), cpu(), item()); torch::save and torch::load, which
-// take storages without an operator, go within WithParametersOnHost, or throw. Writing to one on
-// the device throws: change host_parameters() within Step. An optimizer over module->parameters()
-// throws for that reason.
+// Operators that read a parameter get its value (clone(), cpu(), item()). Operators that write to
+// one throw: change host_parameters() within Step. Optimizers therefore take host_parameters().
+// torch::save and torch::load, which access storages without operators, throw outside of
+// WithParametersOnHost.
 //
 // Gradients are at host_parameters()[i].grad(), in pinned memory. A parameter's grad() shows them
-// on the device, and copies them there for operators that read it. What is done to it holds for the
-// host copy: zero_grad(), of the module or an optimizer of either, mutable_grad() = ..., operators
-// in place. So do requires_grad_() and set_grad_dtype() of the parameter, at the latest from the
-// next WaitForGradients on, which Step and ClipGradNorm begin with. Hooks on parameters run, also
-// one after accumulation.
+// on the device, and copies them there for operators that read it. Changes of it hold for the host
+// copy: zero_grad() of the module or of an optimizer, mutable_grad() = ..., in-place operators. The
+// parameter's requires_grad_() and set_grad_dtype() hold from the next WaitForGradients, Step or
+// ClipGradNorm on. All hooks on parameters run.
 //
 // With autocast, switch its cache off (at::autocast::set_autocast_cache_enabled(false)): it keeps
 // the cast of every weight on the device until forward ends.
 //
-// Thread safety: operators may use the model on several threads and streams. Attach, Step,
-// ClipGradNorm and ZeroGrad are for when no operator of the model runs.
-// Ownership: the model's storages keep what they need, so that the model goes on to work without
-// the WeightOffloader; host_parameters() keep the masters.
-// Errors: absl::Status at Attach, and then nothing is attached; c10::Error elsewhere.
+// Thread safety: operators may use the model on several threads and streams. Call the functions of
+// this class while no operator of the model runs.
+// Ownership: the model works on without the WeightOffloader. host_parameters() own their memory.
+// Errors: Attach returns absl::Status, and changes nothing on an error. Other functions throw
+// c10::Error, and name the parameter.
 
 #ifndef PINION_HOOKS_WEIGHTS_WEIGHT_OFFLOADER_H_
 #define PINION_HOOKS_WEIGHTS_WEIGHT_OFFLOADER_H_
@@ -63,83 +61,69 @@
 #include "pinion/device/device_backend.h"
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/hooks/weights/device_weights.h"
-#include "pinion/hooks/weights/frozen_form.h"
 #include "pinion/hooks/weights/host_gradients.h"
 #include "pinion/hooks/weights/master_watch.h"
-#include "pinion/hooks/weights/resting_weight.h"
 
 namespace pinion {
 
 struct WeightOptions {
   HostTierOptions tier;  // shared with all other users of the process's tier
-  // Device memory for all units of weights that are there at once (weight_units.h). 0: what the two
-  // largest take, so that one can come while the other is used; with a target, what that leaves. A
-  // window and a target exclude each other. The device holds the gradients of two units besides; of
-  // three if the window is larger than the two largest.
+  // Device memory for resident units of weights (weight_units.h). 0: the two largest units, so that
+  // one is fetched while the other is used. Excludes a memory target. The device also holds the
+  // gradients of two units, or of three with a window larger than the two largest units.
   uint64_t window_bytes = 0;
-  // All that LibTorch's allocator may have given out on the device while the model is used, beside
-  // which units take what is left: give an OffloadSession's OffloadOptions::memory_target_bytes the
-  // same number. What has not been done before runs with the least, which is the unit in use; a
-  // target below what that takes is reported in the log, with the least (WeightStats). 0: none.
+  // Limit of everything that LibTorch's allocator has allocated on the device while the model is
+  // used. 0: none. Give OffloadOptions::memory_target_bytes the same value. Resident units take
+  // what the rest of the program leaves. Operations that run for the first time keep a single unit
+  // resident. If even this exceeds the target, the log and WeightStats say what is enough.
   uint64_t memory_target_bytes = 0;
-  // How parameters that do not require a gradient, and large buffers, rest on the host and travel.
-  // Narrower forms lose digits, once, at Attach. Their module parameters serve in place of masters
-  // in host_parameters().
-  FrozenForm frozen_form = FrozenForm::kAsIs;
-  // Gradients stay on the device until Step, ClipGradNorm or WaitForGradients, so that those of
-  // several backwards are added there and cross the link once. The device needs room for all of
-  // them, and the stream that is current then has to come after those of the backwards.
+  // Keeps gradients on the device until Step, ClipGradNorm or WaitForGradients. Gradients of
+  // several backwards are then added there and copied once. The device needs memory for all of
+  // them. Call these functions on a stream that comes after those of the backwards.
   bool gradients_stay = false;
 };
 
 class WeightOffloader {
  public:
-  // The module's parameters go to pinned host memory, from wherever they are; of one that is on the
-  // host no byte passes through the device. Costs one copy of all of them. Gradients that are there
-  // go to the masters'.
+  // Copies the module's parameters and gradients to pinned host memory, and makes the module stream
+  // them. Parameters may be on the device or on the host, from where they do not pass through the
+  // device.
   //
-  // InvalidArgument: a window, or a target, that has no room for the largest unit; a module without
-  // parameters; a parameter that is not strided, or that is on yet another device.
-  // FailedPrecondition: PINION_DISABLE=1 is set; the tier exists with other options; a parameter
-  // visits already. Unimplemented: the device's memory is the host's. ResourceExhausted: no room in
-  // host memory.
+  // InvalidArgument: a window or target smaller than the largest unit; a module without parameters;
+  // a parameter that is not strided, or on another device.
+  // FailedPrecondition: PINION_DISABLE=1 is set; the tier exists with other options; a parameter is
+  // streamed already. Unimplemented: the device shares the host's memory. ResourceExhausted: there
+  // is no host memory.
   static absl::StatusOr<std::unique_ptr<WeightOffloader>> Attach(torch::nn::Module& module,
                                                                  c10::Device device,
                                                                  const DeviceBackend& backend,
                                                                  const WeightOptions& options = {});
 
-  // The masters, in the order of module.parameters() at Attach: shapes, types and requires_grad as
-  // there.
-  // A change outside Step makes the next use of its layer throw, and so does an optimizer that
-  // steps outside Step. Exception: of writes through data(), as LibTorch's SGD makes them, only
-  // those are seen that follow a backward and change one of 16 words of the parameter.
+  // The host copies, in the order of module.parameters() at Attach.
+  // If one is changed outside Step, for example by an optimizer, the next use of its layer throws.
+  // Exception: a write through data(), as in LibTorch's SGD, is noticed only if it follows a
+  // backward and changes one of 16 words of the parameter.
   const std::vector<at::Tensor>& host_parameters() const { return host_parameters_; }
 
-  // Runs `step`, which may change any masters and reads their gradients, all of which have arrived.
-  // What it has changed is fetched anew, and counts as changed in place: a graph that was made
-  // before raises autograd's own error. Meanwhile the model must not be used. Virtual time is
-  // charged for reading gradients and for reading and writing masters once; what an optimizer keeps
-  // beside them is `state_bytes`, which it reads and writes as well. Throws where a parameter was
-  // given other memory since Attach, as by torch::load into the module: load before, or into
-  // host_parameters() within Step; and where a parameter came to the module since then.
-  void Step(const std::function<void()>& step, uint64_t state_bytes = 0);
+  // Waits for gradients and runs `step`, which may read them and change host copies. The model must
+  // not be used meanwhile. Changed weights count as changed in place: backward of an older graph
+  // throws autograd's error. Throws if a parameter has other memory than at Attach, for example by
+  // torch::load, or if the module has a new parameter.
+  void Step(const std::function<void()>& step);
 
-  // Runs `work` while the module's parameters and large buffers are tensors of the host, over the
-  // masters: for what reads or writes storages without an operator (torch::save, torch::load), and
-  // for initialising. What it gives a parameter for new memory is copied to the master; all counts
-  // as changed in place. Weights that rest narrower take their full size there meanwhile, and are
-  // narrowed again if they were changed. Errors as those of Step.
+  // Runs `work` while the module's parameters and large buffers are plain host tensors: for
+  // torch::save, torch::load and initialisation. If `work` gives a parameter new memory, its values
+  // are copied to the host copy. All weights count as changed in place. Errors: those of Step.
   void WithParametersOnHost(const std::function<void()>& work);
 
-  // As torch::nn::utils::clip_grad_norm_, on the host: returns the norm before. Errors as those of
-  // Step.
+  // Clips gradients like torch::nn::utils::clip_grad_norm_, on the host. Returns the norm before.
+  // Errors: those of Step.
   double ClipGradNorm(double max_norm);
-  // Of the parameters and the masters, to none.
+  // Sets the gradients of parameters and host copies to none.
   void ZeroGrad();
-  // Blocks until host_parameters()[i].grad() are complete, and have all that was done to the
-  // parameters' grad(). Step and ClipGradNorm do it themselves. Throws, and names the parameter,
-  // where a master cannot follow it: one that came after Attach, one with other memory, one that
-  // requires a gradient and rests narrower, a master with another requires_grad.
+  // Blocks until host_parameters()[i].grad() are complete, with all changes of the parameters'
+  // grad(). Step and ClipGradNorm begin with it. Errors: those of Step, and a host copy whose
+  // requires_grad differs from its parameter's.
   void WaitForGradients();
 
   WeightStats GetStats() const;
@@ -150,14 +134,12 @@ class WeightOffloader {
   std::shared_ptr<DeviceWeights> weights_;
   std::shared_ptr<HostGradients> gradients_;
   std::vector<at::Tensor> host_parameters_;
-  // A weight of the module, as long as that lives.
   struct Weight {
     std::string name;
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // on the device
-    at::Tensor master;                                  // undefined where it rests narrower
-    std::shared_ptr<MasterWatch> watch;                 // null there
-    RestingWeight resting;                              // of those that do
+    at::Tensor master;
+    std::shared_ptr<MasterWatch> watch;
     uint32_t unit = 0;
   };
 
@@ -166,7 +148,7 @@ class WeightOffloader {
   void CheckAllVisit() const;
 
   std::vector<Weight> all_;
-  // All that the module had, so that none that comes later has the address of one.
+  // The module's parameters at Attach. Weak references keep the addresses from being reused.
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> parameters_;
   std::vector<std::pair<std::string, std::weak_ptr<torch::nn::Module>>> roots_;
 };

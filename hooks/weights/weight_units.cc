@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kMinBufferBytes = 1 << 20;
 
-// Of normalisation: each forward of a training changes it.
+// Whether a buffer is a running statistic of normalisation, which each training forward changes.
 bool IsStatistic(const std::string& key) {
   return absl::EndsWith(key, "running_mean") || absl::EndsWith(key, "running_var");
 }

@@ -1,12 +1,13 @@
-// What of a module visits together: its layers.
+// Splits a module's weights into units, which are fetched and evicted as a whole: its layers.
 //
 //   for (const WeightUnit& unit : WeightUnitsOf(*model)) ...
 //
-// Each child of a torch::nn::Sequential or ModuleList is a layer, and each parameter of a
-// ParameterList, which is how plain functions over tensors have theirs; of all other modules each
-// that has parameters of its own. Of a layer what requires a gradient and what does not are two
-// units, so that an adapter's training fetches the frozen base anew for no step. A tensor that is
-// in several modules belongs to the first one.
+// Each child of a torch::nn::Sequential or ModuleList is a layer. So is each parameter of a
+// ParameterList, which plain functions over tensors use. Of other modules, each one with parameters
+// of its own is a layer.
+//
+// The trained and the frozen weights of a layer are two units, so that a step that trains an
+// adapter does not evict the frozen base. A tensor of several modules belongs to the first one.
 
 #ifndef PINION_HOOKS_WEIGHTS_WEIGHT_UNITS_H_
 #define PINION_HOOKS_WEIGHTS_WEIGHT_UNITS_H_
@@ -25,12 +26,13 @@ struct NamedWeight {
 };
 
 struct WeightUnit {
-  std::string name;  // "blocks.0"; of the module itself ""
+  std::string name;  // "blocks.0"; "" for the module itself
   bool requires_grad = false;
   std::vector<NamedWeight> weights;  // at least one
 };
 
-// Parameters, and buffers of 1 MiB or more, which count as frozen. Exception: running statistics.
+// Units have parameters, and buffers of 1 MiB or more as frozen weights. Exception: running
+// statistics.
 std::vector<WeightUnit> WeightUnitsOf(const torch::nn::Module& module);
 
 }  // namespace pinion

@@ -107,9 +107,6 @@ class ForwardingDevice : public Device {
     PINION_RETURN_IF_ERROR(Count("CopyAsync"));
     return device_->CopyAsync(direction, pieces, stream);
   }
-  void ChargeHostArithmetic(uint64_t memory_bytes) override {
-    device_->ChargeHostArithmetic(memory_bytes);
-  }
 
  private:
   absl::Status Count(const char* call) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,6 +16,7 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/host_arithmetic.h"
 #include "pinion/tests/device/emulated/emulated_fixture.h"
 #include "pinion/tests/support/status_matchers.h"
 
@@ -195,21 +197,29 @@ TEST_F(EmulatedTimeTest, ArithmeticOfTheHostTakesItsMemorysTimeAndWhatIsInFlight
   uint8_t* const data = OnDevice(20'000'000);
   uint8_t* const host = Pinned(20'000'000);
   ASSERT_THAT(ToHost(host, data, 20'000'000, out_), IsOk());  // 2 ms
-  device_->ChargeHostArithmetic(150'000'000);
+  CountHostArithmetic(150'000'000);
   EXPECT_NEAR(machine_->now_ms(), 1.5, kExact);
   Synchronize(out_);
   EXPECT_NEAR(machine_->now_ms(), 2, kExact);
   EXPECT_NEAR(machine_->time_stats(0).stalled_on_copies_ms, 0.5, kExact);  // without arithmetic
   ASSERT_THAT(ToHost(host, data, 10'000'000, out_), IsOk());               // 1 ms
-  device_->ChargeHostArithmetic(300'000'000);
+  const EventHandle copied = Record(out_);
+  CountHostArithmetic(100'000'000);
+  CountHostArithmetic(200'000'000);
+  EXPECT_TRUE(device_->QueryEvent(copied).value()) << "the call comes after the arithmetic";
   EXPECT_NEAR(machine_->now_ms(), 5, kExact);
-  EXPECT_TRUE(device_->QueryEvent(Record(out_)).value());
   EXPECT_NEAR(machine_->time_stats(0).d2h_busy_ms, 3, kExact);
   EXPECT_NEAR(machine_->time_stats(0).host_arithmetic_ms, 4.5, kExact);
   machine_->ResetTimeStats(0);
   EXPECT_EQ(machine_->time_stats(0).host_arithmetic_ms, 0);
-  device_->ChargeHostArithmetic(0);
-  EXPECT_NEAR(machine_->now_ms(), 5, kExact);
+}
+
+TEST_F(EmulatedTimeTest, ArithmeticOfTheHostIsItsThreadsAndNotThatOfALaterMachine) {
+  Start(FreeHost());
+  CountHostArithmetic(150'000'000);
+  std::thread([this] { EXPECT_NEAR(machine_->now_ms(), 0, kExact); }).join();
+  Start(FreeHost());
+  EXPECT_NEAR(machine_->now_ms(), 0, kExact);
 }
 
 TEST_F(EmulatedTimeTest, EventIsDoneExactlyWhenVirtualTimeHasReachedIt) {

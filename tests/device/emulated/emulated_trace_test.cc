@@ -15,6 +15,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/host_arithmetic.h"
 #include "pinion/device/trace/trace_sink.h"
 #include "pinion/tests/device/emulated/emulated_fixture.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -383,7 +384,7 @@ TEST_F(EmulatedTraceTest, ArithmeticOfTheHostIsARangeOfItsThread) {
   StartRecording();
   {
     const ScopedRange range(machine_->trace().get(), "product");
-    device_->ChargeHostArithmetic(246'000'000);
+    CountHostArithmetic(246'000'000);
   }
   const std::vector<nlohmann::json> slices = EventsOf(*machine_, "X");
   const nlohmann::json arithmetic = Named(slices, "host arithmetic");

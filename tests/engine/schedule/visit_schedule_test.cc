@@ -244,43 +244,6 @@ TEST(VisitSchedule, AWindowThatHasChangedIsUsedLikeOneThatWasThereFromTheStart) 
   }
 }
 
-TEST(VisitSchedule, WhatWasBestInOneWindowIsTriedAgainInAnother) {
-  const std::vector<uint64_t> sizes = {3, 6, 14, 5, 20, 8, 18};
-  EXPECT_EQ(BytesOfRound(sizes, {62, 68}), BytesOfRound(sizes, {68}));
-  EXPECT_LT(BytesOfRound(sizes, {68}), 0.8 * BytesOfRound(sizes, {62}));
-  std::mt19937 random(9);
-  for (int model = 0; model < 1500; ++model) {
-    std::vector<uint64_t> drawn;
-    for (uint64_t count = 4 + random() % 20; drawn.size() < count;) {
-      drawn.push_back(1 + random() % 20);
-    }
-    const uint64_t all = std::accumulate(drawn.begin(), drawn.end(), uint64_t{0});
-    const uint64_t least = 2 * *std::max_element(drawn.begin(), drawn.end());
-    if (all <= least) continue;
-    const uint64_t before = least + random() % (all - least + 10);
-    const uint64_t window = least + random() % (all - least);
-    // An object that is resident when the loop begins may stay in every round.
-    EXPECT_LE(BytesOfRound(drawn, {before, window}), 1.05 * BytesOfRound(drawn, {window}))
-        << ::testing::PrintToString(drawn) << ", window " << before << ", then " << window;
-  }
-}
-
-TEST(VisitSchedule, ALoopIsTriedOnceInAWindowAndRarelyWhereItIsAnotherOneInEachRound) {
-  constexpr uint64_t kObjects = 24;
-  constexpr int kRounds = 80;
-  const auto trials = [](bool changes) {
-    Shelf shelf(std::vector<uint64_t>(kObjects, 10), 200);
-    for (int round = 0; round < kRounds; ++round) {
-      if (changes) shelf.SetWindow(200 - static_cast<uint64_t>(round));
-      for (uint32_t object = 0; object < kObjects; ++object) shelf.Use(object);
-    }
-    return shelf.schedule().trials();
-  };
-  EXPECT_EQ(trials(false), 1u);
-  EXPECT_GE(trials(true), kRounds / 8);
-  EXPECT_LE(trials(true), kRounds / 8 + 3);
-}
-
 // The layers of a language model, with an embedding and a head.
 std::vector<uint64_t> LanguageModel(size_t layers, uint64_t layer_bytes, uint64_t embedding_bytes) {
   std::vector<uint64_t> sizes(layers + 2, layer_bytes);
@@ -376,20 +339,6 @@ TEST(VisitSchedule, AnotherRowOfUsesIsTriedInTheSameWindow) {
   shelf.TakeFetches();
   shelf.Late(pass);
   EXPECT_EQ(shelf.TakeFetches(), 12 - 4) << "in a step nothing stays by name, but in a pass";
-}
-
-TEST(VisitSchedule, AShareStaysInAWindowOfLessThanHalfThatWasNotTriedYet) {
-  constexpr int kObjects = 24;
-  // The first `before` rounds have larger windows, which hold more than half of the objects.
-  for (int before = 30; before < 38; ++before) {
-    Shelf shelf(std::vector<uint64_t>(kObjects, 100), 2000);
-    for (int round = 0; round < before + 7; ++round) {
-      if (round == before + 2) shelf.TakeFetches();
-      shelf.SetWindow((round < before ? 2000 : 1000) + static_cast<uint64_t>(round));
-      for (uint32_t object = 0; object < kObjects; ++object) shelf.Use(object);
-    }
-    EXPECT_LE(shelf.TakeFetches(), 5 * (kObjects - 8) + 2) << before;
-  }
 }
 
 TEST(VisitSchedule, TheSameUseAgainAsksForNothing) {

@@ -224,18 +224,14 @@ Evidence CheckpointOnAnotherStream() {
   return world.machine().races();
 }
 
-// A streamed weight, used on its own stream and optionally on another, then dropped.
-Evidence VisitAndGo(bool other_stream, FrozenForm form = FrozenForm::kAsIs) {
+// A weight that visits, used on its own stream, and on another, and dropped then.
+Evidence VisitAndGo(bool other_stream) {
   EmuWorld world(CollectRaces(), SmallWindows());
   torch::nn::Sequential net(torch::nn::Linear(64, 64), torch::nn::Linear(64, 64));
-  WeightOptions options = {.tier = SmallTier(), .window_bytes = 17 << 10};  // one layer
-  if (form != FrozenForm::kAsIs) {
-    for (at::Tensor& parameter : net->parameters()) parameter.requires_grad_(false);
-    options.frozen_form = form;
-    options.window_bytes += 9 << 10;  // in stored form
-  }
-  const auto weights =
-      WeightOffloader::Attach(*net, world.device(), world.backend(), options).value();
+  constexpr uint64_t kOneLayer = 17 << 10;
+  const auto weights = WeightOffloader::Attach(*net, world.device(), world.backend(),
+                                               {.tier = SmallTier(), .window_bytes = kOneLayer})
+                           .value();
   const at::NoGradGuard no_grad;
   const at::Tensor x = at::ones({8, 64}, at::TensorOptions(world.device()));
   const auto run = [&](size_t layer) { net->ptr<torch::nn::LinearImpl>(layer)->forward(x); };
@@ -250,8 +246,6 @@ Evidence VisitAndGo(bool other_stream, FrozenForm form = FrozenForm::kAsIs) {
 }
 Evidence VisitOnOneStream() { return VisitAndGo(false); }
 Evidence VisitOnAnotherStream() { return VisitAndGo(true); }
-Evidence WidenOnOneStream() { return VisitAndGo(false, FrozenForm::kBFloat16); }
-Evidence WidenForAnotherStream() { return VisitAndGo(true, FrozenForm::kBFloat16); }
 
 struct Scenario {
   const WaitSite* site;
@@ -285,10 +279,7 @@ const std::vector<Scenario>& Scenarios() {
       {&kBlockingCopyOut, "", RoundTripWithBlockingCopies, "copy D2H", "the free"},
       {&kComputedOnOtherStream, "", CheckpointOnAnotherStream, "aten::", "aten::mul"},
       {&kWeightAfterCopyIn, "", VisitOnOneStream, "copy H2D", "aten::"},
-      {&kWeightAfterCopyIn, "Widened", WidenOnOneStream, "copy H2D", "aten::copy_"},
       {&kWeightUsedOnOtherStream, "", VisitOnAnotherStream, "aten::", "the free"},
-      {&kWeightUsedOnOtherStream, "Widened", WidenForAnotherStream, "aten::", "the free"},
-      {&kWeightAfterWidening, "", WidenForAnotherStream, "aten::copy_", "aten::"},
   };
   return *scenarios;
 }

@@ -373,24 +373,6 @@ TEST_F(ParameterIdiomsTest, AHostCopyThatIsUnfrozenWithoutItsParameterIsNamed) {
   EXPECT_EQ(ErrorOf([&] { model.Step([] {}); }), "no error");
 }
 
-TEST_F(ParameterIdiomsTest, AWeightThatRestsNarrowerIsNamedWhenItIsUnfrozen) {
-  for (const bool has_other_hook : {false, true}) {
-    Model model;
-    for (Tensor& p : model.parameters()) p.requires_grad_(false);
-    model.parameter(4).requires_grad_(true);
-    Attach(model, {.tier = SmallTier(), .frozen_form = FrozenForm::kBFloat16});
-    model.parameter().requires_grad_(true);
-    const auto refused = AllOf(HasSubstr("blocks.0.linear.weight"), HasSubstr("frozen_form"));
-    if (has_other_hook) {
-      torch::autograd::impl::set_post_acc_grad_hooks(model.parameter(), nullptr);
-      model.Backward(0);
-      EXPECT_THAT(ErrorOf([&] { model.Step([] {}); }), refused);
-    } else {
-      EXPECT_THAT(ErrorOf([&] { model.Backward(0); }), refused);
-    }
-  }
-}
-
 TEST_F(ParameterIdiomsTest, GradientsHaveTheTypeThatTheParameterAsksFor) {
   const auto backward = [](Model& m) {
     m.net->forward(Input().to(m.device).to(m.parameter().dtype())).pow(2).mean().backward();
@@ -703,17 +685,15 @@ struct KindsImpl : torch::nn::Module {
 
 // LibTorch has nothing of autograd for a tensor of which nobody has asked for it.
 TEST_F(ParameterIdiomsTest, WeightsThatAutogradHasNeverSeenAreStreamed) {
-  for (const FrozenForm form : {FrozenForm::kAsIs, FrozenForm::kBFloat16}) {
-    KindsImpl net;
-    const auto weights = WeightOffloader::Attach(net, world_.device(), world_.backend(),
-                                                 {.tier = SmallTier(), .frozen_form = form});
-    ASSERT_TRUE(weights.ok()) << weights.status();
-    const Tensor y = net.forward(at::ones({8}, at::TensorOptions(world_.device())));
-    EXPECT_TRUE(AsOnCpu(y.detach().cpu(), KindsImpl().forward(at::ones({8})).detach()));
-    y.backward();
-    (*weights)->WaitForGradients();
-    EXPECT_TRUE((*weights)->host_parameters()[1].grad().defined());
-  }
+  KindsImpl net;
+  const auto weights =
+      WeightOffloader::Attach(net, world_.device(), world_.backend(), {.tier = SmallTier()});
+  ASSERT_TRUE(weights.ok()) << weights.status();
+  const Tensor y = net.forward(at::ones({8}, at::TensorOptions(world_.device())));
+  EXPECT_TRUE(AsOnCpu(y.detach().cpu(), KindsImpl().forward(at::ones({8})).detach()));
+  y.backward();
+  (*weights)->WaitForGradients();
+  EXPECT_TRUE((*weights)->host_parameters()[1].grad().defined());
 }
 
 }  // namespace parameter_idioms

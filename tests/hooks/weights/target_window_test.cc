@@ -22,7 +22,7 @@ constexpr uint64_t kTarget = 1000;
 // A device with a model whose weights visit it, and its allocator, of which others take too.
 class Device {
  public:
-  explicit Device(uint64_t aside_bytes = 0) : window_(kTarget, aside_bytes, share_, weights_) {}
+  Device() : window_(kTarget, share_, weights_) {}
 
   // The window at a use of that unit.
   uint64_t Use(uint32_t unit) { return window_.AtUse({.object = unit}, allocator_); }
@@ -71,12 +71,6 @@ TEST(TargetWindow, IsTheTargetLessWhatOthersHaveAndWillTake) {
   device.Free(50);
   device.Use(1);
   EXPECT_EQ(device.Use(0), kTarget - 120 - 70);
-}
-
-TEST(TargetWindow, LeavesRoomForAUnitThatIsBeingWidened) {
-  Device device(/*aside_bytes=*/150);
-  device.Allocate(100);
-  EXPECT_EQ(device.UseKnown(0), kTarget - 150 - 100);
 }
 
 TEST(TargetWindow, WhatItsOwnWeightsHaveAndAllocateIsNoneOfOthers) {

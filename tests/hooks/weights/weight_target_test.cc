@@ -27,7 +27,6 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/checkpoint/checkpoint.h"
-#include "pinion/hooks/weights/frozen_form.h"
 #include "pinion/hooks/weights/weight_offloader.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -351,10 +350,9 @@ TEST(WeightTarget, AProgramThatResetsThePeakKeepsWithinIt) {
 // Models that are asked by turns, each in an offloader of its own, on one device.
 class Models {
  public:
-  Models(int count, const WeightOptions& options, bool is_frozen) {
+  Models(int count, const WeightOptions& options) {
     for (int model = 0; model < count; ++model) {
       nets_.emplace_back(kLayers);
-      for (Tensor& parameter : nets_.back()->parameters()) parameter.requires_grad_(!is_frozen);
       auto attached =
           WeightOffloader::Attach(*nets_.back(), world_.device(), world_.backend(), options);
       EXPECT_TRUE(attached.ok()) << attached.status();
@@ -389,37 +387,31 @@ class Models {
   int64_t refusals_before_ = 0;
 };
 
-TEST(WeightTarget, SeveralModelsAndFrozenOnesKeepWithinIt) {
+TEST(WeightTarget, SeveralModelsKeepWithinIt) {
   constexpr int kRounds = 6;
   for (const int count : {1, 2, 3}) {
-    for (const FrozenForm form : {FrozenForm::kAsIs, FrozenForm::kInt8Blocks}) {
-      SCOPED_TRACE(::testing::Message() << count << " models, form " << static_cast<int>(form));
-      const bool is_frozen = form != FrozenForm::kAsIs;
-      WeightOptions options = Weights(0);
-      options.frozen_form = form;
-      options.window_bytes = kUnitBytes + (is_frozen ? kUnitBytes / 2 : 0);  // one is widened
-      Tensors expected;
-      uint64_t least_bytes = 0;
-      {
-        Models models(count, options, is_frozen);
-        expected = models.Ask(kRounds);
-        least_bytes = models.peak_bytes();
-      }
-      options.window_bytes = 0;
-      for (const int more_units : {0, 2, 5, kLayers * count}) {
-        SCOPED_TRACE(more_units);
-        options.memory_target_bytes = least_bytes + more_units * kUnitBytes;
-        Models models(count, options, is_frozen);
-        models.Limit(options.memory_target_bytes);
-        ExpectSame(expected, models.Ask(kRounds));
-        EXPECT_EQ(models.refusals(), 0);
-        uint64_t ahead = 0;
-        for (const auto& weights : models.weights()) {
-          ahead += weights->GetStats().fetched_ahead;
-        }
-        if (more_units == 2 || more_units == 5) {
-          EXPECT_GT(ahead, 0u);
-        }
+    SCOPED_TRACE(::testing::Message() << count << " models");
+    WeightOptions options = Weights(0);
+    options.window_bytes = kUnitBytes;
+    Tensors expected;
+    uint64_t least_bytes = 0;
+    {
+      Models models(count, options);
+      expected = models.Ask(kRounds);
+      least_bytes = models.peak_bytes();
+    }
+    options.window_bytes = 0;
+    for (const int more_units : {0, 2, 5, kLayers * count}) {
+      SCOPED_TRACE(more_units);
+      options.memory_target_bytes = least_bytes + more_units * kUnitBytes;
+      Models models(count, options);
+      models.Limit(options.memory_target_bytes);
+      ExpectSame(expected, models.Ask(kRounds));
+      EXPECT_EQ(models.refusals(), 0);
+      uint64_t ahead = 0;
+      for (const auto& weights : models.weights()) ahead += weights->GetStats().fetched_ahead;
+      if (more_units == 2 || more_units == 5) {
+        EXPECT_GT(ahead, 0u);
       }
     }
   }
