@@ -138,8 +138,8 @@ class Device {
   virtual absl::StatusOr<double> ElapsedMs(EventHandle start, EventHandle end) = 0;
 
   // --- Copies ---
-  // Enqueues all pieces on `stream`, in few driver calls. The pieces must not overlap; their order
-  // is undefined. All or nothing: after an error that is not sticky, no piece is written later.
+  // Enqueues all pieces on `stream`. The pieces must not overlap; their order is undefined. All or
+  // nothing: after an error that is not sticky, no piece is written later.
   virtual absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                                  StreamHandle stream) = 0;
 };

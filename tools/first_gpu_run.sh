@@ -55,8 +55,8 @@ elif [[ $device == emu:0 ]]; then
 else
   die "--device=$device is neither cuda:N nor emu:0"
 fi
-[[ -z $wanted || $wanted =~ ^([1-9]|1[0-2])(,([1-9]|1[0-2]))*$ ]] ||
-  die "--steps=$wanted: the steps are 1 to 12, with commas between"
+[[ -z $wanted || $wanted =~ ^([1-9]|1[01])(,([1-9]|1[01]))*$ ]] ||
+  die "--steps=$wanted: the steps are 1 to 11, with commas between"
 if [[ -n ${TORCH_PATH:-} ]]; then # the programs run in another folder
   TORCH_PATH=$(cd "$TORCH_PATH" 2>/dev/null && pwd) || die "TORCH_PATH is no folder"
 fi
@@ -235,11 +235,9 @@ one_cuda_runtime() { # one_cuda_runtime FILE...: each what LD_DEBUG=libs says of
 if $on_gpu; then
   gpu_tests=cuda_gpu_test
   many=() small=(--size=small) bench_model=() large=(--layers=2 --width=4096 --heads=32 --sequence=2048 --batch=32)
-  soak_seconds=120
 else
   gpu_tests=fake_cuda_conformance_test
   many=(--size=tiny) bench_model=(--size=tiny --rounds=2) small=(--size=tiny --device_memory=unlimited) large=("${small[@]}" --width=128)
-  soak_seconds=2
 fi
 
 echo "first_gpu_run on $asked_for, results in $out" | tee "$out/summary.txt"
@@ -346,17 +344,6 @@ fi
 
 if begin 11 "step by method"; then
   bench step_bench 300 "$programs/step_bench" --device="$device" "${bench_model[@]}" --json="$out/11_step_bench.json"
-fi
-
-# Last: it may hang the GPU.
-if begin 12 "batches"; then
-  run "pieces one by one" $((soak_seconds + 120)) "$programs/batch_soak" --loop --device="${device%%:*}" --seconds="$soak_seconds"
-  run batch_soak $((soak_seconds + 120)) "$programs/batch_soak" --device="${device%%:*}" --seconds="$soak_seconds"
-  # The driver fails in a call that Pinion makes only on request. Wrong bytes are another matter.
-  if $on_gpu && [[ $verdict == failed || $verdict == timed-out ]] &&
-    ! grep -aq 'came back as' "$(log_of batch_soak)"; then
-    amend unknown "keep PINION_COPY_BATCH unset; ${notes[-1]}"
-  fi
 fi
 
 # --- The summary ---

@@ -1,30 +1,9 @@
 #include "pinion/device/cuda/cuda_api.h"
 
-#include <cstdlib>
-
-#include "absl/strings/numbers.h"
-#include "pinion/allocator/base/check.h"
 #include "pinion/device/cuda/driver_contexts.h"
-#include "pinion/device/cuda/memcpy_batch.h"
 
 namespace pinion {
 namespace {
-
-cudaError_t MemcpyBatch(void* const* dsts, const void* const* srcs, const size_t* sizes,
-                        size_t count, cudaStream_t stream) {
-  return MemcpyBatchInStreamOrder(&cudaMemcpyBatchAsync, dsts, srcs, sizes, count, stream);
-}
-
-// Drivers are known that die in the batch call (docs/maintainers/decisions/0015).
-bool CopyBatchAsked() {
-  const char* const value = std::getenv("PINION_COPY_BATCH");
-  bool asked = false;
-  if (value == nullptr || !absl::SimpleAtob(value, &asked) || !asked) return false;
-  PINION_LOG(kWarning)
-      << "PINION_COPY_BATCH=1: small pieces are copied by cudaMemcpyBatchAsync, in "
-         "which drivers have failed";
-  return true;
-}
 
 // Asks the runtime, which has loaded the driver.
 void* DriverFunction(const char* name) {
@@ -85,7 +64,6 @@ const CudaApi& RealCudaApi() {
       .EventQuery = &cudaEventQuery,
       .EventElapsedTime = &cudaEventElapsedTime,
       .MemcpyAsync = &cudaMemcpyAsync,
-      .MemcpyBatchAsync = CopyBatchAsked() ? &MemcpyBatch : nullptr,
       .LibraryLoadData = &cudaLibraryLoadData,
       .LibraryGetKernel = &cudaLibraryGetKernel,
       .LibraryUnload = &cudaLibraryUnload,

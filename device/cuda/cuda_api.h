@@ -10,8 +10,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
-
 namespace pinion {
 
 struct CudaApi {
@@ -61,10 +59,6 @@ struct CudaApi {
 
   // Copies.
   decltype(&cudaMemcpyAsync) MemcpyAsync;
-  // Copies all pieces in one call, and reads each source in stream order. Null if the runtime lacks
-  // the call or the environment does not set PINION_COPY_BATCH=1.
-  cudaError_t (*MemcpyBatchAsync)(void* const* dsts, const void* const* srcs, const size_t* sizes,
-                                  size_t count, cudaStream_t stream);
 
   // Kernels.
   decltype(&cudaLibraryLoadData) LibraryLoadData;

@@ -1,6 +1,5 @@
 #include "pinion/device/cuda/cuda_device.h"
 
-#include <algorithm>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -15,13 +14,6 @@
 
 namespace pinion {
 namespace {
-
-// Some programs hang or crash in one call of some ten thousand pieces (vllm#49276).
-constexpr size_t kMaxPiecesPerBatch = 1024;
-
-// Pieces from this size on get calls of their own. The copy outlasts the host's call, so
-// batching saves nothing, and only a single copy is sure to use a copy engine.
-constexpr uint64_t kLargePieceBytes = kMiB;
 
 absl::Status Check(StreamHandle stream) {
   if (!stream.valid()) {
@@ -44,10 +36,6 @@ cudaStream_t Native(StreamHandle stream) { return static_cast<cudaStream_t>(stre
 
 cudaEvent_t Native(EventHandle event) { return static_cast<cudaEvent_t>(event.native()); }
 
-bool IsLegacy(cudaStream_t stream) { return stream == nullptr || stream == cudaStreamLegacy; }
-
-bool IsSmall(const CopyPiece& piece) { return piece.size_bytes < kLargePieceBytes; }
-
 std::vector<CopyPiece> SplitAtRegistrations(CopyDirection direction,
                                             absl::Span<const CopyPiece> pieces) {
   std::vector<CopyPiece> split;
@@ -66,10 +54,7 @@ std::vector<CopyPiece> SplitAtRegistrations(CopyDirection direction,
 }  // namespace
 
 CudaDevice::CudaDevice(const CudaApi& api, int index)
-    : api_(api),
-      index_(index),
-      pinned_source_(std::make_shared<CudaPinnedSource>(api, index)),
-      has_batch_(api.MemcpyBatchAsync != nullptr) {}
+    : api_(api), index_(index), pinned_source_(std::make_shared<CudaPinnedSource>(api, index)) {}
 
 std::string CudaDevice::name() const { return absl::StrCat("cuda:", index_); }
 
@@ -258,78 +243,23 @@ absl::Status CudaDevice::CopyAsync(CopyDirection direction, absl::Span<const Cop
                                    StreamHandle stream) {
   PINION_RETURN_IF_ERROR(Check(stream));
   if (pieces.empty()) return absl::InvalidArgumentError("CopyAsync: no pieces");
-  const std::vector<CopyPiece> split = SplitAtRegistrations(direction, pieces);
-  const absl::Status copied = CopyPieces(direction, split, Native(stream));
-  if (!copied.ok() && split.size() > 1 && !IsSticky(copied)) {
-    const absl::Status settled = SynchronizeStream(stream);
-    if (!settled.ok()) {
-      // As bad as a sticky error: a copy may still write memory that the caller believes is free.
-      return absl::InternalError(absl::StrCat(copied.message(),
-                                              "; its enqueued pieces could not be ",
-                                              "waited for: ", settled.message()));
-    }
-  }
-  return copied;
-}
-
-absl::Status CudaDevice::CopyPieces(CopyDirection direction, std::vector<CopyPiece> pieces,
-                                    cudaStream_t stream) {
-  const auto large = std::partition(pieces.begin(), pieces.end(), IsSmall);
-  const absl::Span<const CopyPiece> small(pieces.data(), large - pieces.begin());
-  size_t batched = 0;
-  // The batch call refuses the legacy default stream.
-  if (small.size() > 1 && !IsLegacy(stream)) {
-    PINION_ASSIGN_OR_RETURN(batched, CopyInBatches(small, stream));
-  }
-  const absl::Span<const CopyPiece> rest = absl::MakeConstSpan(pieces).subspan(batched);
-  if (rest.empty()) return absl::OkStatus();
   const cudaMemcpyKind kind =
       direction == CopyDirection::kHostToDevice ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
-  return Call("cudaMemcpyAsync", [&] {
-    for (const CopyPiece& piece : rest) {
+  const std::vector<CopyPiece> split = SplitAtRegistrations(direction, pieces);
+  const absl::Status copied = Call("cudaMemcpyAsync", [&] {
+    for (const CopyPiece& piece : split) {
       const cudaError_t error =
-          api_.MemcpyAsync(piece.dst, piece.src, piece.size_bytes, kind, stream);
+          api_.MemcpyAsync(piece.dst, piece.src, piece.size_bytes, kind, Native(stream));
       if (error != cudaSuccess) return error;
     }
     return cudaSuccess;
   });
-}
-
-absl::StatusOr<size_t> CudaDevice::CopyInBatches(absl::Span<const CopyPiece> pieces,
-                                                 cudaStream_t stream) {
-  size_t copied = 0;
-  while (copied < pieces.size() && has_batch_.load(std::memory_order_relaxed)) {
-    const absl::Span<const CopyPiece> batch = pieces.subspan(copied, kMaxPiecesPerBatch);
-    PINION_ASSIGN_OR_RETURN(const bool taken, CopyInBatch(batch, stream));
-    if (taken) copied += batch.size();
-  }
-  return copied;
-}
-
-absl::StatusOr<bool> CudaDevice::CopyInBatch(absl::Span<const CopyPiece> pieces,
-                                             cudaStream_t stream) {
-  std::vector<void*> dsts;
-  std::vector<const void*> srcs;
-  std::vector<size_t> sizes;
-  dsts.reserve(pieces.size());
-  srcs.reserve(pieces.size());
-  sizes.reserve(pieces.size());
-  for (const CopyPiece& piece : pieces) {
-    dsts.push_back(piece.dst);
-    srcs.push_back(piece.src);
-    sizes.push_back(piece.size_bytes);
-  }
-  bool taken = true;
-  PINION_RETURN_IF_ERROR(Call("cudaMemcpyBatchAsync", [&] {
-    const cudaError_t error =
-        api_.MemcpyBatchAsync(dsts.data(), srcs.data(), sizes.data(), pieces.size(), stream);
-    if (error != cudaErrorCallRequiresNewerDriver && error != cudaErrorNotSupported) return error;
-    api_.GetLastError();  // as in QueryEvent
-    has_batch_.store(false, std::memory_order_relaxed);
-    taken = false;
-    return cudaSuccess;
-  }));
-  return taken;
+  if (copied.ok() || split.size() == 1 || IsSticky(copied)) return copied;
+  const absl::Status settled = SynchronizeStream(stream);
+  if (settled.ok()) return copied;
+  // As bad as a sticky error: a copy may still write memory that the caller believes is free.
+  return absl::InternalError(absl::StrCat(
+      copied.message(), "; its enqueued pieces could not be waited for: ", settled.message()));
 }
 
 }  // namespace pinion

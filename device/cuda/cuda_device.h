@@ -4,22 +4,17 @@
 // non-blocking. Device memory comes from the device's default pool. LibTorch programs use that pool
 // only for memory that Pinion itself needs.
 //
-// A copy makes one cudaMemcpyAsync call per piece. PINION_COPY_BATCH=1 in the environment selects
-// cudaMemcpyBatchAsync for pieces below 1 MiB, up to 1024 pieces a call. If the driver lacks the
-// call, the first attempt finds out, and pieces go one by one again. After a failed copy of several
-// pieces CopyAsync waits for the stream, because CUDA does not report which pieces were enqueued.
-// Pieces are split at registration borders (cuda_registered_source.h).
+// A copy makes one cudaMemcpyAsync call per piece, split at registration borders
+// (cuda_registered_source.h). If a copy of several pieces fails, CopyAsync waits for the stream,
+// because it has enqueued the pieces before the failed one.
 //
 // Thread safety: thread-safe, like the CUDA runtime.
 
 #ifndef PINION_DEVICE_CUDA_CUDA_DEVICE_H_
 #define PINION_DEVICE_CUDA_CUDA_DEVICE_H_
 
-#include <atomic>
-#include <cstddef>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -70,18 +65,10 @@ class CudaDevice final : public Device {
   template <typename Function>
   absl::Status CallRelaxed(const char* name, const Function& function) const;
   absl::StatusOr<EventHandle> NewEvent(unsigned int flags);
-  absl::Status CopyPieces(CopyDirection direction, std::vector<CopyPiece> pieces,
-                          cudaStream_t stream);
-  // Copies pieces in batches. Returns how many leading pieces were enqueued: all, or fewer if the
-  // driver lacks the batch call.
-  absl::StatusOr<size_t> CopyInBatches(absl::Span<const CopyPiece> pieces, cudaStream_t stream);
-  // Returns false if the driver has no batch call.
-  absl::StatusOr<bool> CopyInBatch(absl::Span<const CopyPiece> pieces, cudaStream_t stream);
 
   const CudaApi& api_;
   const int index_;
   const std::shared_ptr<HostMemorySource> pinned_source_;
-  std::atomic<bool> has_batch_;  // false once the driver has refused it
 };
 
 }  // namespace pinion

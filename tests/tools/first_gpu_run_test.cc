@@ -32,9 +32,8 @@ class FirstGpuRunTest : public ::testing::Test {
   FirstGpuRunTest() {
     std::filesystem::remove_all(Folder());
     std::filesystem::create_directories(Folder() + "/bin");
-    for (const char* name :
-         {"train_gpt", "bandwidth", "engine_bench", "cuda_gpu_test", "fake_cuda_conformance_test",
-          "batch_soak", "offload_gpu_test", "step_bench"}) {
+    for (const char* name : {"train_gpt", "bandwidth", "engine_bench", "cuda_gpu_test",
+                             "fake_cuda_conformance_test", "offload_gpu_test", "step_bench"}) {
       Program(name, kSucceeds);
     }
   }
@@ -94,7 +93,7 @@ TEST_F(FirstGpuRunTest, RunsEveryStepAndSaysThatItPassed) {
   for (const char* step :
        {" 1  loader", " 2  device tests", " 3  compute-sanitizer", " 4  link", " 5  training",
         " 6  same bits", " 7  tensors of 512 MiB", " 8  caching allocator",
-        " 9  hooks under LibTorch", "10  engine", "11  step by method", "12  batches"}) {
+        " 9  hooks under LibTorch", "10  engine", "11  step by method"}) {
     EXPECT_THAT(outcome.out, HasSubstr(step));
   }
   EXPECT_EQ(FileContents(Folder() + "/out/summary.txt"), outcome.out);
@@ -118,26 +117,12 @@ TEST_F(FirstGpuRunTest, KillsWhatIgnoresASignal) {
 }
 
 TEST_F(FirstGpuRunTest, NamesTheSignalAndTheLastError) {
-  Program("bandwidth", "echo 'cudaErrorIllegalAddress in cudaMemcpyBatchAsync'; kill -SEGV $$");
+  Program("bandwidth", "echo 'cudaErrorIllegalAddress in cudaMemcpyAsync'; kill -SEGV $$");
   Program("engine_bench", "echo 'MISSED large copies'; exit 3");
   const ProgramOutcome outcome = Run("--device=cuda:0 --steps=4,10");
   EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_THAT(outcome.out, AllOf(HasSubstr("signal 11: cudaErrorIllegalAddress in cudaMemcpyBatch"),
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("signal 11: cudaErrorIllegalAddress in cudaMemcpyAsync"),
                                  HasSubstr("exit code 3: MISSED large copies")));
-}
-
-TEST_F(FirstGpuRunTest, ADriverThatDiesInTheBatchCallIsAWarningAndNoFailure) {
-  Program("batch_soak",
-          "[ \"$1\" = --loop ] && exit; echo 'error: cudaErrorLaunchFailure'; exit 1");
-  const ProgramOutcome outcome = Run("--device=cuda:0 --steps=12");
-  EXPECT_EQ(outcome.exit_code, 0) << outcome.out;
-  EXPECT_EQ(VerdictOn("pieces one by one"), "passed");
-  EXPECT_EQ(VerdictOn("batch_soak"), "unknown");
-  EXPECT_THAT(CaseNamed("batch_soak")["note"],
-              HasSubstr("keep PINION_COPY_BATCH unset; exit code 1: error: cudaErrorLaunch"));
-  Program("batch_soak", "[ \"$1\" = --loop ] && exit; echo 'byte 7 came back as 1'; exit 1");
-  Run("--device=cuda:0 --steps=12");
-  EXPECT_EQ(VerdictOn("batch_soak"), "failed") << "wrong bytes are no matter of the driver's alone";
 }
 
 TEST_F(FirstGpuRunTest, RunsTheSuitesOfAProgramEachByItselfAndNamesThoseThatFail) {
@@ -171,13 +156,13 @@ TEST_F(FirstGpuRunTest, AMissingLibraryIsALoaderFailureAndHelpIsNot) {
   Program("bandwidth", "echo usage; exit 1");
   Program("engine_bench",
           "echo 'engine_bench: python3 finds no torch; set TORCH_PATH' >&2; exit 127");
-  Program("batch_soak", "echo 'symbol lookup error: libx.so: undefined symbol: y' >&2; exit 127");
+  Program("step_bench", "echo 'symbol lookup error: libx.so: undefined symbol: y' >&2; exit 127");
   Program("offload_gpu_test", "exit 127");
   Run("--device=emu:0 --steps=1");
   EXPECT_EQ(VerdictOn("train_gpt"), "failed");
   EXPECT_EQ(VerdictOn("bandwidth"), "passed");
   EXPECT_THAT(CaseNamed("engine_bench")["note"], HasSubstr("set TORCH_PATH"));
-  EXPECT_THAT(CaseNamed("batch_soak")["note"], HasSubstr("undefined symbol: y"));
+  EXPECT_THAT(CaseNamed("step_bench")["note"], HasSubstr("undefined symbol: y"));
   EXPECT_THAT(CaseNamed("offload_gpu_test")["note"], HasSubstr("exit code 1")) << "kept";
 }
 
@@ -222,10 +207,10 @@ TEST_F(FirstGpuRunTest, AnotherGpuIsTheOnlyOneThatTheProgramsSee) {
 }
 
 TEST_F(FirstGpuRunTest, RefusesAStepThatThereIsNot) {
-  for (const char* steps : {"13", "two", "1,,2", "01", ","}) {
+  for (const char* steps : {"12", "two", "1,,2", "01", ","}) {
     const ProgramOutcome outcome = Run(absl::StrCat("--steps=", steps));
     EXPECT_EQ(outcome.exit_code, 2) << steps;
-    EXPECT_THAT(outcome.err, HasSubstr("the steps are 1 to 12"));
+    EXPECT_THAT(outcome.err, HasSubstr("the steps are 1 to 11"));
   }
 }
 

@@ -72,19 +72,6 @@ TEST_F(EngineOnCudaTest, BytesComeBackUnchangedAndOrdered) {
   EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
-TEST_F(EngineOnCudaTest, ABatchOfSeveralPiecesIsOneDriverCall) {
-  uint8_t* const data = world_.AllocateDevice(1000);
-  const std::shared_ptr<HostBuffer> host = world_.NewHostBuffer(1000);
-  world_.WriteDevice(data, Pattern(1, 1000), world_.compute());
-  CopyBatch batch(CopyDirection::kDeviceToHost);
-  for (int i = 0; i < 10; ++i) batch.Add(host, 100 * (9 - i), data + 100 * i, 100);
-  const absl::StatusOr<Transfer> out = world_.engine().Submit(std::move(batch), world_.compute());
-  ASSERT_THAT(out, IsOk());
-  ASSERT_THAT(out->Wait(kLong), IsOk());
-  EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 1);
-  EXPECT_EQ(fake_.calls("MemcpyAsync"), 0);
-}
-
 // Registered segments are adjacent, but CUDA refuses a piece that spans two of them (sglang#36798).
 TEST_F(EngineOnCudaTest, BlocksThatTouchAreNotCopiedInOnePiece) {
   AllocatorOptions options;
@@ -113,8 +100,7 @@ TEST_F(EngineOnCudaTest, BlocksThatTouchAreNotCopiedInOnePiece) {
     ASSERT_THAT(out, IsOk());
     ASSERT_THAT(out->Wait(kLong), IsOk());
   }
-  EXPECT_EQ(fake_.calls("MemcpyAsync"), 4) << "a copy in one piece was tried, and refused";
-  EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 1);
+  EXPECT_EQ(fake_.calls("MemcpyAsync"), 6) << "a copy in one piece was tried, and refused";
 }
 
 TEST_F(EngineOnCudaTest, AStickyErrorPoisonsTheEngine) {
@@ -177,25 +163,6 @@ TEST_F(EngineOnCudaTest, ARecoverableErrorPoisonsNothing) {
   }
   const Transfer in = world_.CopyIn(host, data, world_.compute());
   EXPECT_THAT(in.Wait(kLong), IsOk());
-}
-
-TEST_F(EngineOnCudaTest, ADriverWithoutTheBatchCallMovesTheSameBytes) {
-  fake_.RefuseBatches(cudaErrorCallRequiresNewerDriver);
-  uint8_t* const data = world_.AllocateDevice(1000);
-  const std::shared_ptr<HostBuffer> host = world_.NewHostBuffer(1000);
-  world_.WriteDevice(data, Pattern(1, 1000), world_.compute());
-  for (int round = 0; round < 2; ++round) {
-    CopyBatch batch(CopyDirection::kDeviceToHost);
-    for (int i = 0; i < 10; ++i) batch.Add(host, 100 * i, data + 100 * (9 - i), 100);
-    const absl::StatusOr<Transfer> out = world_.engine().Submit(std::move(batch), world_.compute());
-    ASSERT_THAT(out, IsOk());
-    ASSERT_THAT(out->Wait(kLong), IsOk());
-  }
-  const std::vector<uint8_t> arrived = world_.ReadHost(*host);
-  const std::vector<uint8_t> sent = Pattern(1, 1000);
-  for (int i = 0; i < 1000; ++i) EXPECT_EQ(arrived[i], sent[100 * (9 - i / 100) + i % 100]);
-  EXPECT_EQ(fake_.calls("MemcpyBatchAsync"), 1) << "the device remembers";
-  EXPECT_EQ(FakeCuda::Api().GetLastError(), cudaSuccess);
 }
 
 // A program may destroy a stream whose work is done, so a fence may depend on its event only.

@@ -67,16 +67,6 @@ void FakeCuda::FaultCopy(uint64_t k, int unnoticed_calls) {
   unnoticed_calls_ = unnoticed_calls;
 }
 
-void FakeCuda::RefuseBatches(cudaError_t error) {
-  MutexLock lock(mu_);
-  batch_refusal_ = error;
-}
-
-cudaError_t FakeCuda::batch_refusal() const {
-  MutexLock lock(mu_);
-  return batch_refusal_;
-}
-
 void FakeCuda::SetCapturing(StreamHandle stream, bool capturing) {
   PINION_CHECK(
       machine_->SetCapturing(Stream(static_cast<cudaStream_t>(stream.native())), capturing).ok());

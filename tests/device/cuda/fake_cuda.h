@@ -12,8 +12,6 @@
 //     machine itself, such as LibTorch's kernels, continues;
 //   * a copy may fault while it runs: its call succeeds and its bytes never arrive. A later call
 //     of any kind reports the fault, and the machine's devices are broken;
-//   * a batch of copies that fails has enqueued half of its pieces, and one of more than
-//     kMaxBatchPieces ends the process;
 //   * a piece of a copy must not span two registrations, nor registered and other memory;
 //   * registering or allocating host memory locks nothing if the device reads the host's page
 //     tables: the memory is pageable;
@@ -55,9 +53,6 @@ namespace pinion::testing {
 
 class FakeCuda {
  public:
-  // Pieces that a driver takes in one cudaMemcpyBatchAsync without hanging.
-  static constexpr size_t kMaxBatchPieces = 1024;
-
   explicit FakeCuda(const EmulatedOptions& options);
   // Uses a machine that is shared with other code.
   explicit FakeCuda(std::shared_ptr<EmulatedMachine> machine);
@@ -67,8 +62,6 @@ class FakeCuda {
 
   // Returns functions that call the existing FakeCuda.
   static const CudaApi& Api();
-  // Returns the functions of a runtime before 12.8, which has no batch call.
-  static const CudaApi& ApiWithoutBatch();
 
   EmulatedMachine& machine() { return *machine_; }
   const std::shared_ptr<EmulatedMachine>& shared_machine() { return machine_; }
@@ -78,14 +71,12 @@ class FakeCuda {
   void FailNext(const std::string& function, cudaError_t error);
   // Makes the k-th call from now on fail, of whichever function; 1 is the next.
   void FailCall(uint64_t k, cudaError_t error);
-  // Makes the k-th copy from now on fault while it runs; a batch is one copy. Up to
-  // `unnoticed_calls` later submissions succeed before one returns cudaErrorIllegalAddress. Queries
-  // and synchronizations return it at once.
+  // Makes the k-th copy from now on fault while it runs. Up to `unnoticed_calls` later submissions
+  // succeed before one returns cudaErrorIllegalAddress. Queries and synchronizations return it at
+  // once.
   void FaultCopy(uint64_t k, int unnoticed_calls = 0);
   // Makes cudaGetDeviceCount report that there is no driver.
   void SetNoDriver() { no_driver_ = true; }
-  // Makes every cudaMemcpyBatchAsync return `error`, as on a driver without it.
-  void RefuseBatches(cudaError_t error);
   // Makes cudaHostAlloc align memory to 4 KiB only.
   void AlignToPagesOnly() { pages_only_ = true; }
   // Makes the devices integrated: they use the host's memory.
@@ -165,7 +156,6 @@ class FakeCuda {
   cudaError_t EnterSubmission(const char* function, bool* lost);
   // Like EnterSubmission, for a copy.
   cudaError_t EnterCopy(const char* function, bool* lost);
-  cudaError_t batch_refusal() const;
   // Latches and returns the error for a status.
   cudaError_t Latch(const absl::Status& status);
   cudaError_t Latch(cudaError_t error);
@@ -207,7 +197,6 @@ class FakeCuda {
   uint64_t fail_call_in_ ABSL_GUARDED_BY(mu_) = 0;   // 0: never
   cudaError_t fail_call_with_ ABSL_GUARDED_BY(mu_) = cudaSuccess;
   std::map<std::string, cudaError_t> fail_next_ ABSL_GUARDED_BY(mu_);
-  cudaError_t batch_refusal_ ABSL_GUARDED_BY(mu_) = cudaSuccess;
   std::map<std::string, int> calls_ ABSL_GUARDED_BY(mu_);
   uint64_t all_calls_ ABSL_GUARDED_BY(mu_) = 0;
   bool unloaded_ ABSL_GUARDED_BY(mu_) = false;

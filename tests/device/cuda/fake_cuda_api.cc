@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -301,30 +300,6 @@ cudaError_t MemcpyAsync(void* dst, const void* src, size_t size_bytes, cudaMemcp
       {&piece, 1}, fake.Stream(stream)));
 }
 
-cudaError_t MemcpyBatchAsync(void* const* dsts, const void* const* srcs, const size_t* sizes,
-                             size_t count, cudaStream_t stream) {
-  FakeCuda& fake = FakeCuda::Get();
-  PINION_CHECK(count <= FakeCuda::kMaxBatchPieces) << "the driver hangs in " << count << " pieces";
-  bool lost = false;
-  const cudaError_t error = fake.EnterCopy("MemcpyBatchAsync", &lost);
-  if (lost) return cudaSuccess;
-  if (fake.batch_refusal() != cudaSuccess) return fake.Latch(fake.batch_refusal());
-  const bool refused = error == cudaErrorNotSupported || error == cudaErrorCallRequiresNewerDriver;
-  if (refused || FakeCuda::IsSticky(error)) return error;
-  if (stream == nullptr || stream == cudaStreamLegacy || count == 0) {
-    return fake.Latch(cudaErrorInvalidValue);
-  }
-  std::vector<CopyPiece> pieces;
-  for (size_t i = 0; i < count; ++i) pieces.push_back({dsts[i], srcs[i], sizes[i]});
-  if (error != cudaSuccess) pieces.resize((count + 1) / 2);
-  int device = 0;
-  const bool h2d = fake.machine().IsDevicePointer(dsts[0], &device);
-  const cudaError_t copied = fake.Latch(
-      fake.current().CopyAsync(h2d ? CopyDirection::kHostToDevice : CopyDirection::kDeviceToHost,
-                               pieces, fake.Stream(stream)));
-  return error != cudaSuccess ? fake.Latch(error) : copied;
-}
-
 cudaError_t LibraryLoadData(cudaLibrary_t* library, const void*, cudaJitOption*, void**,
                             unsigned int jit_options, cudaLibraryOption*, void**,
                             unsigned int options) {
@@ -400,21 +375,11 @@ const CudaApi& FakeCuda::Api() {
       .EventQuery = &testing::EventQuery,
       .EventElapsedTime = &testing::EventElapsedTime,
       .MemcpyAsync = &testing::MemcpyAsync,
-      .MemcpyBatchAsync = &testing::MemcpyBatchAsync,
       .LibraryLoadData = &testing::LibraryLoadData,
       .LibraryGetKernel = &testing::LibraryGetKernel,
       .LibraryUnload = &testing::LibraryUnload,
       .LaunchKernel = &testing::LaunchKernel,
   };
-  return api;
-}
-
-const CudaApi& FakeCuda::ApiWithoutBatch() {
-  static const CudaApi api = [] {
-    CudaApi older = Api();
-    older.MemcpyBatchAsync = nullptr;
-    return older;
-  }();
   return api;
 }
 

@@ -1,5 +1,5 @@
-// Runs the conformance suite and the engine's round trip on CudaDevice over the fake runtime, with
-// and without the batch call.
+// Runs the conformance suite and the engine's round trip on CudaDevice over the fake
+// runtime.
 
 #include <cstring>
 #include <memory>
@@ -36,8 +36,6 @@ EmulatedOptions TwoDevices() {
 // Tests device 1, so that a call which does not make its device current fails.
 class FakeCudaUnderTest : public DeviceUnderTest {
  public:
-  explicit FakeCudaUnderTest(const CudaApi& api) : fake_(TwoDevices()), device_(api, 1) {}
-
   Device& device() override { return device_; }
 
   absl::Status Fill(void* data, uint8_t value, uint64_t size_bytes, StreamHandle stream) override {
@@ -53,30 +51,22 @@ class FakeCudaUnderTest : public DeviceUnderTest {
   uint64_t memory_bytes() override { return fake_.machine().memory_stats(1).limit_bytes; }
 
  private:
-  FakeCuda fake_;
-  CudaDevice device_;
+  FakeCuda fake_{TwoDevices()};
+  CudaDevice device_{FakeCuda::Api(), 1};
 };
 
-std::unique_ptr<DeviceUnderTest> MakeWithBatch() {
-  return std::make_unique<FakeCudaUnderTest>(FakeCuda::Api());
-}
-
-std::unique_ptr<DeviceUnderTest> MakeWithoutBatch() {
-  return std::make_unique<FakeCudaUnderTest>(FakeCuda::ApiWithoutBatch());
-}
+std::unique_ptr<DeviceUnderTest> MakeFakeCuda() { return std::make_unique<FakeCudaUnderTest>(); }
 
 INSTANTIATE_TEST_SUITE_P(FakeCuda, DeviceConformanceTest,
-                         ::testing::Values(DeviceConformanceCase{"WithBatch", MakeWithBatch},
-                                           DeviceConformanceCase{"WithoutBatch", MakeWithoutBatch}),
+                         ::testing::Values(DeviceConformanceCase{"Cuda1", MakeFakeCuda}),
                          DeviceConformanceCaseName);
 
 TEST(EngineOnFakeCudaTest, BytesGoOutAndComeBack) {
-  for (const CudaApi* const api : {&FakeCuda::Api(), &FakeCuda::ApiWithoutBatch()}) {
-    FakeCudaUnderTest under_test(*api);
-    testing::ExpectEngineRoundTrip(under_test, under_test.device().pinned_source());
-    testing::ExpectEngineRoundTrip(under_test, CudaRegisteredSource::Create(*api, 1).value());
-    EXPECT_THAT(under_test.Complaints(), ::testing::IsEmpty());
-  }
+  FakeCudaUnderTest under_test;
+  testing::ExpectEngineRoundTrip(under_test, under_test.device().pinned_source());
+  testing::ExpectEngineRoundTrip(under_test,
+                                 CudaRegisteredSource::Create(FakeCuda::Api(), 1).value());
+  EXPECT_THAT(under_test.Complaints(), ::testing::IsEmpty());
 }
 
 }  // namespace

@@ -39,17 +39,10 @@ auto Functions(const CudaApi& api) {
 }
 
 TEST(CudaApiTest, EveryFunctionIsThereInEveryTable) {
-  CudaApi real = RealCudaApi();
-  EXPECT_EQ(real.MemcpyBatchAsync, nullptr) << "drivers die in it: who wants it asks for it";
-  real.MemcpyBatchAsync = FakeCuda::Api().MemcpyBatchAsync;
-  for (const CudaApi& api : {real, FakeCuda::Api()}) {
+  for (const CudaApi& api : {RealCudaApi(), FakeCuda::Api()}) {
     const auto functions = Functions(api);
     for (size_t i = 0; i < functions.size(); ++i) EXPECT_NE(functions[i], nullptr) << i;
   }
-  CudaApi older = FakeCuda::ApiWithoutBatch();
-  EXPECT_EQ(older.MemcpyBatchAsync, nullptr);
-  older.MemcpyBatchAsync = FakeCuda::Api().MemcpyBatchAsync;
-  EXPECT_EQ(Functions(older), Functions(FakeCuda::Api()));
 }
 
 class FakeCudaTest : public ::testing::Test {
@@ -152,34 +145,6 @@ TEST_F(FakeCudaTest, MemoryThatIsFreedOnAnotherStreamWhileACopyWritesItIsARace) 
   EXPECT_EQ(CopyIn(), cudaSuccess);
   EXPECT_EQ(api_.FreeAsync(data_, other), cudaSuccess);
   EXPECT_THAT(fake_.machine().races(), Not(IsEmpty()));
-}
-
-TEST_F(FakeCudaTest, ABatchThatFailsHasEnqueuedHalfOfItsPieces) {
-  char* const to = static_cast<char*>(data_);
-  const char* const from = static_cast<const char*>(host_);
-  void* const dsts[] = {to, to + 100};
-  const void* const srcs[] = {from, from + 100};
-  const size_t sizes[] = {100, 100};
-  std::memset(host_, 1, kSize);
-  EXPECT_EQ(CopyIn(), cudaSuccess);
-  EXPECT_EQ(api_.StreamSynchronize(stream_), cudaSuccess);
-  std::memset(host_, 2, kSize);
-  fake_.FailNext("MemcpyBatchAsync", cudaErrorMemoryAllocation);
-  EXPECT_EQ(api_.MemcpyBatchAsync(dsts, srcs, sizes, 2, stream_), cudaErrorMemoryAllocation);
-  EXPECT_EQ(api_.StreamSynchronize(stream_), cudaSuccess);
-  std::vector<char> there(kSize);
-  EXPECT_EQ(CopyOutTo(there.data()), cudaSuccess);
-  EXPECT_EQ(there[0], 2);
-  EXPECT_EQ(there[100], 1);
-}
-
-TEST_F(FakeCudaTest, ABatchThatIsTooLargeEndsTheProcess) {
-  GTEST_FLAG_SET(death_test_style, "fast");
-  const std::vector<void*> dsts(FakeCuda::kMaxBatchPieces + 1, data_);
-  const std::vector<const void*> srcs(dsts.size(), host_);
-  const std::vector<size_t> sizes(dsts.size(), 1);
-  EXPECT_DEATH(api_.MemcpyBatchAsync(dsts.data(), srcs.data(), sizes.data(), dsts.size(), stream_),
-               "hangs in 1025 pieces");
 }
 
 TEST_F(FakeCudaTest, ADeviceGetsAContextWhenItIsSelectedOrUsed) {
@@ -286,9 +251,6 @@ TEST_F(FakeCudaTest, APieceThatSpansTwoRegistrationsIsRefused) {
   EXPECT_EQ(copy(memory + 2048), cudaErrorInvalidValue) << "half of it is not registered";
   ASSERT_EQ(api_.HostRegister(memory + 4096, 4096, cudaHostRegisterPortable), cudaSuccess);
   EXPECT_EQ(copy(memory + 2048), cudaErrorInvalidValue) << "it is two registrations";
-  const void* const from = memory + 2048;
-  const size_t size_bytes = 4096;
-  EXPECT_EQ(api_.MemcpyBatchAsync(&data_, &from, &size_bytes, 1, stream_), cudaErrorInvalidValue);
   EXPECT_EQ(copy(memory + 4096), cudaSuccess);
   EXPECT_EQ(api_.StreamSynchronize(stream_), cudaSuccess);
   EXPECT_EQ(api_.HostUnregister(memory), cudaSuccess);

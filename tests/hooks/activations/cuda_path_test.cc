@@ -65,12 +65,12 @@ class CudaWorld {
   FakeCuda& fake() { return fake_; }
   c10::Device device() const { return c10::Device(c10::DeviceType::PrivateUse1, 0); }
 
-  std::shared_ptr<OffloadSession> NewSession(const CudaApi& api) {
+  std::shared_ptr<OffloadSession> NewSession() {
     OffloadOptions options = SmallWindows(2 * kKiB);
     options.allocator.segment_bytes = 2 * kMiB;
     options.min_offload_bytes = 64;
-    const auto open = [&api, callers = callers_](int index) {
-      const auto device = std::make_shared<CudaDevice>(api, index);
+    const auto open = [callers = callers_](int index) {
+      const auto device = std::make_shared<CudaDevice>(FakeCuda::Api(), index);
       callers->insert(callers->end(), {device, device->pinned_source()});
       return absl::StatusOr<std::shared_ptr<Device>>(device);
     };
@@ -110,7 +110,7 @@ enum ExitCode { kAsItShould = 0, kNoSuchCopy = 10, kWrongGradient, kVagueError }
   CudaWorld world;
   const TestNet net(world.device(), at::kFloat, Tiny());
   const Gradients plain = TrainStep(net, nullptr);
-  const std::shared_ptr<OffloadSession> session = world.NewSession(FakeCuda::ApiWithoutBatch());
+  const std::shared_ptr<OffloadSession> session = world.NewSession();
   world.fake().FaultCopy(copy, unnoticed_calls);
   try {
     const Gradients gradients = TrainStep(net, session);
@@ -150,17 +150,12 @@ INSTANTIATE_TEST_SUITE_P(UnnoticedCalls, CudaPathDeathTest, ::testing::Values(0,
 
 // --- Steps ---
 
-class CudaPathTest : public ::testing::TestWithParam<const CudaApi* (*)()> {};
-
-const CudaApi* WithBatch() { return &FakeCuda::Api(); }
-const CudaApi* WithoutBatch() { return &FakeCuda::ApiWithoutBatch(); }
-
-TEST_P(CudaPathTest, GradientsAreBitwiseTheSameAndNothingIsLeft) {
+TEST(CudaPathTest, GradientsAreBitwiseTheSameAndNothingIsLeft) {
   CudaWorld world;
   const TestNet net(world.device(), at::kFloat, {});
   const Gradients plain = TrainStep(net, nullptr);
   const uint64_t device_bytes = world.device_bytes();
-  std::shared_ptr<OffloadSession> session = world.NewSession(*GetParam()());
+  std::shared_ptr<OffloadSession> session = world.NewSession();
   for (int step = 0; step < 3; ++step) ExpectSameGradients(plain, TrainStep(net, session));
   ASSERT_TRUE(Quiet(session));
   EXPECT_GT(session->GetStats().evicted_bytes, 0u);
@@ -169,15 +164,7 @@ TEST_P(CudaPathTest, GradientsAreBitwiseTheSameAndNothingIsLeft) {
   EXPECT_EQ(world.fake().live_handles(), 0u);
   EXPECT_EQ(world.fake().live_segments(), 0u);
   EXPECT_EQ(world.device_bytes(), device_bytes);
-  if (GetParam() == &WithoutBatch) {
-    EXPECT_EQ(world.fake().calls("MemcpyBatchAsync"), 0);
-  }
 }
-
-INSTANTIATE_TEST_SUITE_P(CudaVersions, CudaPathTest, ::testing::Values(&WithBatch, &WithoutBatch),
-                         [](const auto& info) {
-                           return info.param == &WithBatch ? "WithBatch" : "WithoutBatch";
-                         });
 
 // --- Fail the k-th call, for every k ---
 
@@ -192,7 +179,7 @@ Undisturbed TrainUndisturbed() {
   const TestNet net(world.device(), at::kFloat, Tiny());
   Undisturbed step;
   step.gradients = TrainStep(net, nullptr);
-  std::shared_ptr<OffloadSession> session = world.NewSession(FakeCuda::ApiWithoutBatch());
+  std::shared_ptr<OffloadSession> session = world.NewSession();
   ExpectSameGradients(step.gradients, TrainStep(net, session));
   EXPECT_TRUE(Quiet(session));
   world.Drop(session);
@@ -214,7 +201,7 @@ class ScopedSilence {
 std::string StepWithAFailure(CudaWorld& world, const TestNet& net, const Gradients& plain,
                              uint64_t k, cudaError_t failure) {
   std::string raised;
-  std::shared_ptr<OffloadSession> session = world.NewSession(FakeCuda::ApiWithoutBatch());
+  std::shared_ptr<OffloadSession> session = world.NewSession();
   world.fake().FailCall(k, failure);
   try {
     EXPECT_TRUE(SameGradients(plain, TrainStep(net, session))) << "a wrong gradient, and no error";

@@ -158,7 +158,7 @@ namespace {
 class CallersOfFakeCuda {
  public:
   std::shared_ptr<Device> NewDevice(int index) {
-    auto device = std::make_shared<CudaDevice>(FakeCuda::ApiWithoutBatch(), index);
+    auto device = std::make_shared<CudaDevice>(FakeCuda::Api(), index);
     MutexLock lock(mu_);
     callers_.push_back(device);
     callers_.push_back(device->pinned_source());
