@@ -12,8 +12,7 @@ namespace pinion {
 
 std::string BandwidthText(const BandwidthResult& result);
 
-// Names a series without its device: "H2D", "D2H beside H2D", "H2D pageable", "H2D registered, node
-// 1".
+// Names a series without its device: "H2D", "D2H beside H2D", "H2D pageable", "H2D, node 1".
 std::string SeriesLabel(const CaseResult& of_case, const Series& series);
 
 }  // namespace pinion

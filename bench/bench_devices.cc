@@ -16,7 +16,6 @@
 #include "pinion/bench/host_latency.h"
 #include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/cuda/cuda_backend.h"
-#include "pinion/device/cuda/cuda_registered_source.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
@@ -56,34 +55,24 @@ MemoryKind Kind(std::string name, std::shared_ptr<HostMemorySource> source) {
   return kind;
 }
 
-// Adds pinned, registered and pageable memory near the device, then the first two on other nodes.
-absl::Status AddCudaMemory(BenchDevice& device, std::vector<std::string>& notes) {
+// Adds pinned and pageable memory near the device, then pinned memory of other nodes.
+absl::Status AddCudaMemory(BenchDevice& device) {
   const int near = device.device->info().numa_node;
-  std::vector<int> nodes = {near};
+  MemoryKind pinned = Kind("pinned", device.device->pinned_source());
+  pinned.numa_node = near;
+  device.memory.push_back(pinned);
+  MmapOptions options;
+  options.numa_node = CheckNumaNode(near).ok() ? near : -1;
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<MmapSource> mapped, MmapSource::Create(options));
+  MemoryKind pageable = Kind("pageable", std::move(mapped));
+  pageable.numa_node = near;
+  pageable.pinned = false;
+  device.memory.push_back(std::move(pageable));
+  pinned.remote = true;
   for (int node = 0; node < kMaxNumaNodes; ++node) {
-    if (near >= 0 && node != near && CheckNumaNode(node).ok()) nodes.push_back(node);
-  }
-  for (const int node : nodes) {
-    MmapOptions memory;
-    memory.numa_node = CheckNumaNode(node).ok() ? node : -1;
-    std::vector<MemoryKind> kinds = {Kind("pinned", device.device->pinned_source())};
-    absl::StatusOr<std::shared_ptr<CudaRegisteredSource>> registered =
-        CudaRegisteredSource::Create(RealCudaApi(), device.device->index(), memory);
-    if (registered.ok()) {
-      kinds.push_back(Kind("registered", *registered));
-    } else {
-      notes.push_back(absl::StrCat("no registered memory: ", registered.status().message()));
-    }
-    if (node == near) {
-      PINION_ASSIGN_OR_RETURN(std::shared_ptr<MmapSource> pageable, MmapSource::Create(memory));
-      kinds.push_back(Kind("pageable", std::move(pageable)));
-      kinds.back().pinned = false;
-    }
-    for (MemoryKind& kind : kinds) {
-      kind.numa_node = node;
-      kind.remote = node != near;
-      device.memory.push_back(std::move(kind));
-    }
+    if (near < 0 || node == near || !CheckNumaNode(node).ok()) continue;
+    pinned.numa_node = node;
+    device.memory.push_back(pinned);
   }
   return absl::OkStatus();
 }
@@ -108,7 +97,7 @@ absl::StatusOr<BenchDevices> OpenCuda(const std::string& name) {
   opened.cuda_runtime_version = CUDART_VERSION;
   opened.driver_version = DriverVersion();
   for (BenchDevice& device : opened.devices) {
-    PINION_RETURN_IF_ERROR(AddCudaMemory(device, opened.notes));
+    PINION_RETURN_IF_ERROR(AddCudaMemory(device));
     device.read_latency_ns = [index = device.device->index()] {
       return MeasureHostLatencyNs(RealCudaApi(), index, kReadsPerSample);
     };
@@ -135,7 +124,6 @@ absl::StatusOr<BenchDevices> OpenEmulated(const std::string& name, const DeviceC
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<MmapSource> pageable, MmapSource::Create());
   for (BenchDevice& device : opened.devices) {
     device.memory.push_back(Kind("pinned", device.device->pinned_source()));
-    device.memory.push_back(Kind("registered", device.device->pinned_source()));
     device.memory.push_back(Kind("pageable", pageable));
     device.memory.back().pinned = false;
     device.no_read_latency =

@@ -30,7 +30,7 @@ struct BenchDevices {
   std::vector<BenchDevice> devices;
   int cuda_runtime_version = 0;  // 0: no CUDA
   std::string driver_version;
-  std::vector<std::string> notes;  // missing memory and bad settings
+  std::vector<std::string> notes;  // bad settings
 };
 
 // NotFound if there is no such device; InvalidArgument for other names.

@@ -26,7 +26,7 @@ namespace pinion {
 
 // Host memory of one kind, as the host's end of copies.
 struct MemoryKind {
-  std::string name;  // "pinned", "pageable", "registered"
+  std::string name;  // "pinned", "pageable"
   std::shared_ptr<HostMemorySource> source;
   bool pinned = true;
   int numa_node = -1;   // node that allocates the memory; -1: any

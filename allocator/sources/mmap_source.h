@@ -57,7 +57,7 @@ struct MmapOptions {
 
   // Locks the pages in RAM (mlock2): they are committed and never swapped out. They count against
   // RLIMIT_MEMLOCK (ulimit -l) unless the process has CAP_IPC_LOCK. Off: PinnedBlock::pinned() is
-  // false. Leave it off for a source that is registered with CUDA, which locks by itself.
+  // false.
   bool lock = false;
 
   // Returns InvalidArgument with the field, its value and its bounds.

@@ -51,8 +51,6 @@ const CudaApi& RealCudaApi() {
       .FreeAsync = &cudaFreeAsync,
       .HostAlloc = &cudaHostAlloc,
       .FreeHost = &cudaFreeHost,
-      .HostRegister = &cudaHostRegister,
-      .HostUnregister = &cudaHostUnregister,
       .StreamCreateWithFlags = &cudaStreamCreateWithFlags,
       .StreamDestroy = &cudaStreamDestroy,
       .StreamSynchronize = &cudaStreamSynchronize,

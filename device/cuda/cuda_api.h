@@ -40,8 +40,6 @@ struct CudaApi {
   decltype(&cudaFreeAsync) FreeAsync;
   decltype(&cudaHostAlloc) HostAlloc;
   decltype(&cudaFreeHost) FreeHost;
-  decltype(&cudaHostRegister) HostRegister;
-  decltype(&cudaHostUnregister) HostUnregister;
 
   // Streams.
   decltype(&cudaStreamCreateWithFlags) StreamCreateWithFlags;

@@ -1,12 +1,9 @@
 #include "pinion/device/cuda/cuda_device.h"
 
-#include <vector>
-
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/cuda/cuda_pinned_source.h"
-#include "pinion/device/cuda/cuda_registered_source.h"
 #include "pinion/device/cuda/cuda_scope.h"
 #include "pinion/device/cuda/cuda_status.h"
 #include "pinion/device/cuda/pci_link.h"
@@ -35,21 +32,6 @@ absl::Status Check(EventHandle event) {
 cudaStream_t Native(StreamHandle stream) { return static_cast<cudaStream_t>(stream.native()); }
 
 cudaEvent_t Native(EventHandle event) { return static_cast<cudaEvent_t>(event.native()); }
-
-std::vector<CopyPiece> SplitAtRegistrations(CopyDirection direction,
-                                            absl::Span<const CopyPiece> pieces) {
-  std::vector<CopyPiece> split;
-  for (CopyPiece rest : pieces) {
-    while (rest.size_bytes > 0) {
-      const void* const host = direction == CopyDirection::kHostToDevice ? rest.src : rest.dst;
-      const uint64_t size_bytes = BytesToRegistrationBorder(host, rest.size_bytes);
-      split.push_back({rest.dst, rest.src, size_bytes});
-      rest = {static_cast<char*>(rest.dst) + size_bytes,
-              static_cast<const char*>(rest.src) + size_bytes, rest.size_bytes - size_bytes};
-    }
-  }
-  return split;
-}
 
 }  // namespace
 
@@ -245,16 +227,15 @@ absl::Status CudaDevice::CopyAsync(CopyDirection direction, absl::Span<const Cop
   if (pieces.empty()) return absl::InvalidArgumentError("CopyAsync: no pieces");
   const cudaMemcpyKind kind =
       direction == CopyDirection::kHostToDevice ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
-  const std::vector<CopyPiece> split = SplitAtRegistrations(direction, pieces);
   const absl::Status copied = Call("cudaMemcpyAsync", [&] {
-    for (const CopyPiece& piece : split) {
+    for (const CopyPiece& piece : pieces) {
       const cudaError_t error =
           api_.MemcpyAsync(piece.dst, piece.src, piece.size_bytes, kind, Native(stream));
       if (error != cudaSuccess) return error;
     }
     return cudaSuccess;
   });
-  if (copied.ok() || split.size() == 1 || IsSticky(copied)) return copied;
+  if (copied.ok() || pieces.size() == 1 || IsSticky(copied)) return copied;
   const absl::Status settled = SynchronizeStream(stream);
   if (settled.ok()) return copied;
   // As bad as a sticky error: a copy may still write memory that the caller believes is free.

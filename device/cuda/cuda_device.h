@@ -4,9 +4,8 @@
 // non-blocking. Device memory comes from the device's default pool. LibTorch programs use that pool
 // only for memory that Pinion itself needs.
 //
-// A copy makes one cudaMemcpyAsync call per piece, split at registration borders
-// (cuda_registered_source.h). If a copy of several pieces fails, CopyAsync waits for the stream,
-// because it has enqueued the pieces before the failed one.
+// A copy makes one cudaMemcpyAsync call per piece. If a copy of several pieces fails, CopyAsync
+// waits for the stream, because it has enqueued the pieces before the failed one.
 //
 // Thread safety: thread-safe, like the CUDA runtime.
 

@@ -25,8 +25,6 @@ absl::StatusCode CodeOf(cudaError_t error) {
     case cudaErrorInvalidMemcpyDirection:
     case cudaErrorInvalidDevice:
     case cudaErrorInvalidResourceHandle:
-    case cudaErrorHostMemoryAlreadyRegistered:
-    case cudaErrorHostMemoryNotRegistered:
       return absl::StatusCode::kInvalidArgument;
 
     case cudaErrorNotPermitted:

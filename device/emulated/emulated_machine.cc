@@ -199,39 +199,6 @@ absl::Status EmulatedMachine::HostAccess(const void* data, uint64_t size_bytes, 
   return absl::OkStatus();
 }
 
-absl::Status EmulatedMachine::RegisterHost(int device, void* data, uint64_t size_bytes) {
-  if (options().protect_host_pages) {
-    return absl::UnimplementedError(
-        "RegisterHost: protect_host_pages needs memory of the machine's own");
-  }
-  MutexLock lock(core_->mu);
-  PINION_RETURN_IF_ERROR(core_->EnterPin(device, size_bytes));
-  if (size_bytes == 0 || size_bytes % MachineCore::kPageBytes != 0 ||
-      reinterpret_cast<uintptr_t>(data) % MachineCore::kPageBytes != 0) {
-    return absl::InvalidArgumentError("RegisterHost: not whole pages of 4 KiB");
-  }
-  if (data == nullptr || reinterpret_cast<uintptr_t>(data) > UINTPTR_MAX - size_bytes) {
-    return absl::InvalidArgumentError(
-        "RegisterHost: no memory of the host's: " + HumanBytes(size_bytes) + " at " +
-        std::to_string(reinterpret_cast<uintptr_t>(data)));
-  }
-  if (core_->DeviceOf(data) >= 0 ||
-      core_->pinned.Find(data, size_bytes) != PinnedRanges::Overlap::kNone) {
-    return absl::InvalidArgumentError("RegisterHost: memory of a device, or pinned already");
-  }
-  core_->pinned.Add(data, size_bytes, PinnedRanges::Owner::kProgram);
-  return absl::OkStatus();
-}
-
-absl::Status EmulatedMachine::UnregisterHost(int device, void* data) {
-  MutexLock lock(core_->mu);
-  PINION_RETURN_IF_ERROR(core_->faults.Check(device));
-  if (core_->pinned.SizeAt(data, PinnedRanges::Owner::kProgram) == 0) {
-    return absl::InvalidArgumentError("UnregisterHost: this was not registered");
-  }
-  return core_->pinned.Remove(data);
-}
-
 absl::Status EmulatedMachine::SynchronizeDevice(int device) {
   MutexLock lock(core_->mu);
   PINION_RETURN_IF_ERROR(

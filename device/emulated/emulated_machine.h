@@ -144,13 +144,6 @@ class EmulatedMachine : public std::enable_shared_from_this<EmulatedMachine> {
   // Checks a host access to pinned memory against copies. For tests and CPU operators.
   absl::Status HostAccess(const void* data, uint64_t size_bytes, bool write);
 
-  // --- Pinning of the program's own memory ---
-  // Pin and unpin memory, like cudaHostRegister and cudaHostUnregister. Ranges are whole pages that
-  // are not pinned yet; unregistering waits for all devices. RegisterHost counts as
-  // DeviceCall::kPin. Unimplemented with protect_host_pages, which needs the machine's own memory.
-  absl::Status RegisterHost(int device, void* data, uint64_t size_bytes);
-  absl::Status UnregisterHost(int device, void* data);
-
   // --- Observation ---
   // Blocks until all work of the device is done; forces all effects.
   absl::Status SynchronizeDevice(int device);

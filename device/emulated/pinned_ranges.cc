@@ -5,8 +5,8 @@
 
 namespace pinion {
 
-void PinnedRanges::Add(void* data, uint64_t size_bytes, Owner owner) {
-  ranges_[reinterpret_cast<uintptr_t>(data)] = {size_bytes, owner};
+void PinnedRanges::Add(void* data, uint64_t size_bytes) {
+  ranges_[reinterpret_cast<uintptr_t>(data)] = size_bytes;
   simulation_->AddMemory(data, size_bytes, Simulation::kHost, "the pinning");
 }
 
@@ -21,9 +21,9 @@ absl::Status PinnedRanges::Remove(void* data) {
   return absl::OkStatus();
 }
 
-uint64_t PinnedRanges::SizeAt(const void* data, Owner owner) const {
+uint64_t PinnedRanges::SizeAt(const void* data) const {
   const auto it = ranges_.find(reinterpret_cast<uintptr_t>(data));
-  return it == ranges_.end() || it->second.owner != owner ? 0 : it->second.size_bytes;
+  return it == ranges_.end() ? 0 : it->second;
 }
 
 PinnedRanges::Overlap PinnedRanges::Find(const void* data, uint64_t size_bytes) const {
@@ -32,7 +32,7 @@ PinnedRanges::Overlap PinnedRanges::Find(const void* data, uint64_t size_bytes) 
   auto it = ranges_.lower_bound(end);
   if (it == ranges_.begin()) return Overlap::kNone;
   --it;
-  const uintptr_t range_end = it->first + it->second.size_bytes;
+  const uintptr_t range_end = it->first + it->second;
   if (begin >= range_end) return Overlap::kNone;
   return begin >= it->first && end <= range_end ? Overlap::kInside : Overlap::kPartly;
 }

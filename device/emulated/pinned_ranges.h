@@ -1,5 +1,4 @@
-// Tracks the host memory that is pinned for a machine's devices: its own segments and registered
-// program memory.
+// Tracks the segments of host memory that are pinned for a machine's devices.
 //
 // Thread safety: none; the machine's mutex guards it.
 
@@ -18,27 +17,20 @@ class PinnedRanges {
  public:
   explicit PinnedRanges(Simulation* simulation) : simulation_(simulation) {}
 
-  // Owner of the memory: the machine (a segment) or the program (registered).
-  enum class Owner { kMachine, kProgram };
-
-  void Add(void* data, uint64_t size_bytes, Owner owner = Owner::kMachine);
+  void Add(void* data, uint64_t size_bytes);
   // Unpins the range at `data` after waiting for all devices. The wait orders nothing: relying on
   // it is a race. Unavailable if a stream is stuck; the range then stays.
   absl::Status Remove(void* data);
 
-  // Returns the size of the owner's range that begins at `data`, or 0.
-  uint64_t SizeAt(const void* data, Owner owner = Owner::kMachine) const;
+  // Returns the size of the range that begins at `data`, or 0.
+  uint64_t SizeAt(const void* data) const;
   // Position of [data, data + size_bytes): inside one range, across a border, or outside.
   enum class Overlap { kInside, kPartly, kNone };
   Overlap Find(const void* data, uint64_t size_bytes) const;
 
  private:
   Simulation* const simulation_;
-  struct Range {
-    uint64_t size_bytes;
-    Owner owner;
-  };
-  std::map<uintptr_t, Range> ranges_;  // by address
+  std::map<uintptr_t, uint64_t> ranges_;  // sizes in bytes, by address
 };
 
 }  // namespace pinion

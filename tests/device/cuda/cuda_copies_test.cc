@@ -8,7 +8,6 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/cuda/cuda_api.h"
-#include "pinion/device/cuda/cuda_registered_source.h"
 #include "pinion/device/device.h"
 #include "pinion/tests/device/cuda/cuda_device_fixture.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -25,18 +24,9 @@ class CudaCopiesTest : public testing::CudaDeviceFixture {
  protected:
   static constexpr uint64_t kBytes = 8 * kMiB;
 
-  // Returns memory without a registration border: a border would split a copy into one more piece.
-  char* NewHost() {
-    void* data = nullptr;
-    do {
-      data = device_.pinned_source()->Allocate(kBytes).value().data;
-    } while (BytesToRegistrationBorder(data, kBytes) < kBytes);
-    return static_cast<char*>(data);
-  }
-
   const StreamHandle stream_ = device_.CreateStream("s").value();
   char* const data_ = static_cast<char*>(device_.Allocate(kBytes, stream_).value());
-  char* const host_ = NewHost();
+  char* const host_ = static_cast<char*>(device_.pinned_source()->Allocate(kBytes).value().data);
   const std::vector<CopyPiece> two_pieces_ = {{data_, host_, 100}, {data_ + 200, host_ + 300, 100}};
 };
 

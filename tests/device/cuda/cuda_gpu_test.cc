@@ -1,4 +1,4 @@
-// Runs the conformance suite, the engine with either memory source, and the latency kernel on this
+// Runs the conformance suite, the engine and the latency kernel on this
 // machine's GPUs. Skips every test if there is none.
 
 #include <cuda_runtime_api.h>
@@ -12,16 +12,12 @@
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/allocator/base/bytes.h"
-#include "pinion/allocator/host_memory_source.h"
 #include "pinion/bench/host_latency.h"
 #include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/cuda/cuda_backend.h"
 #include "pinion/device/cuda/cuda_device.h"
-#include "pinion/device/cuda/cuda_registered_source.h"
 #include "pinion/device/cuda/cuda_status.h"
 #include "pinion/device/device.h"
-#include "pinion/tests/device/cuda/copy_across_border.h"
 #include "pinion/tests/device/cuda/engine_round_trip.h"
 #include "pinion/tests/device/device_conformance.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -79,22 +75,6 @@ TEST_F(CudaGpuTest, SaysWhatItIsAndWhatLinkItHangsOn) {
 TEST_F(CudaGpuTest, TheEngineMovesMemoryOfCudaHostAlloc) {
   GpuUnderTest gpu;
   testing::ExpectEngineRoundTrip(gpu, gpu.device().pinned_source());
-}
-
-TEST_F(CudaGpuTest, TheEngineMovesRegisteredMemory) {
-  const auto source = CudaRegisteredSource::Create(RealCudaApi(), 0, {.touch_threads = 4});
-  if (absl::IsFailedPrecondition(source.status())) GTEST_SKIP() << source.status();
-  GpuUnderTest gpu;
-  testing::ExpectEngineRoundTrip(gpu, source.value());
-}
-
-TEST_F(CudaGpuTest, ACopySpansTwoRegistrations) {
-  const auto source = CudaRegisteredSource::Create(RealCudaApi(), 0, {.touch_threads = 4});
-  if (absl::IsFailedPrecondition(source.status())) GTEST_SKIP() << source.status();
-  PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source.value()->Allocate(kGiB + 4 * kMiB));
-  testing::ExpectCopyAcrossBorder(RealCudaApi(), 0, segment, 64 * kKiB);
-  testing::ExpectCopyAcrossBorder(RealCudaApi(), 0, segment, kMiB);
-  EXPECT_THAT(source.value()->Free(segment), IsOk());
 }
 
 TEST_F(CudaGpuTest, ReadingHostMemoryTakesAMicrosecondOrSo) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -10,20 +9,15 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/fence.h"
-#include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/cuda/cuda_device.h"
-#include "pinion/device/cuda/cuda_registered_source.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/device/cuda/fake_cuda.h"
 #include "pinion/tests/engine/engine_world.h"
-#include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
@@ -32,7 +26,6 @@ namespace {
 
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FakeCuda;
-using ::pinion::testing::FakeHost;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::kReadAfterCopyIn;
 using ::pinion::testing::kReuseAfterCopyOut;
@@ -70,37 +63,6 @@ TEST_F(EngineOnCudaTest, BytesComeBackUnchangedAndOrdered) {
   }
   EXPECT_THAT(world_.engine().Drain(kLong), IsOk());
   EXPECT_THAT(world_.machine().races(), IsEmpty());
-}
-
-// Registered segments are adjacent, but CUDA refuses a piece that spans two of them (sglang#36798).
-TEST_F(EngineOnCudaTest, BlocksThatTouchAreNotCopiedInOnePiece) {
-  AllocatorOptions options;
-  options.segment_bytes = 2 * kMiB;
-  const std::shared_ptr<PinnedAllocator> allocator =
-      PinnedAllocator::Create(options, CudaRegisteredSource::Create(FakeCuda::Api(), 0).value(),
-                              FakeHost().Probe())
-          .value();
-  // A block that begins at a multiple of 2 MiB begins a segment.
-  std::vector<std::shared_ptr<HostBuffer>> blocks;
-  for (int i = 0; i < 4; ++i) {
-    blocks.push_back(std::make_shared<HostBuffer>(allocator->Allocate(2 * kMiB).value()));
-  }
-  std::sort(blocks.begin(), blocks.end(),
-            [](const auto& a, const auto& b) { return a->data() < b->data(); });
-  uint8_t* const data = world_.AllocateDevice(8 * kMiB);
-  world_.WriteDevice(data, Pattern(1, 8 * kMiB), world_.compute());
-  CopyBatch large(CopyDirection::kDeviceToHost);
-  for (int i = 0; i < 4; ++i) large.Add(blocks[i], 0, data + i * 2 * kMiB, 2 * kMiB);
-  CopyBatch small(CopyDirection::kDeviceToHost);
-  small.Add(blocks[0], 2 * kMiB - 64 * kKiB, data, 64 * kKiB);
-  small.Add(blocks[1], 0, data + 64 * kKiB, 64 * kKiB);
-  for (CopyBatch* const batch : {&large, &small}) {
-    const absl::StatusOr<Transfer> out =
-        world_.engine().Submit(std::move(*batch), world_.compute());
-    ASSERT_THAT(out, IsOk());
-    ASSERT_THAT(out->Wait(kLong), IsOk());
-  }
-  EXPECT_EQ(fake_.calls("MemcpyAsync"), 6) << "a copy in one piece was tried, and refused";
 }
 
 TEST_F(EngineOnCudaTest, AStickyErrorPoisonsTheEngine) {

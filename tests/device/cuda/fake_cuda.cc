@@ -124,7 +124,7 @@ size_t FakeCuda::live_handles() const {
 
 size_t FakeCuda::live_segments() const {
   MutexLock lock(mu_);
-  return pinned_.size() + registered_.size();
+  return pinned_.size();
 }
 
 // --- Calls ---
@@ -342,27 +342,6 @@ absl::Status FakeCuda::FreeHost(void* data) {
   }
   return ReadsHostPageTables(thread().device()) ? pageable_->Free(segment)
                                                 : current().pinned_source()->Free(segment);
-}
-
-absl::Status FakeCuda::HostRegister(void* data, size_t size_bytes) {
-  const int device = thread().device();
-  const absl::Status registered = ReadsHostPageTables(device)
-                                      ? absl::OkStatus()
-                                      : machine_->RegisterHost(device, data, size_bytes);
-  if (registered.ok()) {
-    MutexLock lock(mu_);
-    registered_.insert(data);
-  }
-  return registered;
-}
-
-absl::Status FakeCuda::HostUnregister(void* data) {
-  {
-    MutexLock lock(mu_);
-    if (registered_.erase(data) == 0) return absl::InvalidArgumentError("not registered");
-  }
-  if (!machine_->IsPinned(data)) return absl::OkStatus();
-  return machine_->UnregisterHost(thread().device(), data);
 }
 
 bool FakeCuda::ReadsHostPageTables(int device) {

@@ -12,11 +12,10 @@
 //     machine itself, such as LibTorch's kernels, continues;
 //   * a copy may fault while it runs: its call succeeds and its bytes never arrive. A later call
 //     of any kind reports the fault, and the machine's devices are broken;
-//   * a piece of a copy must not span two registrations, nor registered and other memory;
-//   * registering or allocating host memory locks nothing if the device reads the host's page
-//     tables: the memory is pageable;
+//   * allocating host memory locks nothing if the device reads the host's page tables: the memory
+//     is pageable;
 //   * a stream that is created while a green context is current belongs to that context;
-//   * freeing and unregistering pinned memory wait for all work of the device;
+//   * freeing pinned memory waits for all work of the device;
 //   * an allocation far beyond the device's memory is an invalid value, not a lack of memory;
 //   * while a stream captures a graph, many calls fail and spoil the capture: querying an event,
 //     waiting for a stream, pinning memory, and creating, destroying, allocating or freeing
@@ -85,8 +84,6 @@ class FakeCuda {
   void SetBusId(const std::string& bus_id) { bus_id_ = bus_id; }
   // Makes a green context current on all threads, above their selected device.
   void SetGreenContext() { has_green_context_ = true; }
-  // Gives registered memory another address on the devices than on the host.
-  void SetRegisteredElsewhere() { registered_elsewhere_ = true; }
   void SetCapturing(StreamHandle stream, bool capturing);
   // Lets a stream that synchronizes with the legacy stream capture a graph.
   void SetBlockingStreamCaptures() { blocking_stream_captures_ = true; }
@@ -114,8 +111,8 @@ class FakeCuda {
   int green_streams() const { return green_streams_; }
   // Returns the CPUs on which the thread of the last cudaHostAlloc could run.
   const cpu_set_t& pinning_cpus() const { return pinning_cpus_; }
-  // Return the streams, events and libraries that are not destroyed, and the pinned and registered
-  // segments that are not freed.
+  // Return the streams, events and libraries that are not destroyed, and the pinned segments that
+  // are not freed.
   size_t live_handles() const;
   size_t live_segments() const;
 
@@ -161,7 +158,6 @@ class FakeCuda {
   cudaError_t Latch(cudaError_t error);
   bool no_driver() const { return no_driver_; }
   const auto& kernel() const { return kernel_; }
-  bool registered_elsewhere() const { return registered_elsewhere_; }
   bool integrated() const { return integrated_; }
   const std::string& bus_id() const { return bus_id_; }
   void AddHandle(void* handle);
@@ -170,8 +166,6 @@ class FakeCuda {
   bool ReadsHostPageTables(int device);
   absl::Status HostAlloc(void** data, size_t size_bytes);
   absl::Status FreeHost(void* data);
-  absl::Status HostRegister(void* data, size_t size_bytes);
-  absl::Status HostUnregister(void* data);
 
  private:
   void Count(const char* function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -181,7 +175,6 @@ class FakeCuda {
   std::function<cudaError_t(void**, StreamHandle)> kernel_;
   bool no_driver_ = false;
   bool pages_only_ = false;
-  bool registered_elsewhere_ = false;
   bool integrated_ = false;
   bool has_green_context_ = false;
   std::atomic<int> green_streams_ = 0;
@@ -208,7 +201,6 @@ class FakeCuda {
   std::map<cudaStream_t, StreamHandle> recycled_ ABSL_GUARDED_BY(mu_);  // the machine's stream
   std::map<void*, HostSegment> pinned_ ABSL_GUARDED_BY(mu_);
   const std::shared_ptr<HostMemorySource> pageable_;
-  std::set<void*> registered_ ABSL_GUARDED_BY(mu_);
   int capturing_ ABSL_GUARDED_BY(mu_) = 0;
   bool capture_spoiled_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -87,8 +87,6 @@ cudaError_t DeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device)
   *value = 0;
   if (attribute == cudaDevAttrPageableMemoryAccessUsesHostPageTables) {
     *value = fake.ReadsHostPageTables(device);
-  } else if (attribute == cudaDevAttrCanUseHostPointerForRegisteredMem) {
-    *value = !fake.registered_elsewhere();
   } else if (attribute == cudaDevAttrIntegrated) {
     *value = fake.integrated();
   }
@@ -177,21 +175,6 @@ cudaError_t FreeHost(void* data) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_ENTER_UNSAFE(fake, "FreeHost");
   return fake.Latch(fake.FreeHost(data));
-}
-
-cudaError_t HostRegister(void* data, size_t size_bytes, unsigned int flags) {
-  FakeCuda& fake = FakeCuda::Get();
-  PINION_CHECK(flags == cudaHostRegisterPortable) << "not usable by every device: " << flags;
-  FAKE_CUDA_ENTER_UNSAFE(fake, "HostRegister");
-  return fake.Latch(fake.HostRegister(data, size_bytes));
-}
-
-cudaError_t HostUnregister(void* data) {
-  FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER_UNSAFE(fake, "HostUnregister");
-  const absl::Status unregistered = fake.HostUnregister(data);
-  if (absl::IsInvalidArgument(unregistered)) return fake.Latch(cudaErrorHostMemoryNotRegistered);
-  return fake.Latch(unregistered);
 }
 
 cudaError_t StreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
@@ -362,8 +345,6 @@ const CudaApi& FakeCuda::Api() {
       .FreeAsync = &testing::FreeAsync,
       .HostAlloc = &testing::HostAlloc,
       .FreeHost = &testing::FreeHost,
-      .HostRegister = &testing::HostRegister,
-      .HostUnregister = &testing::HostUnregister,
       .StreamCreateWithFlags = &testing::StreamCreateWithFlags,
       .StreamDestroy = &testing::StreamDestroy,
       .StreamSynchronize = &testing::StreamSynchronize,

@@ -13,7 +13,6 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/cuda/cuda_device.h"
-#include "pinion/device/cuda/cuda_registered_source.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/tests/device/cuda/engine_round_trip.h"
@@ -64,8 +63,6 @@ INSTANTIATE_TEST_SUITE_P(FakeCuda, DeviceConformanceTest,
 TEST(EngineOnFakeCudaTest, BytesGoOutAndComeBack) {
   FakeCudaUnderTest under_test;
   testing::ExpectEngineRoundTrip(under_test, under_test.device().pinned_source());
-  testing::ExpectEngineRoundTrip(under_test,
-                                 CudaRegisteredSource::Create(FakeCuda::Api(), 1).value());
   EXPECT_THAT(under_test.Complaints(), ::testing::IsEmpty());
 }
 

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstring>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -201,30 +200,25 @@ TEST_F(FakeCudaTest, ADestroyedStreamsHandleIsGivenToTheNextOne) {
   EXPECT_EQ(api_.EventQuery(event_), cudaSuccess) << "it is another stream";
 }
 
-TEST_F(FakeCudaTest, FreeingAndUnregisteringWaitForTheDevice) {
-  alignas(4096) static char memory[4096];
-  ASSERT_EQ(api_.HostRegister(memory, sizeof(memory), cudaHostRegisterPortable), cudaSuccess);
+TEST_F(FakeCudaTest, FreeingPinnedMemoryWaitsForTheDevice) {
   void* unused = nullptr;
   ASSERT_EQ(api_.HostAlloc(&unused, kSize, cudaHostAllocPortable), cudaSuccess);
-  for (const auto& free : {+[](void* data) { return FakeCuda::Api().FreeHost(data); },
-                           +[](void* data) { return FakeCuda::Api().HostUnregister(data); }}) {
-    EXPECT_EQ(CopyIn(), cudaSuccess);
-    EXPECT_EQ(api_.EventRecord(event_, stream_), cudaSuccess);
-    EXPECT_EQ(api_.EventQuery(event_), cudaErrorNotReady);
-    EXPECT_EQ(free(std::exchange(unused, memory)), cudaSuccess);
-    EXPECT_EQ(api_.EventQuery(event_), cudaSuccess);
-  }
+  EXPECT_EQ(CopyIn(), cudaSuccess);
+  EXPECT_EQ(api_.EventRecord(event_, stream_), cudaSuccess);
+  EXPECT_EQ(api_.EventQuery(event_), cudaErrorNotReady);
+  EXPECT_EQ(api_.FreeHost(unused), cudaSuccess);
+  EXPECT_EQ(api_.EventQuery(event_), cudaSuccess);
 }
 
-TEST(FakeCudaOnGh200Test, RegisteredMemoryStaysPageable) {
-  alignas(4096) static char memory[4096];
+TEST(FakeCudaOnGh200Test, MemoryOfHostAllocStaysPageable) {
   EmulatedOptions options;
   options.preset = *FindPreset("gh200_c2c");
   FakeCuda fake(options);
   const CudaApi& api = FakeCuda::Api();
-  EXPECT_EQ(api.HostRegister(memory, sizeof(memory), cudaHostRegisterPortable), cudaSuccess);
+  void* memory = nullptr;
+  ASSERT_EQ(api.HostAlloc(&memory, kMiB, cudaHostAllocPortable), cudaSuccess);
   EXPECT_FALSE(fake.machine().IsPinned(memory));
-  EXPECT_EQ(api.HostUnregister(memory), cudaSuccess);
+  EXPECT_EQ(api.FreeHost(memory), cudaSuccess);
 }
 
 TEST_F(FakeCudaTest, MuchMoreThanTheDeviceHasIsAnInvalidValue) {
@@ -233,28 +227,10 @@ TEST_F(FakeCudaTest, MuchMoreThanTheDeviceHasIsAnInvalidValue) {
   EXPECT_EQ(api_.MallocAsync(&data, 128 * kMiB, stream_), cudaErrorMemoryAllocation);
 }
 
-TEST_F(FakeCudaTest, RegisteredAndAllocatedMemoryAreNotMistakenForEachOther) {
-  alignas(4096) static char memory[8192];
-  EXPECT_EQ(api_.HostUnregister(host_), cudaErrorHostMemoryNotRegistered);
-  EXPECT_EQ(api_.HostRegister(memory, sizeof(memory), cudaHostRegisterPortable), cudaSuccess);
-  EXPECT_NE(api_.HostRegister(memory, sizeof(memory), cudaHostRegisterPortable), cudaSuccess);
-  EXPECT_EQ(api_.FreeHost(memory), cudaErrorInvalidValue);
-  EXPECT_EQ(api_.HostUnregister(memory), cudaSuccess);
-}
-
-TEST_F(FakeCudaTest, APieceThatSpansTwoRegistrationsIsRefused) {
-  alignas(4096) static char memory[8192];
-  ASSERT_EQ(api_.HostRegister(memory, 4096, cudaHostRegisterPortable), cudaSuccess);
-  const auto copy = [&](char* from) {
-    return api_.MemcpyAsync(data_, from, 4096, cudaMemcpyHostToDevice, stream_);
-  };
-  EXPECT_EQ(copy(memory + 2048), cudaErrorInvalidValue) << "half of it is not registered";
-  ASSERT_EQ(api_.HostRegister(memory + 4096, 4096, cudaHostRegisterPortable), cudaSuccess);
-  EXPECT_EQ(copy(memory + 2048), cudaErrorInvalidValue) << "it is two registrations";
-  EXPECT_EQ(copy(memory + 4096), cudaSuccess);
-  EXPECT_EQ(api_.StreamSynchronize(stream_), cudaSuccess);
-  EXPECT_EQ(api_.HostUnregister(memory), cudaSuccess);
-  EXPECT_EQ(api_.HostUnregister(memory + 4096), cudaSuccess);
+TEST_F(FakeCudaTest, MemoryThatHostAllocDidNotReturnIsNotFreed) {
+  EXPECT_EQ(api_.FreeHost(static_cast<char*>(host_) + 4096), cudaErrorInvalidValue);
+  EXPECT_EQ(api_.FreeHost(host_), cudaSuccess);
+  EXPECT_EQ(api_.FreeHost(host_), cudaErrorInvalidValue);
 }
 
 }  // namespace

@@ -58,8 +58,6 @@ class EmulatedCallsTest : public EmulatedFixture {
     to_destroy_ = device_->CreateStream("to destroy").value();
     EXPECT_THAT(device_->RecordEvent(event_, compute_), IsOk());
     Synchronize(compute_);
-    memory_.resize(3 * kPage);
-    page_ = memory_.data() + kPage - reinterpret_cast<uintptr_t>(memory_.data()) % kPage;
   }
 
   static Kernel Nothing() {
@@ -77,10 +75,6 @@ class EmulatedCallsTest : public EmulatedFixture {
         {"Free", DeviceCall::kAny, kEventUs,
          [this] { return device_->Free(other_data_, compute_); }},
         {"Pin", DeviceCall::kPin, kPinUs, [this] { return source_->Allocate(kPage).status(); }},
-        {"Pin", DeviceCall::kPin, kPinUs,
-         [this] { return machine_->RegisterHost(0, page_, kPage); }},
-        {"UnregisterHost", DeviceCall::kAny, 0,
-         [this] { return machine_->UnregisterHost(0, page_); }},
         {"CreateStream", DeviceCall::kCreateStream, kEventUs,
          [this] { return device_->CreateStream("x").status(); }},
         {"DestroyStream", DeviceCall::kAny, 0,
@@ -128,8 +122,6 @@ class EmulatedCallsTest : public EmulatedFixture {
   uint8_t* other_data_ = nullptr;
   uint8_t* host_ = nullptr;
   uint8_t* segment_ = nullptr;
-  uint8_t* page_ = nullptr;  // the program's own memory
-  std::vector<uint8_t> memory_;
   EventHandle event_, start_, end_;
   StreamHandle to_destroy_;
 };
@@ -221,38 +213,12 @@ TEST_F(EmulatedCallsTest, EachCallRefusesAStreamOrAnEventThatIsGone) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the event handle is empty")));
 }
 
-TEST_F(EmulatedCallsTest, MemoryIsRegisteredInWholePagesOnceAndOnlyTheHosts) {
+TEST_F(EmulatedCallsTest, ACopyThatSpansTheBorderOfASegmentIsRefused) {
   StartWith({});
-  const auto refused = [](const char* why) {
-    return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why));
-  };
-  EXPECT_THAT(machine_->RegisterHost(0, page_, 0), refused("whole pages"));
-  EXPECT_THAT(machine_->RegisterHost(0, page_, kPage - 1), refused("whole pages"));
-  EXPECT_THAT(machine_->RegisterHost(0, page_ + 1, kPage), refused("whole pages"));
-  EXPECT_THAT(machine_->RegisterHost(0, host_, kPage), refused("pinned already"));
-  EXPECT_THAT(machine_->UnregisterHost(0, page_), refused("not registered"));
-  uint8_t* const there = OnDevice(2 * kPage);
-  EXPECT_THAT(
-      machine_->RegisterHost(
-          0, reinterpret_cast<void*>(AlignUp(reinterpret_cast<uintptr_t>(there), kPage)), kPage),
-      refused("memory of a device"));
-  // The page follows pageable memory; a copy up to the border counts as pageable.
-  uint8_t* const second = page_ + kPage;
-  EXPECT_THAT(machine_->RegisterHost(0, second, kPage), IsOk());
-  EXPECT_TRUE(machine_->IsPinned(second));
-  EXPECT_FALSE(machine_->IsPinned(second - 1));
-  EXPECT_FALSE(machine_->IsPinned(second + kPage));
-  EXPECT_THAT(ToHost(page_, data_, kPage, compute_), IsOk());
-  EXPECT_THAT(ToHost(second, data_, kPage, compute_), IsOk());
-  EXPECT_THAT(ToHost(page_ + 1, data_, kPage, compute_), refused("one pinned segment"));
-  EXPECT_THAT(ToHost(second + 1, data_, kPage, compute_), refused("one pinned segment"));
-  EXPECT_THAT(machine_->UnregisterHost(0, second), IsOk());
-  EXPECT_FALSE(machine_->IsPinned(second));
-
-  EmulatedOptions options = Options();
-  options.protect_host_pages = true;
-  Start(options);
-  EXPECT_THAT(machine_->RegisterHost(0, page_, kPage), StatusIs(absl::StatusCode::kUnimplemented));
+  const auto refused =
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not inside one pinned segment"));
+  EXPECT_THAT(ToHost(host_ - 1, data_, 2, compute_), refused);
+  EXPECT_THAT(ToHost(host_ + kPage - 1, data_, 2, compute_), refused);
 }
 
 TEST_F(EmulatedCallsTest, ACopyOfAnotherDevicesMemoryIsRefused) {
@@ -285,7 +251,7 @@ TEST_F(EmulatedCallsTest, PinningIsTheCallersBugUnlessItIsOfWholePages) {
   EXPECT_DEATH(source_->Allocate(0).status().IgnoreError(), "whole pages, not 0 bytes");
   EXPECT_DEATH(source_->Allocate(kPage + 1).status().IgnoreError(), "whole pages");
   EXPECT_DEATH(source_->Free({host_, 2 * kPage, -1}).IgnoreError(), "did not come from");
-  EXPECT_DEATH(source_->Free({page_, kPage, -1}).IgnoreError(), "did not come from");
+  EXPECT_DEATH(source_->Free({data_, kPage, -1}).IgnoreError(), "did not come from");
 }
 
 TEST_F(EmulatedCallsTest, OptionsHaveLimits) {

@@ -60,8 +60,6 @@ TEST_F(EmulatedMisuseTest, ADeviceThatThereIsNotIsRefusedByEachCallThatReturnsAS
       {"PrepareKernel", [&](int device) { return machine_->PrepareKernel(device, compute_); }},
       {"Launch", [&](int device) { return machine_->Launch(device, compute_, Of({})); }},
       {"Copy", [&](int device) { return machine_->Copy(device, data_, host_, 1, compute_); }},
-      {"RegisterHost", [&](int device) { return machine_->RegisterHost(device, host_, kPage); }},
-      {"UnregisterHost", [&](int device) { return machine_->UnregisterHost(device, host_); }},
       {"SynchronizeDevice", [&](int device) { return machine_->SynchronizeDevice(device); }},
       {"SetMemoryLimit", [&](int device) { return machine_->SetMemoryLimit(device, kMiB); }},
   };
@@ -111,8 +109,6 @@ TEST_F(EmulatedMisuseTest, NullPointersAreRefused) {
       {"Copy to null", machine_->Copy(0, nullptr, data_, 8, compute_), "a null pointer"},
       {"a kernel that reads null", machine_->Launch(0, compute_, Of({{nullptr, 8}})),
        "kernel mm: 8 B at a null pointer"},
-      {"RegisterHost", machine_->RegisterHost(0, nullptr, kPage), "4 KiB at 0"},
-      {"UnregisterHost", machine_->UnregisterHost(0, nullptr), "was not registered"},
       {"RecordStream", machine_->RecordStream(nullptr, compute_), "not device memory"},
       {"Free", Free(nullptr), "not allocated"},
   };
@@ -150,8 +146,6 @@ TEST_F(EmulatedMisuseTest, SizesThatNoMemoryHasAreRefused) {
   EXPECT_THAT(
       machine_->HostAccess(host_, UINT64_MAX, /*write=*/true),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("18446744073709551615 bytes")));
-  EXPECT_THAT(machine_->RegisterHost(0, reinterpret_cast<void*>(kPage), UINT64_MAX - kPage + 1),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no memory of the host's")));
   EXPECT_EQ(Memory().in_use_bytes, kPage);
 }
 
@@ -218,16 +212,6 @@ TEST_F(EmulatedMisuseTest, AHostAccessIsToMemory) {
       machine_->HostAccess(nullptr, 8, /*write=*/true),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no memory has 8 bytes from 0 on")));
   EXPECT_THAT(machine_->HostAccess(nullptr, 0, /*write=*/false), IsOk()) << "an empty tensor's";
-}
-
-TEST_F(EmulatedMisuseTest, ASourcesSegmentIsNotUnregisteredNorRegisteredMemoryFreed) {
-  EXPECT_THAT(machine_->UnregisterHost(0, host_),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("was not registered")));
-  EXPECT_TRUE(machine_->IsPinned(host_));
-  alignas(kPage) static uint8_t page[kPage];
-  ASSERT_THAT(machine_->RegisterHost(0, page, kPage), IsOk());
-  EXPECT_DEATH(source_->Free({page, kPage, -1}).IgnoreError(), "did not come from this machine");
-  EXPECT_THAT(machine_->UnregisterHost(0, page), IsOk());
 }
 
 TEST(AllocationLabelMisuseTest, AnEmptyLabelIsNone) {

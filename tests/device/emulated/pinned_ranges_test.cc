@@ -44,7 +44,6 @@ TEST_F(PinnedRangesTest, TwoNeighboursAreNotOneRange) {
 TEST_F(PinnedRangesTest, ARangeIsKnownByItsBeginning) {
   EXPECT_EQ(ranges_.SizeAt(&bytes_[100]), 50u);
   EXPECT_EQ(ranges_.SizeAt(&bytes_[101]), 0u);
-  EXPECT_EQ(ranges_.SizeAt(&bytes_[100], PinnedRanges::Owner::kProgram), 0u);
 }
 
 TEST_F(PinnedRangesTest, RemovingWaitsForTheCopiesOfAllStreams) {
