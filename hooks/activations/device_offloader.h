@@ -33,6 +33,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_state.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/hooks/activations/offload_stats_recorder.h"
 #include "pinion/hooks/activations/scope_packer.h"
 #include "pinion/hooks/activations/step_learner.h"
 #include "pinion/hooks/activations/tensor_departures.h"

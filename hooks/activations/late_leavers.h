@@ -8,7 +8,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "pinion/hooks/activations/offload_state.h"
-#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/hooks/activations/offload_stats_recorder.h"
 #include "pinion/hooks/activations/storage_record.h"
 #include "pinion/hooks/activations/tensor_departures.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"

@@ -22,7 +22,7 @@
 #include "pinion/engine/schedule/offload_schedule.h"
 #include "pinion/hooks/activations/cast_sources.h"
 #include "pinion/hooks/activations/head_nodes.h"
-#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/hooks/activations/offload_stats_recorder.h"
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/plan/offload_policy.h"

@@ -25,6 +25,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_state.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/hooks/activations/offload_stats_recorder.h"
 #include "pinion/hooks/activations/storage_record.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/wait_sites.h"

@@ -13,11 +13,9 @@
 #include <torch/version.h>
 
 #include <atomic>
-#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR != 11
@@ -113,31 +111,8 @@ class ProxyEngine : public Engine {
     return previous_.get_default_saved_variable_hooks();
   }
 
-  Engine& previous() { return previous_; }
-
  private:
   Engine& previous_;
-};
-
-// Reaches protected members of Engine.
-class Workers : public Engine {
- public:
-  static void Start(Engine& engine, size_t device_count) {
-    if (engine.*(&Workers::thread_pool_shared_) == nullptr) return;  // no backward has run
-    auto& queues = engine.*(&Workers::device_ready_queues_);
-    while (queues.size() < device_count) {
-      const int device = static_cast<int>(queues.size());
-      const auto queue = std::make_shared<torch::autograd::ReadyQueue>();
-      queues.push_back(queue);
-      // Count the thread before it starts: the engine's destructor waits for counted threads, and
-      // the process may exit at any time.
-      (engine.*(&Workers::increment_non_reentrant_thread_count))();
-      std::thread([&engine, device, queue] {
-        engine.thread_init(device, queue, /*should_increment=*/false);
-        (engine.*(&Workers::decrement_non_reentrant_thread_count))();
-      }).detach();
-    }
-  }
 };
 
 std::atomic<ProxyEngine*> the_proxy{nullptr};
@@ -246,12 +221,6 @@ bool BackwardKeepsGraph() { return torch::autograd::get_current_graph_task_keep_
 
 bool BackwardMakesGraph() {
   return CurrentBackward() != -1 && BackwardKeepsGraph() && c10::GradMode::is_enabled();
-}
-
-void StartBackwardWorkers(int device_count) {
-  Engine* engine = &Engine::get_default_engine();
-  while (auto* const proxy = dynamic_cast<ProxyEngine*>(engine)) engine = &proxy->previous();
-  Workers::Start(*engine, static_cast<size_t>(device_count));
 }
 
 void AtEndOfBackward(std::function<void()> callback) {

@@ -5,8 +5,8 @@
 //   SavedTensorScope scope(std::make_shared<KeepOnDevice>());
 //
 // LibTorch offers default hooks to Python alone. A proxy over its autograd Engine offers them to
-// C++. No other file touches LibTorch's unstable internals. Checked against LibTorch 2.11, the only
-// version that hooks/BUILD.bazel accepts.
+// C++. No other file that runs on a GPU touches LibTorch's unstable internals. Checked against
+// LibTorch 2.11, the only version that hooks/BUILD.bazel accepts.
 //
 // The innermost of all scopes and Python hooks packs. A profiler may start and stop inside a scope
 // or around it. A WatchScope records what a step saves and reads without replacing the packer.
@@ -212,11 +212,6 @@ bool BackwardMakesGraph();
 // `current` can tell: it has when its thread creates the next node. Until then the kernel may write
 // saved arguments without raising a version (the noise of rrelu, running statistics).
 bool HasReturned(const NodeId& node, const NodeId& current);
-
-// Starts autograd's worker threads for devices below `device_count` that have none. Autograd itself
-// starts workers only when the first backward of the process runs, on any device; before that this
-// does nothing. Must not be called while a backward runs.
-void StartBackwardWorkers(int device_count);
 
 // Runs `callback` once when the current backward has succeeded or thrown, on any thread. `callback`
 // must not throw. Throws c10::Error outside of a backward.

@@ -8,15 +8,18 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/library.h>
 
+#include <cstddef>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/check.h"
-#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/emulated/emu_allocator.h"
 #include "pinion/hooks/emulated/emu_autocast.h"
 #include "pinion/hooks/emulated/emu_fallback.h"
@@ -115,6 +118,30 @@ bool Broken(EmulatedMachine& machine) {
   return false;
 }
 
+// Gives autograd a worker thread for each device. Autograd itself starts its workers when the first
+// backward of the process runs, on any device, and no more for devices that appear later.
+class BackwardWorkers : public torch::autograd::Engine {
+ public:
+  // Must not be called while a backward runs.
+  static void Start(size_t device_count) {
+    Engine& engine = get_base_engine();
+    if (engine.*(&BackwardWorkers::thread_pool_shared_) == nullptr) return;  // no backward has run
+    auto& queues = engine.*(&BackwardWorkers::device_ready_queues_);
+    while (queues.size() < device_count) {
+      const int device = static_cast<int>(queues.size());
+      const auto queue = std::make_shared<torch::autograd::ReadyQueue>();
+      queues.push_back(queue);
+      // Count the thread before it starts: the engine's destructor waits for counted threads, and
+      // the process may exit at any time.
+      (engine.*(&BackwardWorkers::increment_non_reentrant_thread_count))();
+      std::thread([&engine, device, queue] {
+        engine.thread_init(device, queue, /*should_increment=*/false);
+        (engine.*(&BackwardWorkers::decrement_non_reentrant_thread_count))();
+      }).detach();
+    }
+  }
+};
+
 }  // namespace
 
 absl::Status RegisterEmuDevice(std::shared_ptr<EmulatedMachine> machine) {
@@ -133,7 +160,7 @@ absl::Status RegisterEmuDevice(std::shared_ptr<EmulatedMachine> machine) {
   emu::InstallMachine(std::move(machine));
   static std::once_flag registered;
   std::call_once(registered, RegisterDeviceType);
-  StartBackwardWorkers(emu::DeviceCount());
+  BackwardWorkers::Start(static_cast<size_t>(emu::DeviceCount()));
   return absl::OkStatus();
 }
 

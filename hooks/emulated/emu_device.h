@@ -4,12 +4,14 @@
 //   pinion::RegisterEmuDevice(machine);                     // a later call replaces it
 //   auto model = Gpt(config); model->to(torch::Device("emu:0"));
 //
-// Operators run on the CPU over the device's memory, without copies, and cost virtual time. Results
-// are bitwise equal to the CPU's, with the exceptions of docs/maintainers/emulator.md. An operator
-// that would break aliasing, or that is missing, is refused by name.
+// Operators run on the CPU, without copies, in the device's memory, and cost virtual time. Results
+// are bitwise equal to the CPU's; docs/maintainers/emulator.md lists the exceptions. Operators that
+// are missing or would break aliasing throw an error that names them.
 //
 // LibTorch has one accelerator per process. Registering emu makes it that one, so that pin_memory()
-// and at::accelerator use it; a program must register it explicitly.
+// and at::accelerator use it; a program must register it explicitly. Python runs backward with an
+// engine of its own: a Python program registers a machine with all devices before its first
+// backward.
 //
 // Thread safety: do not call RegisterEmuDevice while tensors of the device are in use.
 // Ownership: the registration keeps the machine alive until it is replaced.
