@@ -60,24 +60,14 @@ absl::Status CudaDevice::CallRelaxed(const char* name, const Function& function)
 DeviceInfo CudaDevice::info() const {
   DeviceInfo info;
   cudaDeviceProp properties = {};
-  if (Call("cudaGetDeviceProperties", [&] {
-        return api_.GetDeviceProperties(&properties, index_);
-      }).ok()) {
-    info.model = properties.name;
-  }
-  const auto is_on = [&](cudaDeviceAttr attribute) {
-    int value = 0;
-    const absl::Status asked = Call("cudaDeviceGetAttribute", [&] {
-      return api_.DeviceGetAttribute(&value, attribute, index_);
-    });
-    return asked.ok() && value != 0;
-  };
-  if (is_on(cudaDevAttrIntegrated)) {
+  const cudaError_t error = api_.GetDeviceProperties(&properties, index_);
+  if (CudaStatus(api_, error, "cudaGetDeviceProperties").ok()) info.model = properties.name;
+  if (HasAttribute(api_, index_, cudaDevAttrIntegrated)) {
     info.link = LinkKind::kNone;
     info.link_name = "none: the device's memory is the host's";
     return info;
   }
-  if (is_on(cudaDevAttrPageableMemoryAccessUsesHostPageTables)) {
+  if (HasAttribute(api_, index_, cudaDevAttrPageableMemoryAccessUsesHostPageTables)) {
     info.link = LinkKind::kNvlinkC2c;
     info.link_name = "NVLink-C2C";
     // Per GPU and direction: one Hopper has 900 GB/s both ways together; two Blackwells share that.

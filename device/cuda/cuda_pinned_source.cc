@@ -52,13 +52,7 @@ absl::StatusOr<HostSegment> CudaPinnedSource::Allocate(uint64_t size_bytes) {
 }
 
 bool CudaPinnedSource::LocksPages() const {
-  int host_page_tables = 0;
-  const absl::Status asked =
-      CudaStatus(api_,
-                 api_.DeviceGetAttribute(&host_page_tables,
-                                         cudaDevAttrPageableMemoryAccessUsesHostPageTables, index_),
-                 "cudaDeviceGetAttribute");
-  return asked.ok() && host_page_tables != 0;
+  return HasAttribute(api_, index_, cudaDevAttrPageableMemoryAccessUsesHostPageTables);
 }
 
 absl::StatusOr<void*> CudaPinnedSource::Pin(uint64_t size_bytes) {

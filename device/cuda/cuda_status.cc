@@ -69,4 +69,10 @@ absl::Status CudaStatus(const CudaApi& api, cudaError_t error, const std::string
                                                   api.GetErrorString(error), ")"));
 }
 
+bool HasAttribute(const CudaApi& api, int index, cudaDeviceAttr attribute) {
+  int value = 0;
+  const cudaError_t error = api.DeviceGetAttribute(&value, attribute, index);
+  return CudaStatus(api, error, "cudaDeviceGetAttribute").ok() && value != 0;
+}
+
 }  // namespace pinion

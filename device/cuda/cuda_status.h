@@ -1,4 +1,4 @@
-// Converts cudaError_t to absl::Status.
+// Converts cudaError_t to absl::Status, and queries attributes of devices.
 
 #ifndef PINION_DEVICE_CUDA_CUDA_STATUS_H_
 #define PINION_DEVICE_CUDA_CUDA_STATUS_H_
@@ -14,6 +14,9 @@ namespace pinion {
 // (<text>)". Sticky and unknown errors are Internal. Also clears the runtime's latched error of
 // this thread, which CUDA would otherwise report at the next unrelated kernel launch.
 absl::Status CudaStatus(const CudaApi& api, cudaError_t error, const std::string& what);
+
+// Returns whether a device has the attribute; false if CUDA does not tell.
+bool HasAttribute(const CudaApi& api, int index, cudaDeviceAttr attribute);
 
 }  // namespace pinion
 
