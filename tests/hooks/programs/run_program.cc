@@ -6,15 +6,19 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <cstdio>
 #include <exception>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
@@ -55,6 +59,37 @@ class QuietLog {
   QuietLog& operator=(const QuietLog&) = delete;
 
  private:
+  const LogSink outer_;
+};
+
+// Reads in the log the least target that a session names once it cannot meet its own.
+class NamedLeast {
+ public:
+  NamedLeast() : outer_(SetLogSink({})) {
+    SetLogSink(
+        [this](LogSeverity severity, const std::string& message) { Read(severity, message); });
+  }
+  ~NamedLeast() { SetLogSink(outer_); }
+  NamedLeast(const NamedLeast&) = delete;
+  NamedLeast& operator=(const NamedLeast&) = delete;
+
+  uint64_t bytes() const { return bytes_; }  // 0: no target was too small
+
+ private:
+  void Read(LogSeverity severity, const std::string& message) {
+    constexpr std::string_view kBefore = "least is ";
+    if (!absl::StrContains(message, "memory_target_bytes cannot be met")) {
+      outer_ != nullptr ? outer_(severity, message)
+                        : void(std::fprintf(stderr, "%s\n", message.c_str()));
+      return;
+    }
+    const size_t at = message.rfind(kBefore);
+    PINION_CHECK(at != std::string::npos) << message;
+    const uint64_t bytes = std::stoull(message.substr(at + kBefore.size()));
+    bytes_ = std::max(bytes_.load(), bytes);
+  }
+
+  std::atomic<uint64_t> bytes_ = 0;
   const LogSink outer_;
 };
 
@@ -211,10 +246,25 @@ Verdict RunProgram(const Program& program) {
       (most_bytes - least.peak_bytes) * static_cast<uint64_t>(program.target_percent) / 100;
   mode.target_bytes =
       least.peak_bytes + part_bytes / kAllocationGranularityBytes * kAllocationGranularityBytes;
-  mode.limit_bytes = mode.target_bytes;
-  const Run run = RunIn(program, mode);
-  Verdict verdict = Compare(plain, run);
-  if (verdict.kind != FailureKind::kOutOfMemory) return verdict;
+  const uint64_t target_bytes = *mode.target_bytes;
+  Run run;
+  Verdict verdict;
+  // Another least is named where a later step needs more.
+  for (bool is_too_small = true; is_too_small;) {
+    const NamedLeast named;
+    mode.limit_bytes = mode.target_bytes;
+    run = RunIn(program, mode);
+    verdict = Compare(plain, run);
+    is_too_small = verdict.kind == FailureKind::kOutOfMemory && named.bytes() > *mode.target_bytes;
+    if (is_too_small) mode.target_bytes = named.bytes();
+  }
+  if (verdict.kind != FailureKind::kOutOfMemory) {
+    if (verdict.kind == FailureKind::kNone && *mode.target_bytes != target_bytes) {
+      verdict.what = absl::StrCat("the target ", target_bytes, " was too small, and the log named ",
+                                  *mode.target_bytes);
+    }
+    return verdict;
+  }
   if (run.refusals > 0) {  // the tensors that stay may not fit the target
     mode.limit_bytes = std::nullopt;
     return Compare(plain, RunIn(program, mode));
