@@ -9,10 +9,14 @@
 #include <cerrno>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 
@@ -24,7 +28,11 @@ constexpr int kFormatVersion = 3;
 
 constexpr uint64_t kMostBytes = uint64_t{1} << 60;  // more than any host has
 constexpr int kMostAttempts = 1000;                 // many more than concurrent growths need
+constexpr off_t kFirstByte = 1;                     // of reservations; byte 0 is the placement lock
 constexpr off_t kEndOfFile = std::numeric_limits<off_t>::max();
+
+constexpr int kMostPlacementTries = 100;
+constexpr absl::Duration kNextPlacementTry = absl::Microseconds(100);  // a placement takes 10 us
 
 std::string PathIn(const std::string& directory) {
   return absl::StrCat(directory, "/pinion_ledger_", kFormatVersion, "_uid", geteuid());
@@ -60,23 +68,51 @@ bool SetLock(int fd, int16_t type, off_t begin, off_t end) {
   return fcntl(fd, F_OFD_SETLK, &lock) == 0;
 }
 
-// Visits all ranges in [begin, end) that other descriptors lock during the whole call. The kernel
-// reports one of them at a time.
-void VisitLocks(int fd, off_t begin, off_t end, absl::FunctionRef<void(off_t, off_t)> visit) {
-  while (begin < end) {
-    struct flock found = LockOf(F_WRLCK, begin, end);
-    if (fcntl(fd, F_OFD_GETLK, &found) != 0 || found.l_type == F_UNLCK) return;
-    const off_t found_end = found.l_len == 0 ? kEndOfFile : found.l_start + found.l_len;
-    visit(found.l_start, found_end);
-    VisitLocks(fd, begin, found.l_start, visit);
-    begin = found_end;
+// Returns whether locks can be set, with or without the placement lock. Errors are in errno.
+bool TakePlacementLock(int fd) {
+  for (int tries = 0; tries < kMostPlacementTries; ++tries) {
+    if (SetLock(fd, F_WRLCK, 0, kFirstByte)) return true;
+    if (errno != EAGAIN) return false;
+    absl::SleepFor(kNextPlacementTry);
   }
+  return true;
 }
 
-uint64_t LockedBytes(int fd, off_t begin, off_t end) {
+// Visits all ranges in [begin, end) that other descriptors lock during the whole call. The kernel
+// reports one of them at a time. Returns whether it does. Errors are in errno.
+bool VisitLocks(int fd, off_t begin, off_t end, absl::FunctionRef<void(off_t, off_t)> visit) {
+  while (begin < end) {
+    struct flock found = LockOf(F_WRLCK, begin, end);
+    if (fcntl(fd, F_OFD_GETLK, &found) != 0) return false;
+    if (found.l_type == F_UNLCK) return true;
+    const off_t found_end = found.l_len == 0 ? kEndOfFile : found.l_start + found.l_len;
+    visit(found.l_start, found_end);
+    if (!VisitLocks(fd, begin, found.l_start, visit)) return false;
+    begin = found_end;
+  }
+  return true;
+}
+
+// Returns nothing if the locks cannot be read. Errors are in errno.
+std::optional<uint64_t> LockedBytes(int fd, off_t begin, off_t end) {
   uint64_t bytes = 0;
-  VisitLocks(fd, begin, end, [&](off_t first, off_t last) { bytes += last - first; });
+  if (!VisitLocks(fd, begin, end, [&](off_t first, off_t last) { bytes += last - first; })) {
+    return std::nullopt;
+  }
   return std::min(bytes, kMostBytes);
+}
+
+void WarnOnce(absl::string_view why) {
+  static std::atomic<bool> is_logged = false;
+  if (is_logged.exchange(true)) return;
+  PINION_LOG(kWarning) << "growth is not coordinated with other Pinion processes of this host: "
+                       << why;
+}
+
+uint64_t LockedBytesOrWarn(int fd, off_t begin, off_t end) {
+  const std::optional<uint64_t> bytes = LockedBytes(fd, begin, end);
+  if (!bytes.has_value()) WarnOnce(absl::StrCat("fcntl(F_OFD_GETLK): ", std::strerror(errno)));
+  return bytes.value_or(0);
 }
 
 }  // namespace
@@ -89,7 +125,9 @@ HostLedger::Reservation::~Reservation() {
   close(fd_);
 }
 
-uint64_t HostLedger::Reservation::BytesAhead() const { return LockedBytes(fd_, 0, begin_); }
+uint64_t HostLedger::Reservation::BytesAhead() const {
+  return fd_ < 0 ? 0 : LockedBytesOrWarn(fd_, kFirstByte, begin_);
+}
 
 HostLedger HostLedger::OfThisUser() { return HostLedger(PathIn("/dev/shm")); }
 
@@ -108,24 +146,24 @@ HostLedger::Reservation HostLedger::Reserve(uint64_t size_bytes) const {
   if (path_.empty()) return Reservation(-1);
   absl::StatusOr<Reservation> reservation = TryReserve(size_bytes);
   if (reservation.ok()) return *std::move(reservation);
-  static std::atomic<bool> is_logged = false;
-  if (!is_logged.exchange(true)) {
-    PINION_LOG(kWarning) << "growth is not coordinated with other Pinion processes of this host: "
-                         << reservation.status().message();
-  }
+  WarnOnce(reservation.status().message());
   return Reservation(-1);
 }
 
-// A reservation is placed behind all others, so that earlier ones are in front. But between search
-// and lock, another reservation may be placed further behind, without counting this one. So a
-// reservation with another one behind it is placed anew.
+// A reservation is placed behind all others, so that earlier ones are in front. Without the
+// placement lock, another reservation may be placed further behind between search and lock, and not
+// count this one. So a reservation with another one behind it is placed anew.
 absl::StatusOr<HostLedger::Reservation> HostLedger::TryReserve(uint64_t size_bytes) const {
   PINION_ASSIGN_OR_RETURN(const int fd, OpenFile(path_));
   Reservation reservation(fd);
   const auto length = static_cast<off_t>(std::clamp(size_bytes, uint64_t{1}, kMostBytes));
+  if (!TakePlacementLock(fd)) return SystemError("fcntl(F_OFD_SETLK)", path_);
   for (int attempts = 0; attempts < kMostAttempts; ++attempts) {
-    off_t begin = 0;
-    VisitLocks(fd, 0, kEndOfFile, [&](off_t, off_t end) { begin = std::max(begin, end); });
+    off_t begin = kFirstByte;
+    const auto place_behind = [&](off_t, off_t end) { begin = std::max(begin, end); };
+    if (!VisitLocks(fd, kFirstByte, kEndOfFile, place_behind)) {
+      return SystemError("fcntl(F_OFD_GETLK)", path_);
+    }
     if (begin > kEndOfFile - length) {
       return absl::UnavailableError(absl::StrCat(path_, " has no range left to lock"));
     }
@@ -134,7 +172,10 @@ absl::StatusOr<HostLedger::Reservation> HostLedger::TryReserve(uint64_t size_byt
       if (errno == EAGAIN) continue;  // another reservation was faster
       return SystemError("fcntl(F_OFD_SETLK)", path_);
     }
-    if (LockedBytes(fd, end, kEndOfFile) == 0) {
+    const std::optional<uint64_t> bytes_behind = LockedBytes(fd, end, kEndOfFile);
+    if (!bytes_behind.has_value()) return SystemError("fcntl(F_OFD_GETLK)", path_);
+    if (*bytes_behind == 0) {
+      SetLock(fd, F_UNLCK, 0, kFirstByte);
       reservation.begin_ = begin;
       return reservation;
     }
@@ -147,7 +188,7 @@ absl::StatusOr<HostLedger::Reservation> HostLedger::TryReserve(uint64_t size_byt
 uint64_t HostLedger::reserved_bytes() const {
   const absl::StatusOr<int> fd = OpenFile(path_);
   if (!fd.ok()) return 0;
-  const uint64_t bytes = LockedBytes(*fd, 0, kEndOfFile);
+  const uint64_t bytes = LockedBytesOrWarn(*fd, kFirstByte, kEndOfFile);
   close(*fd);
   return bytes;
 }

@@ -6,17 +6,21 @@
 //   if (pending > headroom) return ...;
 //   ... pin 64 MiB ...                      // the destructor ends the reservation
 //
-// Reservations are ordered, and each counts the earlier ones. So the last of several concurrent
-// reservations counts all others, and two of them do not refuse each other. A reservation should
-// end when the kernel's numbers show its memory.
+// Reservations are ordered, and each counts the earlier ones. So of several concurrent reservations
+// the first counts none of the others, and the last counts all. A reservation should end when the
+// kernel's numbers show its memory.
 //
 // A reservation of n bytes is a lock on n bytes of an empty file. The kernel keeps the locks, and
-// ends the locks of a killed process. No call waits for another process. Exception: if a process
-// forks during a reservation and is then killed, the reservation lasts until the child ends or
-// calls exec.
+// ends the locks of a killed process. Exception: if a process forks during a reservation and is
+// then killed, the reservation lasts until the child ends or calls exec.
 //
-// If a reservation cannot be recorded (no /dev/shm, no free descriptor), a warning is logged once
-// per process. Such a reservation neither counts others nor is counted.
+// Reserve chooses the range under a lock of the file's first byte. If another process is stopped
+// with that lock, Reserve goes on without the lock after some 20 ms. Two concurrent reservations
+// may then count each other. They never miss each other.
+//
+// If a reservation cannot be recorded (no /dev/shm, no free descriptor), it neither counts others
+// nor is counted. If the locks cannot be read later, it counts no others. A warning is logged once
+// per process.
 //
 // Thread safety: thread-safe. Ownership: a value. Reservations may outlive their ledger.
 

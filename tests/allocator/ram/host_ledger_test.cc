@@ -17,15 +17,20 @@
 #include <filesystem>
 #include <functional>
 #include <iterator>
+#include <latch>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/allocator/base/deadline.h"
 #include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/fake_host.h"
@@ -37,7 +42,11 @@ namespace {
 int interruptions_of_open = 0;
 int error_of_open = 0;
 int error_of_lock = 0;
-std::function<void()> before_lock;  // called once, before the next range is locked
+int error_of_query = 0;
+int queries_before_error = 0;
+std::string shared_memory;             // the directory that stands for /dev/shm
+std::function<void()> before_lock;     // called once, before a reservation's range is locked
+std::function<void()> after_any_lock;  // called after each attempt to lock
 }  // namespace
 
 extern "C" int open(const char* path, int flags, ...) {
@@ -54,7 +63,11 @@ extern "C" int open(const char* path, int flags, ...) {
     errno = error_of_open;
     return -1;
   }
-  return static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+  std::string real_path = path;
+  if (real_path.starts_with("/dev/shm/")) {
+    real_path = shared_memory + real_path.substr(std::string_view("/dev/shm").size());
+  }
+  return static_cast<int>(syscall(SYS_openat, AT_FDCWD, real_path.c_str(), flags, mode));
 }
 
 extern "C" int fcntl(int fd, int command, ...) {
@@ -62,14 +75,22 @@ extern "C" int fcntl(int fd, int command, ...) {
   va_start(arguments, command);
   void* const argument = va_arg(arguments, void*);
   va_end(arguments);
-  if (command == F_OFD_SETLK && static_cast<struct flock*>(argument)->l_type == F_WRLCK) {
-    if (before_lock) std::exchange(before_lock, {})();
-    if (error_of_lock != 0) {
-      errno = error_of_lock;
-      return -1;
-    }
+  if (command == F_OFD_GETLK && error_of_query != 0 && queries_before_error-- <= 0) {
+    errno = error_of_query;
+    return -1;
   }
-  return static_cast<int>(syscall(SYS_fcntl, fd, command, argument));
+  const auto* const lock = static_cast<const struct flock*>(argument);
+  const bool locks = command == F_OFD_SETLK && lock->l_type == F_WRLCK;
+  if (locks && lock->l_start != 0 && before_lock) std::exchange(before_lock, {})();
+  if (locks && error_of_lock != 0) {
+    errno = error_of_lock;
+    return -1;
+  }
+  const int result = static_cast<int>(syscall(SYS_fcntl, fd, command, argument));
+  const int error = errno;
+  if (locks && after_any_lock) after_any_lock();
+  errno = error;
+  return result;
 }
 
 namespace pinion {
@@ -97,6 +118,17 @@ class HostLedgerTest : public ::testing::Test {
 
   static auto OpenFiles() {
     return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  }
+
+  // Locks bytes as another process does. Returns a descriptor that keeps the lock.
+  int LockBytes(off_t begin, off_t length) const {
+    const int fd = open(file().c_str(), O_RDWR);
+    struct flock lock = {};
+    lock.l_type = F_WRLCK;
+    lock.l_start = begin;
+    lock.l_len = length;
+    EXPECT_EQ(fcntl(fd, F_OFD_SETLK, &lock), 0);
+    return fd;
   }
 
   const FakeHost files_;
@@ -194,7 +226,7 @@ TEST_F(HostLedgerTest, ReservationsOfMoreThanAnyHostHasAddUpToSoMuch) {
     const CapturedLog log;
     std::vector<Reservation> held;
     for (int i = 0; i < 7; ++i) held.push_back(ledger_.Reserve(UINT64_MAX));
-    held.push_back(ledger_.Reserve(kMostBytes - 1));  // up to the end of the file
+    held.push_back(ledger_.Reserve(kMostBytes - 2));  // up to the end of the file
     EXPECT_EQ(log.text(), "");
     EXPECT_EQ(held.back().BytesAhead(), kMostBytes);
     EXPECT_EQ(ledger_.reserved_bytes(), kMostBytes);
@@ -207,11 +239,7 @@ TEST_F(HostLedgerTest, ReservationsOfMoreThanAnyHostHasAddUpToSoMuch) {
 
 // No reservation is, but another program's lock may be.
 TEST_F(HostLedgerTest, ALockWithoutAnEndHangsNobody) {
-  const int fd = open(file().c_str(), O_RDWR);
-  struct flock lock = {};
-  lock.l_type = F_WRLCK;
-  lock.l_start = 3;
-  ASSERT_EQ(fcntl(fd, F_OFD_SETLK, &lock), 0);
+  const int fd = LockBytes(3, 0);
   EXPECT_EQ(ledger_.reserved_bytes(), uint64_t{1} << 60);
   EXPECT_THAT(HostLedger::InDirectory(directory()),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has no range left")));
@@ -219,8 +247,9 @@ TEST_F(HostLedgerTest, ALockWithoutAnEndHangsNobody) {
 }
 
 TEST_F(HostLedgerTest, TheLedgerOfThisUserIsInSharedMemory) {
+  shared_memory = directory();
   const Reservation reservation = HostLedger::OfThisUser().Reserve(4321);
-  EXPECT_GE(HostLedger::InDirectory("/dev/shm")->reserved_bytes(), 4321u);
+  EXPECT_EQ(ledger_.reserved_bytes(), 4321u);
 }
 
 // --- At once ---
@@ -239,6 +268,51 @@ TEST_F(HostLedgerTest, OfThreadsThatReserveAtOnceTheLastCountsAll) {
   }
 }
 
+thread_local bool is_second = false;
+
+// Two that do not wait would both be refused. The first one has looked for its place when an
+// earlier reservation ends, and the second one comes.
+TEST_F(HostLedgerTest, OfTwoReservationsThatComeAtOnceOneCountsTheOther) {
+  std::optional<Reservation> ended = ledger_.Reserve(100);
+  std::optional<Reservation> second;
+  std::thread thread;
+  std::latch second_has_tried(1);
+  std::latch first_has_counted(1);
+  after_any_lock = [&] {
+    if (!std::exchange(is_second, false)) return;
+    second_has_tried.count_down();
+    first_has_counted.wait();
+  };
+  before_lock = [&] {
+    ended.reset();
+    thread = std::thread([&] {
+      is_second = true;
+      second.emplace(ledger_.Reserve(5));
+    });
+    second_has_tried.wait();
+  };
+  const Reservation first = ledger_.Reserve(7);
+  EXPECT_EQ(first.BytesAhead(), 0u);
+  first_has_counted.count_down();
+  thread.join();
+  after_any_lock = nullptr;
+  EXPECT_EQ(second->BytesAhead(), 7u);
+}
+
+// It has the first byte. A reservation waits for the time of many placements and goes on.
+TEST_F(HostLedgerTest, AProcessThatIsStoppedWhileItChoosesItsPlaceHoldsUpNobody) {
+  const Reservation earlier = ledger_.Reserve(3);
+  const int fd = LockBytes(0, 1);
+  EXPECT_EQ(ledger_.reserved_bytes(), 3u);
+  const internal::Stopwatch stopwatch;
+  const Reservation first = ledger_.Reserve(5);
+  EXPECT_GE(stopwatch.Elapsed(), absl::Milliseconds(10));
+  EXPECT_EQ(ledger_.Reserve(7).BytesAhead(), 8u);
+  EXPECT_EQ(first.BytesAhead(), 3u);
+  close(fd);
+}
+
+// In these, the faster ones did not get the placement lock in time.
 TEST_F(HostLedgerTest, AReservationWhosePlaceWasTakenMeanwhileCountsWhoHasIt) {
   std::optional<Reservation> faster;
   before_lock = [&] { faster.emplace(ledger_.Reserve(5)); };
@@ -394,6 +468,9 @@ TEST_F(HostLedgerTest, AFileSystemThatCannotLockRangesIsAnErrorThatNamesTheFile)
   error_of_lock = EAGAIN;  // of locks that it does not report
   is_refused("attempts to lock a range of ");
   error_of_lock = 0;
+  error_of_query = EINVAL;
+  is_refused("fcntl(F_OFD_GETLK) of ");
+  error_of_query = 0;
 }
 
 TEST_F(HostLedgerTest, AFileOfAnotherUserIsNotUsed) {
@@ -406,16 +483,58 @@ TEST_F(HostLedgerTest, AFileOfAnotherUserIsNotUsed) {
   EXPECT_EQ(OpenFiles(), before);
 }
 
+// In child processes, because whether the log has said so is the process's.
 TEST_F(HostLedgerTest, WhereNothingCanBeRecordedThatIsLoggedOnceAndGrowthGoesOn) {
-  const auto before = OpenFiles();
-  const CapturedLog log;
-  error_of_open = EROFS;
-  for (int i = 0; i < 2; ++i) EXPECT_EQ(ledger_.Reserve(5).BytesAhead(), 0u);
-  EXPECT_EQ(ledger_.reserved_bytes(), 0u);
-  error_of_open = 0;
-  EXPECT_THAT(log.text(), HasSubstr("other Pinion processes of this host: open of " + directory()));
-  EXPECT_EQ(std::count(log.text().begin(), log.text().end(), '\n'), 1);
-  EXPECT_EQ(OpenFiles(), before);
+  ChildProcess child([&] {
+    const auto before = OpenFiles();
+    const CapturedLog log;
+    error_of_open = EROFS;
+    for (int i = 0; i < 2; ++i) EXPECT_EQ(ledger_.Reserve(5).BytesAhead(), 0u);
+    EXPECT_EQ(ledger_.reserved_bytes(), 0u);
+    error_of_open = 0;
+    EXPECT_THAT(log.text(),
+                HasSubstr("other Pinion processes of this host: open of " + directory()));
+    EXPECT_EQ(std::count(log.text().begin(), log.text().end(), '\n'), 1);
+    EXPECT_EQ(OpenFiles(), before);
+  });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
+TEST_F(HostLedgerTest, LocksThatCannotBeReadAreLoggedOnceAndGrowthGoesOn) {
+  std::optional<Reservation> ended = ledger_.Reserve(1);
+  const Reservation others = ledger_.Reserve(3);
+  ended.reset();
+  ChildProcess asks([&] {
+    const CapturedLog log;
+    const Reservation reservation = ledger_.Reserve(5);
+    error_of_query = EIO;
+    for (int i = 0; i < 2; ++i) EXPECT_EQ(reservation.BytesAhead(), 0u);
+    EXPECT_EQ(ledger_.reserved_bytes(), 0u);
+    EXPECT_THAT(log.text(), HasSubstr("F_OFD_GETLK"));
+    EXPECT_EQ(std::count(log.text().begin(), log.text().end(), '\n'), 1);
+  });
+  EXPECT_EQ(asks.Wait(), 0);
+  ChildProcess reserves([&] {
+    const CapturedLog log;
+    // Three find the place, among them one before the others' lock. One looks behind the place.
+    for (int queries = 0; queries < 4; ++queries) {
+      error_of_query = EIO;
+      queries_before_error = queries;
+      const Reservation reservation = ledger_.Reserve(5);
+      error_of_query = 0;
+      EXPECT_EQ(reservation.BytesAhead(), 0u);
+      EXPECT_EQ(ledger_.reserved_bytes(), 3u) << queries;
+    }
+    EXPECT_THAT(log.text(), HasSubstr("fcntl(F_OFD_GETLK) of " + file().string()));
+  });
+  EXPECT_EQ(reserves.Wait(), 0);
+  ChildProcess sums_up([&] {
+    const CapturedLog log;
+    error_of_query = EIO;
+    EXPECT_EQ(ledger_.reserved_bytes(), 0u);
+    EXPECT_THAT(log.text(), HasSubstr("F_OFD_GETLK"));
+  });
+  EXPECT_EQ(sums_up.Wait(), 0);
 }
 
 }  // namespace
