@@ -77,6 +77,7 @@ class PinnedAllocator {
   // of 32 KiB or more. Pins few large segments (of at most 1 GiB, or segment_bytes if that is
   // more), so that large blocks fit. Errors are those of Allocate. Pins nothing if the limit or the
   // host's RAM has no room for all of it. Segments that were pinned before a later refusal stay.
+  // May wait for memory that other processes are pinning, in total up to 100 ms per segment.
   absl::Status Reserve(uint64_t size_bytes);
 
   // Frees unused segments until at most `keep_bytes` stay locked. Returns the freed bytes.

@@ -48,8 +48,8 @@ Grower::Result Grower::Grow(uint64_t size_bytes) {
   }
   const uint64_t least_bytes = pool_->LeastSegmentBytes(size_bytes);
   const uint64_t wished_bytes = WishedBytes(least_bytes);
-  const Result first =
-      AddSegment(wished_bytes, least_bytes, size_bytes, RamWatermark::Wait::kForOthers);
+  absl::Duration wait_left = RamWatermark::kLongestWait;
+  const Result first = AddSegment(wished_bytes, least_bytes, size_bytes, wait_left);
   if (first.refusal == Refusal::kNone) return first;
   const uint64_t room = MakeRoom(first.refusal, least_bytes);
   // Another thread may have released a block.
@@ -59,7 +59,7 @@ Grower::Result Grower::Grow(uint64_t size_bytes) {
   if (room == 0) return first;
   ++retries_;
   return AddSegment(std::max(least_bytes, std::min(room, wished_bytes)), least_bytes, size_bytes,
-                    RamWatermark::Wait::kNo);
+                    wait_left);
 }
 
 uint64_t Grower::WishedBytes(uint64_t least_bytes) const {
@@ -84,14 +84,15 @@ absl::Status Grower::Reserve(uint64_t size_bytes) {
     return AlignUp(size_bytes - free_bytes, granularity_bytes);
   };
   Result result = CheckRoom(missing_bytes());
-  auto wait = RamWatermark::Wait::kForOthers;
+  // Proportional to the time that pinning takes. Any segment may need most of it: a segment that
+  // another process pins counts twice for up to a second.
+  absl::Duration wait_left = RamWatermark::kLongestWait * (missing_bytes() / chunk_bytes + 1);
   while (result.status.ok()) {
     const uint64_t segment_bytes = std::min(missing_bytes(), chunk_bytes);
     if (segment_bytes == 0) return absl::OkStatus();
     const uint64_t least_bytes =
         std::min(segment_bytes, std::max(granularity_bytes, kWorthACallBytes));
-    result = AddSegment(segment_bytes, least_bytes, /*size_bytes=*/0, wait);
-    wait = RamWatermark::Wait::kNo;
+    result = AddSegment(segment_bytes, least_bytes, /*size_bytes=*/0, wait_left);
   }
   ++refused_[static_cast<int>(result.refusal)];
   return result.status;
@@ -126,30 +127,30 @@ AllocatorStats Grower::GetStats() const {
 }
 
 Grower::Result Grower::AddSegment(uint64_t wished_bytes, uint64_t least_bytes, uint64_t size_bytes,
-                                  RamWatermark::Wait wait) {
+                                  absl::Duration& wait_left) {
   const uint64_t granularity_bytes = pool_->source().granularity_bytes();
   uint64_t segment_bytes =
       std::min(wished_bytes, AlignDown(pool_->source().BytesToLimit(), granularity_bytes));
   while (true) {
     segment_bytes = std::max(segment_bytes, least_bytes);
-    Result result = TryAddSegment(segment_bytes, size_bytes, wait);
+    Result result = TryAddSegment(segment_bytes, size_bytes, wait_left);
     // Reserve wants few segments, and sixteenths would be many calls.
     const bool may_be_smaller = result.refusal == Refusal::kWatermark ||
                                 (result.refusal == Refusal::kSource && size_bytes != 0);
     if (!may_be_smaller || segment_bytes == least_bytes) return result;
     segment_bytes = AlignDown(segment_bytes / kNextSmallerSegment, granularity_bytes);
-    wait = RamWatermark::Wait::kNo;
   }
 }
 
 Grower::Result Grower::TryAddSegment(uint64_t segment_bytes, uint64_t size_bytes,
-                                     RamWatermark::Wait wait) {
+                                     absl::Duration& wait_left) {
   LimitedSource& source = pool_->source();
   if (absl::Status status = source.Book(segment_bytes); !status.ok()) {
     return {.status = std::move(status), .refusal = Refusal::kLimit};
   }
   absl::Cleanup unbook = [&] { source.Unbook(segment_bytes); };
-  const absl::StatusOr<RamWatermark::Growth> admitted = watermark_.AdmitGrowth(segment_bytes, wait);
+  const absl::StatusOr<RamWatermark::Growth> admitted =
+      watermark_.AdmitGrowth(segment_bytes, wait_left);
   if (!admitted.ok()) return {.status = admitted.status(), .refusal = Refusal::kWatermark};
   const absl::StatusOr<HostSegment> segment = source.Pin(segment_bytes);
   if (!segment.ok()) {

@@ -71,10 +71,10 @@ class Grower {
 
   // Adds a segment of `wished_bytes`, and takes a block of `size_bytes` (0: none) from it. Tries
   // smaller segments, down to `least_bytes`, if the limit or the host's RAM refuses. Does so for a
-  // refusal by the source only if a block is needed.
+  // refusal by the source only if a block is needed. `wait_left`: see RamWatermark::AdmitGrowth.
   Result AddSegment(uint64_t wished_bytes, uint64_t least_bytes, uint64_t size_bytes,
-                    RamWatermark::Wait wait);
-  Result TryAddSegment(uint64_t segment_bytes, uint64_t size_bytes, RamWatermark::Wait wait);
+                    absl::Duration& wait_left);
+  Result TryAddSegment(uint64_t segment_bytes, uint64_t size_bytes, absl::Duration& wait_left);
 
   // Checks that the limit and the host's RAM have room for `bytes`. Takes nothing.
   Result CheckRoom(uint64_t bytes);

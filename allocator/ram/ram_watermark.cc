@@ -6,8 +6,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/status_macros.h"
 
 namespace pinion {
 namespace {
@@ -47,13 +49,16 @@ RamLevel NextLevel(const AllocatorOptions& options, RamLevel level, double perce
 
 }  // namespace
 
-RamWatermark::RamWatermark(const AllocatorOptions& options, HostRam ram,
-                           std::function<absl::Time()> clock)
+RamWatermark::RamWatermark(const AllocatorOptions& options, HostRam ram, MonotonicClock clock)
     : options_(options), ram_(std::move(ram)), clock_(std::move(clock)) {}
 
-absl::StatusOr<RamWatermark::Growth> RamWatermark::AdmitGrowth(uint64_t size_bytes, Wait wait) {
+absl::StatusOr<RamWatermark::Growth> RamWatermark::AdmitGrowth(uint64_t size_bytes,
+                                                               absl::Duration& wait_left) {
+  // A reservation of a growth that is never admitted would hold up other processes.
+  PINION_RETURN_IF_ERROR(CheckGrowth(size_bytes));
   Growth growth = ram_.ledger.Reserve(size_bytes);
-  absl::Time deadline = absl::InfinitePast();
+  bool has_waited = false;
+  absl::Duration last_look = clock_();
   while (true) {
     // Before the sample: memory that is committed in between counts twice rather than never.
     const uint64_t pending_bytes = growth.BytesAhead();
@@ -64,14 +69,16 @@ absl::StatusOr<RamWatermark::Growth> RamWatermark::AdmitGrowth(uint64_t size_byt
       if (percent > options_.warn_percent) Warn(now.sample, percent);
       return growth;
     }
-    if (wait == Wait::kNo || pending_bytes == 0 || !Judge(now, size_bytes, 0).ok()) return refused;
-    if (deadline == absl::InfinitePast()) {
-      deadline = clock_() + kLongestWait;
+    const bool may_wait = wait_left > absl::ZeroDuration();
+    if (!may_wait || pending_bytes == 0 || !Judge(now, size_bytes, 0).ok()) return refused;
+    if (!std::exchange(has_waited, true)) {
       MutexLock lock(mu_);
       ++counts_.waits;
     }
-    if (clock_() >= deadline) return refused;
     absl::SleepFor(kLookAgainAfter);
+    const absl::Duration time = clock_();
+    wait_left -= time - last_look;
+    last_look = time;
   }
 }
 
@@ -149,7 +156,7 @@ RamWatermark::Observation RamWatermark::SampleLevel() {
 }
 
 void RamWatermark::Warn(const RamSample& sample, double percent) {
-  const absl::Time now = clock_();
+  const absl::Duration now = clock_();
   {
     MutexLock lock(mu_);
     ++counts_.warnings;

@@ -10,7 +10,7 @@
 // (RamProbe). Above warn_percent it is admitted with a warning.
 //
 // If only reservations are in the way, some of them may already be in the kernel's numbers and
-// count twice. The growth then waits up to kLongestWait for them to end.
+// count twice. The growth then waits for them to end.
 //
 //   percent  0 ------------- warn ------- low --- high ------ 100
 //   level      kNormal        | kWarn              | kHigh
@@ -33,9 +33,9 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/allocator_options.h"
+#include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/ram/host_ledger.h"
 #include "pinion/allocator/ram/host_ram.h"
@@ -55,16 +55,25 @@ class RamWatermark {
     uint64_t waits = 0;     // growths that waited for earlier reservations
   };
 
+  // Returns the time since a fixed moment. Setting the system's time must not change it.
+  using MonotonicClock = std::function<absl::Duration()>;
+
   // `options` must be valid. `clock` serves the warning's rate limit (one a minute) and the end of
   // waits.
-  RamWatermark(const AllocatorOptions& options, HostRam ram,
-               std::function<absl::Time()> clock = absl::Now);
+  RamWatermark(
+      const AllocatorOptions& options, HostRam ram,
+      MonotonicClock clock = [stopwatch = internal::Stopwatch()] { return stopwatch.Elapsed(); });
 
-  // Whether to wait up to kLongestWait if only reservations of others are in the way.
-  enum class Wait { kForOthers, kNo };
+  // Returns ResourceExhausted with the watermark or limit and the numbers. Waits up to `wait_left`
+  // if only reservations of others are in the way, and subtracts the time that it took. So several
+  // growths of one request share a wait.
+  absl::StatusOr<Growth> AdmitGrowth(uint64_t size_bytes, absl::Duration& wait_left);
 
-  // Returns ResourceExhausted with the watermark or limit and the numbers.
-  absl::StatusOr<Growth> AdmitGrowth(uint64_t size_bytes, Wait wait = Wait::kForOthers);
+  // Waits up to kLongestWait.
+  absl::StatusOr<Growth> AdmitGrowth(uint64_t size_bytes) {
+    absl::Duration wait_left = kLongestWait;
+    return AdmitGrowth(size_bytes, wait_left);
+  }
 
   // Returns AdmitGrowth's error for a growth that does not fit even without reservations. Reserves
   // nothing.
@@ -97,12 +106,12 @@ class RamWatermark {
 
   const AllocatorOptions options_;
   const HostRam ram_;
-  const std::function<absl::Time()> clock_;
+  const MonotonicClock clock_;
 
   mutable Mutex mu_;
   Counts counts_ ABSL_GUARDED_BY(mu_);
   RamLevel level_ ABSL_GUARDED_BY(mu_) = RamLevel::kNormal;
-  absl::Time last_warning_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
+  absl::Duration last_warning_ ABSL_GUARDED_BY(mu_) = -absl::InfiniteDuration();  // by clock_
 };
 
 }  // namespace pinion

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -171,6 +172,35 @@ TEST_F(PinnedAllocatorRefusalTest, AReserveNearTheHighMarkPinsNoCrumbsAndWaitsOn
   EXPECT_THAT(allocator_->Reserve(64 * kMiB), IsOk());
   EXPECT_EQ(source_->calls(), 4u);
   EXPECT_EQ(allocator_->GetStats().growth_waits, 1u);
+}
+
+// As ranks meet that reserve at the same time: each sees the other's pin in the ledger and in the
+// kernel's numbers. The callback is called by the samples of the second segment: by the one before
+// its reservation, and by the one that refuses it.
+TEST_F(PinnedAllocatorRefusalTest, EverySegmentOfAReserveWaitsForPinsOfOthers) {
+  const auto set_used_percent = [this](uint64_t percent) {
+    host_.SetMeminfo(100 * kGiB, (100 - percent) * kGiB);
+  };
+  const HostRam ram = host_.Ram();
+  std::optional<HostLedger::Reservation> others;
+  options_.on_ram_level = [&](const RamLevelChange& change) {
+    if (change.to == RamLevel::kNormal) {
+      others.reset();
+    } else {
+      set_used_percent(50);
+    }
+  };
+  source_->on_allocate = [&] {
+    if (source_->calls() != 0) return;
+    others.emplace(ram.ledger.Reserve(40 * kGiB));
+    set_used_percent(65);
+  };
+  set_used_percent(50);
+  PINION_ASSERT_OK_AND_ASSIGN(allocator_, PinnedAllocator::Create(options_, source_, ram));
+  EXPECT_THAT(allocator_->Reserve(kGiB + 20 * kMiB), IsOk());
+  EXPECT_EQ(source_->calls(), 2u);
+  EXPECT_EQ(allocator_->GetStats().growth_waits, 1u);
+  source_->on_allocate = nullptr;
 }
 
 TEST_F(PinnedAllocatorRefusalTest, AReserveThatTheSourceRefusesInTheMiddleKeepsWhatItGot) {

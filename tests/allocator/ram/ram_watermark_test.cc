@@ -22,6 +22,7 @@
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/ram/ram_probe.h"
 #include "pinion/tests/support/fake_host.h"
@@ -52,15 +53,15 @@ class RamWatermarkTest : public ::testing::Test {
   ~RamWatermarkTest() override { SetLogSink(std::move(previous_sink_)); }
 
   // One that soon has had enough of waiting.
-  std::function<absl::Time()> Impatient() {
-    return [this] { return absl::UnixEpoch() + absl::Minutes(calls_of_clock_++); };
+  RamWatermark::MonotonicClock Impatient() {
+    return [this] { return absl::Minutes(calls_of_clock_++); };
   }
 
   void SetUsedPercent(uint64_t percent) { host_.SetMeminfo(100 * kGiB, (100 - percent) * kGiB); }
 
   FakeHost host_;
   AllocatorOptions options_;
-  absl::Time now_ = absl::UnixEpoch();
+  absl::Duration now_;
   std::atomic<int> calls_of_clock_{0};
   Mutex mu_;  // of warnings_ while several threads grow
   std::vector<std::string> warnings_;
@@ -207,7 +208,7 @@ TEST_F(TwoContainersTest,
 // then does not fit by that sum, and does fit once the pin is done.
 TEST_F(RamWatermarkTest, AGrowthThatIsBecomingVisibleIsNotChargedTwice) {
   SetUsedPercent(80);
-  RamWatermark watermark(options_, host_.Ram(), [] { return absl::UnixEpoch(); });
+  RamWatermark watermark(options_, host_.Ram(), [] { return absl::ZeroDuration(); });
   std::optional<RamWatermark::Growth> first = watermark.AdmitGrowth(6 * kGiB).value();
   SetUsedPercent(86);
   RunThreads(2, [&](int thread) {
@@ -222,15 +223,16 @@ TEST_F(RamWatermarkTest, AGrowthThatIsBecomingVisibleIsNotChargedTwice) {
 
 TEST_F(RamWatermarkTest, WhoDoesNotWantToWaitIsRefusedAtOnce) {
   SetUsedPercent(80);
-  RamWatermark watermark(options_, host_.Ram(), [] { return absl::UnixEpoch(); });
+  RamWatermark watermark(options_, host_.Ram(), [] { return absl::ZeroDuration(); });
   const absl::StatusOr<RamWatermark::Growth> first = watermark.AdmitGrowth(6 * kGiB);
-  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB, RamWatermark::Wait::kNo), Not(IsOk()));
+  absl::Duration no_wait;
+  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB, no_wait), Not(IsOk()));
   EXPECT_EQ(watermark.counts().waits, 0u);
 }
 
 TEST_F(RamWatermarkTest, WhatDoesNotFitAnywayDoesNotWait) {
   SetUsedPercent(86);
-  RamWatermark watermark(options_, host_.Ram(), [] { return absl::UnixEpoch(); });
+  RamWatermark watermark(options_, host_.Ram(), [] { return absl::ZeroDuration(); });
   const absl::StatusOr<RamWatermark::Growth> first = watermark.AdmitGrowth(kGiB);
   EXPECT_THAT(watermark.AdmitGrowth(5 * kGiB), Not(IsOk()));
   EXPECT_EQ(watermark.counts().waits, 0u);
@@ -287,7 +289,7 @@ TEST_F(RamWatermarkTest, TheWaitEndsAtItsLongest) {
   SetUsedPercent(80);
   int calls = 0;
   RamWatermark watermark(options_, host_.Ram(), [&] {
-    return absl::UnixEpoch() + (calls++ == 0 ? absl::ZeroDuration() : RamWatermark::kLongestWait);
+    return calls++ == 0 ? absl::ZeroDuration() : RamWatermark::kLongestWait;
   });
   const absl::StatusOr<RamWatermark::Growth> others = watermark.AdmitGrowth(6 * kGiB);
   calls = 0;
@@ -298,15 +300,30 @@ TEST_F(RamWatermarkTest, TheWaitEndsAtItsLongest) {
 // A processor is what those who pin need.
 TEST_F(RamWatermarkTest, WhoWaitsSleeps) {
   SetUsedPercent(80);
+  const internal::Stopwatch stopwatch;
   int calls = 0;
   RamWatermark watermark(options_, host_.Ram(), [&] {
     ++calls;
-    return absl::Now();
+    return stopwatch.Elapsed();
   });
   const absl::StatusOr<RamWatermark::Growth> others = watermark.AdmitGrowth(6 * kGiB);
   calls = 0;
   EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB), Not(IsOk()));
   EXPECT_LE(calls, 2 + RamWatermark::kLongestWait / absl::Milliseconds(1));
+}
+
+TEST_F(RamWatermarkTest, GrowthsOfOneRequestShareAWait) {
+  SetUsedPercent(80);
+  RamWatermark watermark(options_, host_.Ram(), [this] { return now_ += absl::Milliseconds(60); });
+  const absl::StatusOr<RamWatermark::Growth> others = watermark.AdmitGrowth(6 * kGiB);
+  absl::Duration wait_left = absl::Milliseconds(100);
+  EXPECT_THAT(watermark.AdmitGrowth(kGiB, wait_left), IsOk());
+  EXPECT_EQ(wait_left, absl::Milliseconds(100)) << "nothing was in the way";
+  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB, wait_left), Not(IsOk()));
+  EXPECT_EQ(wait_left, -absl::Milliseconds(20));
+  EXPECT_THAT(watermark.AdmitGrowth(5 * kGiB, wait_left), Not(IsOk()));
+  EXPECT_EQ(wait_left, -absl::Milliseconds(20));
+  EXPECT_EQ(watermark.counts().waits, 1u);
 }
 
 TEST_F(RamWatermarkTest, AboveTheHighMarkTrimmingGoesDownToTheLowMark) {
@@ -441,6 +458,18 @@ TEST_F(RamLevelTest, ACallbackThatThrowsLeavesNoReservation) {
   EXPECT_THROW((void)watermark.AdmitGrowth(kMiB), std::runtime_error);
   EXPECT_EQ(host_.Ram().ledger.reserved_bytes(), 0u);
   EXPECT_THAT(watermark.AdmitGrowth(kMiB), IsOk());
+}
+
+// Files are read, and the callback runs, while a reservation would hold up other processes.
+TEST_F(RamLevelTest, AGrowthThatDoesNotFitAnywayReservesNothing) {
+  uint64_t reserved_bytes = UINT64_MAX;
+  options_.on_ram_level = [&](const RamLevelChange&) {
+    reserved_bytes = host_.Ram().ledger.reserved_bytes();
+  };
+  RamWatermark watermark(options_, host_.Ram());
+  SetUsedPercent(65);
+  EXPECT_THAT(watermark.AdmitGrowth(uint64_t{1} << 47), Not(IsOk()));
+  EXPECT_EQ(reserved_bytes, 0u);
 }
 
 TEST_F(RamLevelTest, TheCallbackMayUseTheWatermarkThatCallsIt) {
