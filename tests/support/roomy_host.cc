@@ -2,8 +2,9 @@
 //
 // Replaces open(2), by which the library reads such files (allocator/base/read_file.h). RamProbe()
 // then finds 1 TiB of RAM, of which PINION_TEST_USED_PERCENT is in use, and no limit of a cgroup or
-// a NUMA node. Every pinion_test links it, and RunProgram loads it into programs. Tests about the
-// real host use RealHostProbe (real_host_probe.h).
+// a NUMA node. The ledger of this user is a file of the test's own, in $TEST_TMPDIR or /tmp. Every
+// pinion_test links it, and RunProgram loads it into programs. Tests about the real host use
+// RealHostProbe (real_host_probe.h).
 
 // The fortified header makes open an inline function, which cannot be replaced.
 #undef _FORTIFY_SOURCE
@@ -14,7 +15,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <climits>
 #include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <string_view>
 
@@ -36,6 +40,17 @@ int OpenMeminfo() {
   return -1;
 }
 
+// The test's child processes find the same file.
+constexpr std::string_view kLedger = "/dev/shm/pinion_ledger_";
+
+int OpenLedger(std::string_view path, int flags, mode_t mode) {
+  const char* const directory = std::getenv("TEST_TMPDIR");
+  char own[PATH_MAX];
+  std::snprintf(own, sizeof(own), "%s/%s_of_test_%d", directory != nullptr ? directory : "/tmp",
+                path.substr(path.rfind('/') + 1).data(), getpgrp());
+  return static_cast<int>(syscall(SYS_openat, AT_FDCWD, own, flags, mode));
+}
+
 bool IsLimitOfTheRealHost(std::string_view path) {
   return path == "/proc/self/cgroup" ||
          (path.starts_with("/sys/devices/system/node/node") && path.ends_with("/meminfo"));
@@ -54,5 +69,6 @@ extern "C" [[gnu::weak, gnu::visibility("default")]] int open(const char* path, 
   va_start(arguments, flags);
   const mode_t mode = (flags & (O_CREAT | __O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
   va_end(arguments);
+  if (std::string_view(path).starts_with(kLedger)) return OpenLedger(path, flags, mode);
   return static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
 }

@@ -4,12 +4,14 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -24,6 +26,7 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/ram/host_ledger.h"
 #include "pinion/allocator/ram/ram_probe.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/run_threads.h"
@@ -40,6 +43,7 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::StartsWith;
 
 // 100 GiB of RAM; a growth of n GiB is n percent.
 class RamWatermarkTest : public ::testing::Test {
@@ -373,6 +377,20 @@ TEST_F(RamWatermarkTest, AfterTheBytesWereGivenBackTheGrowthPasses) {
         << growth << " with " << used << " of " << total << " in use, marks at "
         << options_.low_percent << " and " << options_.high_percent;
   }
+}
+
+// Tests must not depend on other processes of this machine.
+TEST(RoomyHostTest, TheLedgerOfThisUserIsTheTestsOwn) {
+  const HostLedger ledger = HostLedger::OfThisUser();
+  const HostLedger::Reservation reservation = ledger.Reserve(5);
+  EXPECT_EQ(ledger.reserved_bytes(), 5u);
+  std::vector<std::string> ledgers;
+  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code closed_meanwhile;
+    const std::string path = std::filesystem::read_symlink(file, closed_meanwhile).string();
+    if (path.find("pinion_ledger_") != std::string::npos) ledgers.push_back(path);
+  }
+  EXPECT_THAT(ledgers, ElementsAre(Not(StartsWith("/dev/shm/pinion_ledger_"))));
 }
 
 // --- Levels ---
