@@ -31,6 +31,7 @@
 #include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/real_cgroup.h"
+#include "pinion/tests/support/real_host_probe.h"
 
 namespace pinion {
 namespace {
@@ -38,6 +39,7 @@ namespace {
 using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::RealCgroup;
+using ::pinion::testing::RealHostProbe;
 using ::pinion::testing::SharedHost;
 
 // Rounds of killing one process and starting another; a sanitizer's processes start slowly.
@@ -179,6 +181,11 @@ class RealHostBudgetTest : public HostBudgetTest {
   static constexpr uint64_t kRoomBytes = kLimitBytes / 10 * 9;
 
   void SetUp() override {
+    const RamSample machine = RealHostProbe().Sample(90);
+    if (machine.headroom_bytes < 2 * kLimitBytes) {
+      GTEST_SKIP() << machine.limited_by << " leaves " << machine.headroom_bytes
+                   << " bytes, which are too few to fill a cgroup of " << kLimitBytes;
+    }
     absl::StatusOr<std::unique_ptr<RealCgroup>> cgroup = RealCgroup::Create(kLimitBytes);
     if (!cgroup.ok()) GTEST_SKIP() << cgroup.status();
     cgroup_ = *std::move(cgroup);
