@@ -55,6 +55,7 @@ elif [[ $device == emu:0 ]]; then
 else
   die "--device=$device is neither cuda:N nor emu:0"
 fi
+[[ -z $limit || $limit =~ ^[1-9][0-9]*$ ]] || die "--limit=$limit: give whole seconds, 1 or more"
 [[ -z $wanted || $wanted =~ ^([1-9]|1[01])(,([1-9]|1[01]))*$ ]] ||
   die "--steps=$wanted: the steps are 1 to 11, with commas between"
 if [[ -n ${TORCH_PATH:-} ]]; then # the programs run in another folder
@@ -119,11 +120,16 @@ last_words() { # the line of a log that says most: an error, else the last
     tail -n 1 | cut -b 1-160
 }
 
+microseconds() { # sets `now_us`; SECONDS is rounded, and serves where bash is older than 5
+  now_us=${EPOCHREALTIME:-$SECONDS.000000}
+  now_us=${now_us/[^0-9]/}
+}
+
 # run NAME SECONDS COMMAND...: one case of a step. Sets `verdict`: passed, failed, timed-out, skipped;
 # and `status`, the exit code.
 # A process that hangs in the driver cannot be killed: after a while it is left behind.
 run() {
-  local name=$1 allowed=${limit:-$2} log started took group note
+  local name=$1 allowed=${limit:-$2} log started took group note now_us deadline_us
   shift 2
   status=""
   if [[ $device_answers == false ]]; then
@@ -133,9 +139,15 @@ run() {
   log=$(log_of "$name")
   printf '%q ' "$@" >"${log%.log}.command"
   started=$SECONDS
+  microseconds
+  deadline_us=$((now_us + 1000000 * allowed))
   (cd "$out" && exec setsid "$@") >"$log" 2>&1 </dev/null &
   group=$!
-  while ((SECONDS - started < allowed)) && kill -0 "$group" 2>/dev/null; do sleep 0.1; done
+  while kill -0 "$group" 2>/dev/null; do
+    microseconds
+    ((now_us < deadline_us)) || break
+    sleep 0.1
+  done
   if kill -0 "$group" 2>/dev/null; then
     kill -TERM -- "-$group" 2>/dev/null
     gone_within "$group" 5 || kill -KILL -- "-$group" 2>/dev/null

@@ -103,11 +103,20 @@ TEST_F(FirstGpuRunTest, RunsEveryStepAndSaysThatItPassed) {
 
 TEST_F(FirstGpuRunTest, GoesOnAfterAProgramThatHangs) {
   Program("bandwidth", "echo copying 16 MiB; sleep 1000 & sleep 1000");
-  const ProgramOutcome outcome = Run("--device=cuda:0 --steps=4,10 --limit=1");
+  // A loaded machine may take seconds to start the program that passes.
+  const ProgramOutcome outcome = Run("--device=cuda:0 --steps=4,10 --limit=10");
   EXPECT_EQ(outcome.exit_code, 1);
-  EXPECT_THAT(outcome.out, HasSubstr("after 1 s; it was saying: copying 16 MiB"));
+  EXPECT_THAT(outcome.out, HasSubstr("after 10 s; it was saying: copying 16 MiB"));
   EXPECT_EQ(VerdictOn("bandwidth"), "timed-out");
   EXPECT_EQ(VerdictOn("engine_bench"), "passed");
+}
+
+TEST_F(FirstGpuRunTest, RefusesALimitThatIsNoWholeSeconds) {
+  for (const char* limit : {"0", "0.5", "-1", "soon"}) {
+    const ProgramOutcome outcome = Run(absl::StrCat("--device=emu:0 --limit=", limit));
+    EXPECT_EQ(outcome.exit_code, 2) << limit;
+    EXPECT_THAT(outcome.err, HasSubstr(absl::StrCat("--limit=", limit, ": give whole seconds")));
+  }
 }
 
 TEST_F(FirstGpuRunTest, KillsWhatIgnoresASignal) {
