@@ -147,7 +147,6 @@ class RunTest(unittest.TestCase):
         (folder / "sample.inc").write_bytes(text)
         (folder / "program.cc").write_text(_PROGRAM)
         subprocess.run(["g++", "-std=c++20", "-O1", "-w", "program.cc", "-o", "program"], cwd=folder, check=True)
-        runs._TIMEOUT_S = 2
         runner = runs.Runner({"program": (str(folder / "program"), str(folder), {})}, folder / "runs")
         cls.groups, cls.failing = runner.measure("program", "1")
         results = main.try_all(runner, cls.found, cls.number, lambda mutant: cls.groups, 2, lambda text: None)

@@ -46,7 +46,7 @@ using ::pinion::testing::SharedHost;
 constexpr int kRounds = config::kHardened ? 60 : 200;
 
 // Of what never happens again once somebody is stuck.
-constexpr absl::Duration kWatchdog = absl::Seconds(100);
+constexpr absl::Duration kWatchdog = absl::Seconds(250);
 
 // What they commit at a time.
 constexpr uint64_t kSegmentBytes = 2 * kMiB;

@@ -48,7 +48,7 @@ TEST(EmuWorkers, ALaterMachineMayHaveMoreDevices) {
 TEST(EmuWorkersDeathTest, AProcessThatExitsLetsAWorkerThatCameLaterEndAndWaitsNoLonger) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto exit_while_a_worker_runs = [] {
-    setenv("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "60", /*overwrite=*/1);  // in seconds
+    setenv("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "250", /*overwrite=*/1);  // in seconds
     GradientOn("cpu");
     Register(1);
     static std::latch runs(1);
@@ -65,7 +65,7 @@ TEST(EmuWorkersDeathTest, AProcessThatExitsLetsAWorkerThatCameLaterEndAndWaitsNo
   };
   const absl::Time start = absl::Now();
   EXPECT_EXIT(exit_while_a_worker_runs(), ::testing::ExitedWithCode(0), "the worker is done");
-  EXPECT_LT(absl::Now() - start, absl::Seconds(45)) << "LibTorch has given up";
+  EXPECT_LT(absl::Now() - start, absl::Seconds(200)) << "LibTorch has given up";
 }
 
 }  // namespace
