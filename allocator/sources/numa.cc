@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -120,19 +121,26 @@ absl::Status CheckNumaNode(int node, const std::string& root, const std::string&
 
 int NumaNodeOf(const void* data, uint64_t size_bytes, uint64_t stride_bytes) {
   PINION_CHECK(stride_bytes > 0) << "NumaNodeOf: stride_bytes is 0; it must be positive";
-  std::vector<const void*> pages;
-  const char* const begin = static_cast<const char*>(data);
-  for (const char* at = begin; at < begin + size_bytes; at += stride_bytes) pages.push_back(at);
-  std::vector<int> nodes(pages.size(), -1);
-  // Without target nodes, move_pages moves nothing and reports where pages are. If it fails,
-  // `nodes` keeps -1.
-  syscall(SYS_move_pages, /*pid=*/0, pages.size(), pages.data(), nullptr, nodes.data(),
-          /*flags=*/0);
-  int node = nodes.empty() ? -1 : nodes.front();
-  for (const int other : nodes) {
-    if (other != node) node = -1;
+  constexpr size_t kPagesOfACall = 512;
+  int node = -1;
+  for (uint64_t offset = 0; offset < size_bytes;) {
+    std::vector<const void*> pages;
+    while (offset < size_bytes && pages.size() < kPagesOfACall) {
+      pages.push_back(static_cast<const char*>(data) + offset);
+      offset += std::min(stride_bytes, size_bytes - offset);
+    }
+    std::vector<int> nodes(pages.size(), -1);
+    // Without target nodes, move_pages moves nothing and reports where pages are. If it fails,
+    // `nodes` keeps -1.
+    syscall(SYS_move_pages, /*pid=*/0, pages.size(), pages.data(), nullptr, nodes.data(),
+            /*flags=*/0);
+    if (node == -1) node = nodes.front();
+    if (node < 0) return -1;  // -errno of the page
+    if (std::any_of(nodes.begin(), nodes.end(), [&](int other) { return other != node; })) {
+      return -1;
+    }
   }
-  return node < 0 ? -1 : node;  // negative: -errno of the page
+  return node;
 }
 
 absl::Status PreferNumaNode(void* data, uint64_t size_bytes, int node) {

@@ -139,6 +139,9 @@ TEST(NumaMisuseTest, ANodeOrAStrideThatThereIsNotIsNamed) {
   }
   EXPECT_DEATH((void)NumaNodeOf(page, 1, 0), "stride_bytes is 0");
   EXPECT_EQ(NumaNodeOf(nullptr, 1, 1), -1);
+  EXPECT_EQ(NumaNodeOf(page, uint64_t{1} << 50, 1), -1);
+  EXPECT_EQ(NumaNodeOf(page, UINT64_MAX, 4096), -1);
+  EXPECT_EQ(NumaNodeOf(page, 1, UINT64_MAX), NumaNodeOf(page, 1, 1));
 }
 
 TEST(PageLockMisuseTest, MemoryAndFlagsThatThereAreNotAreNamed) {

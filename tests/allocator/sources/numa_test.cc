@@ -222,6 +222,23 @@ TEST(NumaTest, MemoryThatIsPartlyUntouchedLiesOnNoNode) {
   munmap(data, 4 * kPage);
 }
 
+TEST(NumaTest, EachPageOfALongRangeCounts) {
+  constexpr uint64_t kPage = 4096;
+  for (const uint64_t pages : {511, 512, 513, 1024, 1025}) {
+    void* const data =
+        mmap(nullptr, pages * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(data, MAP_FAILED);
+    madvise(data, pages * kPage, MADV_NOHUGEPAGE);
+    char* const bytes = static_cast<char*>(data);
+    bytes[0] = 1;
+    const int node = NumaNodeOf(data, 1, kPage);
+    for (uint64_t page = 0; page + 1 < pages; ++page) bytes[page * kPage] = 1;
+    EXPECT_EQ(NumaNodeOf(data, (pages - 1) * kPage, kPage), node) << pages;
+    EXPECT_EQ(NumaNodeOf(data, pages * kPage, kPage), -1) << pages << ", the last is untouched";
+    munmap(data, pages * kPage);
+  }
+}
+
 TEST(NumaTest, MemoryPrefersTheNodeThatItWasToldTo) {
   constexpr uint64_t kBytes = 16 * kKiB;
   void* const data =
