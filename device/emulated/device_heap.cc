@@ -15,6 +15,10 @@ namespace {
 // Freed memory reads as NaN in every floating-point type.
 constexpr int kPoison = 0xFF;
 
+constexpr char kHostRefuses[] =
+    "; the host refuses memory for it: set vm.overcommit_memory to 0 or 1, raise the limit of "
+    "writable memory (ulimit -d), or lower EmulatedOptions::memory_bytes";
+
 uintptr_t Address(const void* data) { return reinterpret_cast<uintptr_t>(data); }
 
 }  // namespace
@@ -30,7 +34,8 @@ absl::StatusOr<void*> DeviceHeap::Allocate(uint64_t size_bytes, const std::strin
   if (size_bytes == 0) return absl::InvalidArgumentError("Allocate: size_bytes is 0");
   ReleaseHeld();
   void* data = nullptr;
-  if (size_bytes <= stats_.limit_bytes && MakeRoom(AllocationBytes(size_bytes))) {
+  const bool fits = size_bytes <= stats_.limit_bytes && MakeRoom(AllocationBytes(size_bytes));
+  if (fits) {
     // Memory freed on an idle stream may serve every stream.
     const TimeModel& time = simulation_->time();
     for (int other = 0; other < arena_->stream_count(); ++other) {
@@ -39,10 +44,10 @@ absl::StatusOr<void*> DeviceHeap::Allocate(uint64_t size_bytes, const std::strin
     data = arena_->Allocate(size_bytes, slot, stats_.limit_bytes);
   }
   if (data == nullptr) {
-    return absl::ResourceExhaustedError(EmulatedDeviceName(device_) +
-                                        " is out of memory: asked for " + HumanBytes(size_bytes) +
-                                        ", in use " + HumanBytes(stats_.in_use_bytes) + " of " +
-                                        HumanBytes(stats_.limit_bytes) + ". Held by:\n" + Report());
+    return absl::ResourceExhaustedError(
+        EmulatedDeviceName(device_) + " is out of memory: asked for " + HumanBytes(size_bytes) +
+        ", in use " + HumanBytes(stats_.in_use_bytes) + " of " + HumanBytes(stats_.limit_bytes) +
+        (fits ? kHostRefuses : "") + ". Held by:\n" + Report());
   }
   allocations_[Address(data)] = {size_bytes, label, {}};
   ++stats_.allocations;

@@ -71,15 +71,18 @@ absl::StatusOr<std::shared_ptr<EmulatedMachine>> EmulatedMachine::Create(
   PINION_RETURN_IF_ERROR(options.Validate());
   std::vector<std::unique_ptr<MemoryArena>> arenas;
   for (int i = 0; i < options.device_count; ++i) {
-    // Reserving addresses is free until pages are written. Four times the memory keeps
-    // fragmentation from causing out-of-memory errors, even after SetMemoryLimit doubles the limit.
+    // Reserving addresses takes no memory, even under strict overcommit. Four times the memory
+    // keeps fragmentation from causing out-of-memory errors, even after SetMemoryLimit doubles the
+    // limit.
     const uint64_t reserve_bytes = std::max(64 * kMiB, 4 * options.memory_bytes);
-    void* const mapping = mmap(nullptr, reserve_bytes, PROT_READ | PROT_WRITE,
-                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const mapping =
+        mmap(nullptr, reserve_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapping == MAP_FAILED) {
       return absl::ResourceExhaustedError("cannot reserve " + HumanBytes(reserve_bytes) +
                                           " of addresses for device " + std::to_string(i) + ": " +
-                                          std::strerror(errno));
+                                          std::strerror(errno) +
+                                          "; lower EmulatedOptions::memory_bytes, or raise the "
+                                          "limit of addresses (ulimit -v)");
     }
     arenas.push_back(std::make_unique<MemoryArena>(mapping, reserve_bytes,
                                                    options.reuse == ReuseMode::kQuarantine));

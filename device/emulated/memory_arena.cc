@@ -65,6 +65,18 @@ MemoryArena::MemoryArena(void* mapping, uint64_t reserve_bytes, bool quarantine)
   common_.Add(0, reserve_bytes);
 }
 
+bool MemoryArena::MakeWritable(uint64_t end) {
+  if (end <= writable_bytes_) return true;
+  constexpr uint64_t kStepBytes = 16 * kMiB;
+  const uint64_t wanted_bytes = std::min(AlignUp(end, kStepBytes), reserve_bytes_);
+  if (mprotect(base_ + writable_bytes_, wanted_bytes - writable_bytes_, PROT_READ | PROT_WRITE) !=
+      0) {
+    return false;
+  }
+  writable_bytes_ = wanted_bytes;
+  return true;
+}
+
 MemoryArena::~MemoryArena() { munmap(base_, reserve_bytes_); }
 
 FreePool& MemoryArena::PoolOf(int stream) {
@@ -85,7 +97,12 @@ void* MemoryArena::Allocate(uint64_t size_bytes, int stream, uint64_t capacity_b
   const uint64_t common_fit = common_.BestFit(size_bytes);
   uint64_t offset = 0;
   const bool prefer_own = own_fit != 0 && (common_fit == 0 || own_fit <= common_fit);
-  if (!(prefer_own ? own : common_).Take(size_bytes, &offset)) return nullptr;
+  FreePool& pool = prefer_own ? own : common_;
+  if (!pool.Take(size_bytes, &offset)) return nullptr;
+  if (!MakeWritable(offset + size_bytes)) {
+    pool.Add(offset, size_bytes);
+    return nullptr;
+  }
   live_bytes_ += size_bytes;
   return base_ + offset;
 }

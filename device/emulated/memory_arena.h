@@ -58,14 +58,15 @@ class MemoryArena {
  public:
   static constexpr uint64_t kAlignment = kAllocationGranularityBytes;
 
-  // Takes ownership of `mapping`: readable, writable memory of `reserve_bytes`.
+  // Takes ownership of `mapping`: `reserve_bytes` of private memory, which need not be accessible.
   MemoryArena(void* mapping, uint64_t reserve_bytes, bool quarantine);
   ~MemoryArena();
   MemoryArena(const MemoryArena&) = delete;
   MemoryArena& operator=(const MemoryArena&) = delete;
 
-  // Returns memory, or null if the reserved range has no fitting hole. With `quarantine`, freed
-  // ranges stay unused while they, live bytes and the request fit into `capacity_bytes`.
+  // Returns memory, or null if the reserved range has no fitting hole or the host refuses memory.
+  // With `quarantine`, freed ranges stay unused while they, live bytes and the request fit into
+  // `capacity_bytes`.
   void* Allocate(uint64_t size_bytes, int stream, uint64_t capacity_bytes);
 
   // Frees `data` of that size. Only `stream` may reuse it until Publish(stream).
@@ -83,9 +84,12 @@ class MemoryArena {
     int stream;
   };
   FreePool& PoolOf(int stream);
+  // Makes [0, end) readable and writable. Under strict overcommit the host may refuse.
+  bool MakeWritable(uint64_t end);
 
   char* const base_;
   const uint64_t reserve_bytes_;
+  uint64_t writable_bytes_ = 0;  // from the beginning
   const bool quarantines_;
   FreePool common_;
   std::vector<FreePool> pools_;  // by stream

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -13,12 +14,14 @@
 #include "pinion/device/allocation_label.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/tests/device/emulated/data_limit.h"
 #include "pinion/tests/device/emulated/emulated_fixture.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
 namespace {
 
+using ::pinion::testing::DataLimit;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
@@ -49,6 +52,21 @@ TEST_F(EmulatedMemoryTest, StatsFollowEveryByteAsCudasAllocatorCountsThem) {
   EXPECT_EQ(Memory().allocations, 2u);
   EXPECT_EQ(Memory().frees, 2u);
   EXPECT_EQ(Memory().limit_bytes, kMiB);
+}
+
+// Like strict overcommit (vm.overcommit_memory=2), this limit counts writable private memory.
+TEST_F(EmulatedMemoryTest, MemoryThatNobodyAskedForCountsAgainstNoLimitOfTheHost) {
+  const DataLimit limit(kGiB);
+  const auto machine = EmulatedMachine::Create({});
+  ASSERT_THAT(machine, IsOk());
+  const std::shared_ptr<Device> device = (*machine)->device(0);
+  const StreamHandle stream = (*machine)->default_stream(0);
+  EXPECT_THAT(device->Allocate(64 * kMiB, stream), IsOk());
+  EXPECT_THAT(device->Allocate(2 * kGiB, stream),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       AllOf(HasSubstr("the host refuses"), HasSubstr("vm.overcommit_memory"),
+                             HasSubstr("EmulatedOptions::memory_bytes"))));
+  EXPECT_THAT(device->Allocate(64 * kMiB, stream), IsOk());
 }
 
 TEST_F(EmulatedMemoryTest, OutOfMemorySaysWhoHoldsWhat) {

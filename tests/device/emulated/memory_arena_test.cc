@@ -9,15 +9,18 @@
 
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/tests/device/emulated/data_limit.h"
 
 namespace pinion {
 namespace {
 
+using ::pinion::testing::DataLimit;
+
 constexpr uint64_t kCapacity = kMiB;
 
 std::unique_ptr<MemoryArena> MakeArena(uint64_t reserve_bytes, bool quarantine) {
-  void* const mapping = mmap(nullptr, reserve_bytes, PROT_READ | PROT_WRITE,
-                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* const mapping =
+      mmap(nullptr, reserve_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return std::make_unique<MemoryArena>(mapping, reserve_bytes, quarantine);
 }
 
@@ -95,6 +98,31 @@ TEST(MemoryArenaTest, AllocationsAreAlignedAndBeginAtTheMapping) {
   arena.reset();
   unsigned char resident = 0;
   EXPECT_EQ(mincore(first, 1, &resident), -1) << "still mapped";
+}
+
+TEST(MemoryArenaTest, WhatIsHandedOutCanBeWrittenAndTheRestCannotYet) {
+  constexpr uint64_t kReserve = 100 * kMiB;
+  auto arena = MakeArena(kReserve, false);
+  char* const first = static_cast<char*>(arena->Allocate(1, 0, kReserve));
+  for (const uint64_t size_bytes : {kMiB, 15 * kMiB, 16 * kMiB, kKiB, 40 * kMiB}) {
+    char* const data = static_cast<char*>(arena->Allocate(size_bytes, 0, kReserve));
+    data[0] = data[size_bytes - 1] = 1;
+  }
+  EXPECT_DEATH(first[kReserve - 1] = 1, "");
+  const uint64_t rest_bytes = kReserve - 72 * kMiB - kKiB - MemoryArena::kAlignment;
+  char* const rest = static_cast<char*>(arena->Allocate(rest_bytes, 0, kReserve));
+  ASSERT_EQ(rest + rest_bytes, first + kReserve);
+  rest[rest_bytes - 1] = 1;
+}
+
+TEST(MemoryArenaTest, MemoryThatTheHostDoesNotGiveIsRefusedAndMayBeAskedForAgain) {
+  constexpr uint64_t kReserve = 100 * kMiB;
+  auto arena = MakeArena(kReserve, false);
+  {
+    const DataLimit limit(kMiB);
+    EXPECT_EQ(arena->Allocate(64 * kMiB, 0, kReserve), nullptr);
+  }
+  EXPECT_NE(arena->Allocate(kReserve, 0, kReserve), nullptr) << "nothing is lost";
 }
 
 TEST(MemoryArenaTest, QuarantineKeepsAnAddressAsLongAsThereIsRoom) {
