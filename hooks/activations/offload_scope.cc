@@ -59,7 +59,6 @@ ParameterStorages StoragesOf(const torch::nn::Module& module) {
 std::unique_ptr<HeadNodes> NodesOf(const ModuleHeads& heads,
                                    const std::shared_ptr<OffloadSession>& session) {
   if (session == nullptr || heads.parts.empty()) return nullptr;
-  if (session->options().memory_target_bytes != OffloadOptions::kNoTarget) return nullptr;
   ParameterStorages parameters;
   for (const ModuleHeads::Part& part : heads.parts) {
     TORCH_CHECK(part.module != nullptr, "the head \"", part.path,
@@ -67,6 +66,7 @@ std::unique_ptr<HeadNodes> NodesOf(const ModuleHeads& heads,
     for (const at::Tensor& parameter : part.module->parameters()) parameters.Add(parameter);
     for (const at::Tensor& buffer : part.module->buffers()) parameters.Add(buffer);
   }
+  if (session->options().memory_target_bytes != OffloadOptions::kNoTarget) return nullptr;
   return std::make_unique<HeadNodes>(std::move(parameters));
 }
 

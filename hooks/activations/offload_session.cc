@@ -90,8 +90,8 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   }
 
   absl::Status Reserve(int device_index, uint64_t size_bytes) override {
-    if (tier_ == nullptr) return absl::OkStatus();  // nothing will be offloaded
     PINION_ASSIGN_OR_RETURN(const c10::Device device, NumberedDevice(device_type_, device_index));
+    if (tier_ == nullptr) return absl::OkStatus();  // nothing will be offloaded
     if (FindOffloader(device_index) == nullptr) {
       const absl::Status set_up = SetUp(device).status();
       if (absl::IsUnimplemented(set_up)) return absl::OkStatus();  // nothing here either
@@ -319,6 +319,7 @@ absl::StatusOr<std::shared_ptr<OffloadSession>> OffloadSession::Create(
     std::shared_ptr<PinnedAllocator> allocator) {
   PINION_RETURN_IF_ERROR(options.Validate());
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType device_type, DeviceTypeOf(backend.type_name));
+  PINION_RETURN_IF_ERROR(backend.Validate());
   if (const std::string on = SwitchesThatAreOn(backend.type_name); !on.empty()) {
     PINION_LOG(kWarning) << "a session for " << backend.type_name << " begins with " << on;
   }

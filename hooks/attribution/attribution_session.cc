@@ -20,6 +20,9 @@ namespace pinion {
 absl::StatusOr<std::shared_ptr<AttributionSession>> AttributionSession::Create(
     const HostTierOptions& options, const DeviceBackend& backend) {
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
+  PINION_RETURN_IF_ERROR(backend.Validate());
+  PINION_RETURN_IF_ERROR(options.allocator.Validate());
+  PINION_RETURN_IF_ERROR(options.engine.Validate());
   std::shared_ptr<HostTier> tier;
   if (SwitchedOnByEnvironment("PINION_DISABLE")) {
     PINION_LOG(kWarning) << "attribution on " << backend.type_name

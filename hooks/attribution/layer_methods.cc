@@ -126,10 +126,20 @@ std::vector<LayerAttribution> LayerGradCam(AttributionSession& session,
 
 at::Tensor Interpolate(const at::Tensor& attribution, const std::vector<int64_t>& sizes,
                        const InterpolateMode& mode) {
-  std::vector<int64_t> all = sizes;
-  if (sizes.size() == 1 && attribution.dim() > 3) {
-    all.assign(static_cast<size_t>(attribution.dim()) - 2, sizes.front());
+  TORCH_CHECK(attribution.defined(),
+              "the attribution to interpolate is undefined: give one of a layer that ran");
+  TORCH_CHECK(attribution.dim() >= 3 && attribution.dim() <= 5, "an attribution of ",
+              attribution.sizes(), attribution.dim() < 3 ? " has no" : " has too many",
+              " spatial dimensions: interpolation needs one to three, from the third on");
+  const auto spatial_dimensions = static_cast<size_t>(attribution.dim()) - 2;
+  TORCH_CHECK(sizes.size() == 1 || sizes.size() == spatial_dimensions, sizes.size(),
+              " sizes for the ", spatial_dimensions, " spatial dimensions of ", attribution.sizes(),
+              ": give one each, or one for all");
+  for (const int64_t size : sizes) {
+    TORCH_CHECK(size > 0, "interpolation to a size of ", size, ": sizes are at least 1");
   }
+  std::vector<int64_t> all = sizes;
+  if (sizes.size() == 1) all.assign(spatial_dimensions, sizes.front());
   auto options = torch::nn::functional::InterpolateFuncOptions().size(all).mode(mode);
   // False is LibTorch's default; setting it avoids a warning. Only interpolating modes accept it.
   if (std::holds_alternative<torch::enumtype::kLinear>(mode) ||

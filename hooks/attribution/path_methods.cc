@@ -246,6 +246,12 @@ at::Tensor ConvergenceDelta(AttributionSession& session, const AttributedForward
                             const std::vector<at::Tensor>& inputs, const Target& target,
                             const PathOptions& options) {
   const at::NoGradGuard no_grad;
+  TORCH_CHECK(!attributions.empty(),
+              "a convergence delta of no attributions: give those of all inputs, or of one layer");
+  for (size_t i = 0; i < attributions.size(); ++i) {
+    TORCH_CHECK(attributions[i].defined(), "attribution ", i,
+                " is undefined: a convergence delta sums those of all inputs, or of one layer");
+  }
   const PathInputs path(inputs, options.baselines, options.additional_inputs);
   target.CheckExamples(path.examples());
   PassBudget budget(options.device_budget_bytes, session.device_type());

@@ -7,9 +7,32 @@
 #include <c10/util/Exception.h>
 
 #include <cstddef>
+#include <string>
 #include <utility>
 
 namespace pinion {
+namespace {
+
+// Selects `index` in the dimensions behind the first. LibTorch would count a negative index from
+// the end. `whose` is "" or " of row 3".
+at::Tensor SelectIndex(const at::Tensor& output, const std::vector<int64_t>& index,
+                       const std::string& whose) {
+  TORCH_CHECK(static_cast<int64_t>(index.size()) < output.dim(), "a target of ", index.size(),
+              " indices selects no column of an output of ", output.sizes(),
+              ": its first dimension counts the examples");
+  at::Tensor selected = output;
+  for (size_t i = 0; i < index.size(); ++i) {
+    const auto dimension = static_cast<int64_t>(i) + 1;
+    const int64_t size = output.size(dimension);
+    TORCH_CHECK(0 <= index[i] && index[i] < size, "the target", whose, " is index ", index[i],
+                " in dimension ", dimension, ", and the output of ", output.sizes(), " has 0 to ",
+                size - 1, " there: give an index that the output has");
+    selected = selected.select(1, index[i]);
+  }
+  return selected;
+}
+
+}  // namespace
 
 Target::Target(Kind kind, std::vector<std::vector<int64_t>> indices)
     : kind_(kind), indices_(std::move(indices)) {}
@@ -66,10 +89,7 @@ at::Tensor Target::Select(const at::Tensor& output) const {
     case Kind::kNone:
       break;
     case Kind::kSame:
-      TORCH_CHECK(static_cast<int64_t>(indices_.front().size()) < output.dim(), "a target of ",
-                  indices_.front().size(), " indices selects no column of an output of ",
-                  output.sizes(), ": its first dimension counts the examples");
-      for (const int64_t index : indices_.front()) selected = selected.select(1, index);
+      selected = SelectIndex(output, indices_.front(), "");
       break;
     case Kind::kClasses: {
       TORCH_CHECK(output.dim() == 2, "a class per example needs an output of two dimensions, not ",
@@ -90,9 +110,9 @@ at::Tensor Target::Select(const at::Tensor& output) const {
     case Kind::kIndices: {
       std::vector<at::Tensor> picked;
       for (size_t n = 0; n < examples; ++n) {
-        at::Tensor example = output.select(0, static_cast<int64_t>(n));
-        for (const int64_t index : indices_[n]) example = example.select(0, index);
-        picked.push_back(std::move(example));
+        const at::Tensor selected_of_all =
+            SelectIndex(output, indices_[n], " of row " + std::to_string(n));
+        picked.push_back(selected_of_all.select(0, static_cast<int64_t>(n)));
       }
       selected = at::stack(picked);
       break;

@@ -239,17 +239,18 @@ absl::StatusOr<TorchHostAllocator*> Installed(const std::string& device_type) {
 absl::Status InstallTorchHostAllocator(const AllocatorOptions& options,
                                        const DeviceBackend& backend) {
   PINION_RETURN_IF_ERROR(CheckTorchVersion(aoti_torch_abi_version()));
+  PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
+  PINION_RETURN_IF_ERROR(backend.Validate());
+  PINION_RETURN_IF_ERROR(options.Validate());
   if (SwitchedOnByEnvironment("PINION_DISABLE")) {
     PINION_LOG(kWarning) << "LibTorch's own host allocator stays for " << backend.type_name
                          << ": PINION_DISABLE=1 is in the environment";
     return absl::OkStatus();
   }
-  PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
   const auto installed = [&backend] {
     return absl::AlreadyExistsError(
         absl::StrCat("Pinion's host allocator is installed for ", backend.type_name, " already"));
   };
-  PINION_RETURN_IF_ERROR(options.Validate());
   if (InstalledFor(type) != nullptr) return installed();
   HostTierOptions tier_options;
   tier_options.allocator = options;

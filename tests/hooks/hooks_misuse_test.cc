@@ -11,6 +11,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <map>
@@ -23,6 +24,7 @@
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/allocator/base/bytes.h"
 #include "pinion/device/device.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/engine/planner/step_trace.h"
@@ -94,6 +96,39 @@ TEST_F(BackendMisuseTest, ABackendWithoutAFunctionIsRefusedWithTheRemedy) {
   }
 }
 
+// Takes the makers that make something although nothing is offloaded.
+TEST_F(BackendMisuseTest, WhatIsDisabledRefusesTheSame) {
+  const auto refuse = [&](const OffloadOptions& options) {
+    for (const DeviceBackend& backend :
+         {DeviceBackend{"toaster", world_.backend().device}, DeviceBackend{type_, nullptr}}) {
+      const absl::Status made[] = {
+          OffloadSession::Create(options, backend).status(),
+          AttributionSession::Create(SmallTier(), backend).status(),
+          InstallTorchHostAllocator(SmallTier().allocator, backend),
+      };
+      for (const absl::Status& status : made) {
+        EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                     HasSubstr("\"" + backend.type_name + "\"")));
+      }
+    }
+  };
+  OffloadOptions disabled = SmallWindows();
+  disabled.enabled = false;
+  refuse(disabled);
+  ASSERT_EQ(setenv("PINION_DISABLE", "1", /*overwrite=*/1), 0);
+  refuse(SmallWindows());
+  HostTierOptions bad = SmallTier();
+  bad.allocator.segment_bytes = 0;
+  const absl::Status made[] = {
+      AttributionSession::Create(bad, world_.backend()).status(),
+      InstallTorchHostAllocator(bad.allocator, world_.backend()),
+  };
+  ASSERT_EQ(unsetenv("PINION_DISABLE"), 0);
+  for (const absl::Status& status : made) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("segment_bytes")));
+  }
+}
+
 TEST_F(BackendMisuseTest, ABackendThatReturnsNullIsRefusedWithTheRemedy) {
   const auto null = [](int) -> absl::StatusOr<std::shared_ptr<Device>> { return nullptr; };
   for (const auto& [maker, status] : MadeWith({type_, null})) {
@@ -127,6 +162,17 @@ TEST(OffloadSessionMisuseTest, ADeviceThatThereIsNotIsRefusedByReserveAndUnknown
   }
 }
 
+TEST(OffloadSessionMisuseTest, ADisabledSessionRefusesADeviceThatLibTorchCannotHave) {
+  OffloadOptions options = SmallWindows();
+  options.enabled = false;
+  EmuWorld world(MachineOptions(), options);
+  for (const int index : {-5, 128}) {
+    EXPECT_THAT(world.session()->Reserve(index, 1),
+                StatusIs(absl::StatusCode::kNotFound, HasSubstr(":" + std::to_string(index))));
+  }
+  EXPECT_THAT(world.session()->Reserve(0, 1), IsOk());
+}
+
 TEST(OffloadScopeMisuseDeathTest, NoSessionNoRecorderAndNoHeadAreNamed) {
   EmuWorld world;
   EXPECT_DEATH(OffloadScope{nullptr}, "OffloadScope needs a session");
@@ -139,8 +185,10 @@ TEST(OffloadScopeMisuseDeathTest, NoSessionNoRecorderAndNoHeadAreNamed) {
   EXPECT_DEATH(RecordScope{std::make_shared<Foreign>()}, "a recorder of StepRecorder::Create");
   torch::nn::Linear linear(4, 4);
   const ModuleHeads heads = {.parts = {{"lm_head", nullptr}}};
-  EXPECT_THAT(ErrorOf([&] { const OffloadScope scope(world.session(), *linear, heads); }),
-              AllOf(HasSubstr("the head \"lm_head\" has no module"), HasSubstr("FindHeads")));
+  for (const auto& session : {world.session(), world.NewSession(WithTarget(kMiB))}) {
+    EXPECT_THAT(ErrorOf([&] { const OffloadScope scope(session, *linear, heads); }),
+                AllOf(HasSubstr("the head \"lm_head\" has no module"), HasSubstr("FindHeads")));
+  }
   EXPECT_THAT(ErrorOf([&] {
                 FindHeads(*linear, {.name_patterns = {"liger", ""}});
               }),
@@ -159,6 +207,8 @@ TEST(ModuleMisuseTest, AWrapperOfNoModuleIsRefused) {
       {"NoOffload", [&] { nn::NoOffload{none}; }, "empty ModuleHolder"},
       {"Tapped", [] { nn::Tapped("layer", torch::nn::AnyModule()); }, "empty AnyModule"},
       {"SequentialTaps", [&] { const SequentialTaps taps(none); }, "empty ModuleHolder"},
+      {"ModuleTaps", [] { const ModuleTaps taps((torch::nn::SequentialImpl())); },
+       "Use std::make_shared"},
       {"checkpoint_sequential", [&] { checkpoint_sequential(none, 1, x); }, "empty ModuleHolder"},
   };
   for (const auto& row : rows) EXPECT_THAT(ErrorOf(row.make), HasSubstr(row.message)) << row.name;

@@ -5,6 +5,7 @@
 #include <ATen/ops/ones.h>
 #include <c10/core/DeviceType.h>
 
+#include <cstdint>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -64,7 +65,7 @@ TEST_F(AttributionMisuseTest, AnEmptyForwardFunctionIsRefusedByEachMethod) {
        [&] { LayerIntegratedGradients(session, none, layers_, x_, first); }},
       {"InternalInfluence", [&] { InternalInfluence(session, none, layers_, x_, first); }},
       {"LayerConductance", [&] { LayerConductance(session, none, layers_, x_, first); }},
-      {"ConvergenceDelta", [&] { ConvergenceDelta(session, none, {}, x_, first); }},
+      {"ConvergenceDelta", [&] { ConvergenceDelta(session, none, x_, x_, first); }},
       {"LayerGradientShap", [&] { LayerGradientShap(session, none, layers_, x_, x_, first); }},
   };
   for (const auto& row : rows) {
@@ -91,10 +92,17 @@ TEST_F(AttributionMisuseTest, TensorsThatAreUndefinedOrMissingAreRefused) {
       {"an undefined input of a path",
        [&] { IntegratedGradients(session, same, {at::Tensor()}, first); }, "input"},
       {"nothing to concatenate", [&] { session.Concatenate({}); }, "no tensors to concatenate"},
+      {"no attributions", [&] { ConvergenceDelta(session, same, {}, x_, first); },
+       "no attributions: give"},
+      {"an undefined attribution",
+       [&] { ConvergenceDelta(session, same, {at::Tensor()}, x_, first); },
+       "attribution 0 is undefined"},
       {"an undefined target", [] { Target::Of(at::Tensor()); }, "a target is one integer"},
       {"no targets", [&] { Saliency(session, same, x_, Target::PerExample({})); }, "0 targets"},
       {"a class that there is not", [&] { Saliency(session, same, x_, Target::Class(3)); },
-       "out of range"},
+       "the target is index 3 in dimension 1, and the output of [2, 3] has 0 to 2 there: give"},
+      {"a negative class", [&] { Saliency(session, same, x_, Target::Class(-1)); },
+       "the target is index -1 in dimension 1, and the output of [2, 3] has 0 to 2 there: give"},
       {"no classes", [&] { Saliency(session, same, x_, Target::Index({})); }, "selects one"},
   };
   for (const auto& row : rows) EXPECT_THAT(ErrorOf(row.call), HasSubstr(row.message)) << row.name;
@@ -152,6 +160,28 @@ TEST_F(AttributionMisuseTest, ANameThatNobodyTapsAndNoListenerAndNoTierAreOfUse)
       at::ones({2, 3}) * 2));
   EXPECT_THAT(ErrorOf([&] { on_cpu.EvalLayers(forward, empty_name, x_); }),
               HasSubstr("create the session with the backend of that device"));
+}
+
+TEST_F(AttributionMisuseTest, AMapThatCannotBeResizedIsRefusedByWhatItIs) {
+  const at::Tensor map = at::ones({1, 1, 4, 4});
+  const struct {
+    const char* name;
+    at::Tensor map;
+    std::vector<int64_t> sizes;
+    const char* message;
+  } rows[] = {
+      {"undefined", at::Tensor(), {8}, "the attribution to interpolate is undefined"},
+      {"no space", at::ones({2, 3}), {8}, "an attribution of [2, 3] has no spatial dimensions"},
+      {"more space than LibTorch's", at::ones({1, 1, 2, 2, 2, 2}), {8}, "one to three"},
+      {"no sizes", map, {}, "0 sizes for the 2 spatial dimensions of [1, 1, 4, 4]: give"},
+      {"too many sizes", map, {8, 8, 8}, "3 sizes for the 2 spatial dimensions"},
+      {"a size of 0", map, {8, 0}, "interpolation to a size of 0: sizes are at least 1"},
+      {"a negative size", map, {-8}, "interpolation to a size of -8: sizes are at least 1"},
+  };
+  for (const auto& row : rows) {
+    EXPECT_THAT(ErrorOf([&] { Interpolate(row.map, row.sizes); }), HasSubstr(row.message))
+        << row.name;
+  }
 }
 
 TEST_F(AttributionMisuseTest, NoiseThatIsNoDeviationIsRefused) {

@@ -401,12 +401,20 @@ TEST_F(AttributionTest, ATargetThatDoesNotFitTheOutputIsAnErrorThatSaysWhy) {
   EXPECT_THAT(error(Target(), {}), HasSubstr("no dimension that counts examples"));
   EXPECT_THAT(error(Target::Class(1), {3}), HasSubstr("selects no column"));
   EXPECT_THAT(error(Target::Class(1), {3, 4, 5}), HasSubstr("the target leaves [3, 5]"));
+  EXPECT_THAT(error(Target::IndexPerExample({{1}, {1}}), {2}),
+              HasSubstr("a target of 1 indices selects no column of an output of [2]"));
   EXPECT_THAT(error(Target::PerExample({1, 2}), {3, 4}), HasSubstr("2 targets, and 3 examples"));
   EXPECT_THAT(error(Target::PerExample({1, 2, 3}), {3, 4, 5}), HasSubstr("IndexPerExample"));
   for (const int64_t missing : {4, -1}) {
     EXPECT_THAT(error(Target::PerExample({0, missing}), {2, 4}),
                 HasSubstr("the target of row 1 is class " + std::to_string(missing) +
                           ", and the output of [2, 4] has classes 0 to 3"));
+    EXPECT_THAT(error(Target::Index({1, missing}), {2, 3, 4}),
+                HasSubstr("the target is index " + std::to_string(missing) +
+                          " in dimension 2, and the output of [2, 3, 4] has 0 to 3 there"));
+    EXPECT_THAT(error(Target::IndexPerExample({{1, 1}, {1, missing}}), {2, 3, 4}),
+                HasSubstr("the target of row 1 is index " + std::to_string(missing) +
+                          " in dimension 2, and the output of [2, 3, 4] has 0 to 3 there"));
   }
   EXPECT_THAT(ErrorOf([] { Target::Of(at::ones({2})); }), HasSubstr("a target is one integer"));
 }

@@ -449,9 +449,9 @@ TEST(CheckpointSequentialTest, WhatOneSegmentHasReadIsGoneWhenTheNextOneRunsAgai
   EXPECT_EQ(runs, 2);
 }
 
-TEST(CheckpointSequentialTest, MoreSegmentsThanModulesAreRefused) {
+TEST(CheckpointSequentialTest, FewerSegmentsThanOneOrMoreThanModulesAreRefused) {
   torch::nn::Sequential modules(torch::nn::Linear(2, 2), torch::nn::Linear(2, 2));
-  for (const int64_t segments : {0, 3}) {
+  for (const int64_t segments : {INT64_MIN, int64_t{-1}, int64_t{0}, int64_t{3}}) {
     EXPECT_THROW(checkpoint_sequential(modules, segments, at::rand({2})), c10::Error);
   }
 }
