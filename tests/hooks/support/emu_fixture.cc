@@ -136,7 +136,7 @@ std::string Describe(const EmulatedOptions& options) {
 }
 
 bool Soon(const std::function<bool()>& condition) {
-  for (int i = 0; i < 10000; ++i) {
+  for (int i = 0; i < 60000; ++i) {
     if (condition()) return true;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

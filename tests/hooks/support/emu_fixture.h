@@ -103,7 +103,7 @@ class EmuWorld {
 // Returns whether PINION_TEST_DEVICE names a GPU.
 bool TestsRunOnGpu();
 
-// Waits up to ten seconds for `condition`, for example until autograd's workers release references
+// Waits up to a minute for `condition`, for example until autograd's workers release references
 // shortly after backward() has returned. Returns whether it came true.
 bool Soon(const std::function<bool()>& condition);
 
