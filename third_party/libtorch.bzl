@@ -33,6 +33,8 @@ _REMEDY = "Run ./bazelw, which installs the torch wheel into .venv, or set TORCH
 def _torch_root(ctx):
     given = ctx.os.environ.get("TORCH_PATH", "")
     if given:
+        if " " in given:
+            fail("TORCH_PATH=%s has a space, which compiler flags cannot hold: name a link to it whose path has none" % given)
         root = ctx.path(given)
         if not root.get_child("include").get_child("c10").exists:
             fail("TORCH_PATH=%s has no include/c10. %s" % (given, _REMEDY))
