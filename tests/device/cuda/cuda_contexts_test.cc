@@ -67,6 +67,11 @@ TEST_F(CudaContextsTest, AThreadThatNeverChoseADeviceGetsNoContextOnDeviceZero) 
   EXPECT_EQ(CurrentDevice(), 0);
 }
 
+TEST_F(CudaContextsTest, DescribingADeviceOpensNoContext) {
+  EXPECT_NE(device_.info().model, "");
+  EXPECT_FALSE(fake_.has_context(1));
+}
+
 // Some drivers do not expose the runtime's contexts.
 TEST_F(CudaContextsTest, WithoutTheDriversCallsADeviceIsSelectedAndPutBack) {
   fake_.FailNext("HasContext", cudaErrorNotSupported);
