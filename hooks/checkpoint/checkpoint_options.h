@@ -15,8 +15,9 @@ struct CheckpointOptions {
   // Recomputes with forward's random numbers. Covers the generators of the CPU, of the device that
   // was current in forward, and of the inputs' devices. Random numbers of other devices differ.
   bool preserve_rng_state = true;
-  // Stops a recomputation before the first kernel that backward does not need. With false the whole
-  // segment runs, with its side effects (output, running statistics).
+  // Stops a recomputation before the first operator that autograd records and backward does not
+  // need. The stop is an exception, which the segment must let pass. With false the whole segment
+  // runs, with its side effects (output, running statistics).
   bool early_stop = true;
   DeterminismCheck determinism_check = DeterminismCheck::kDefault;
   // Lets the plan of an enclosing OffloadScope decide, if its session has a memory target in bytes.

@@ -49,6 +49,15 @@ std::optional<c10::Stream> StreamOf(const at::Tensor& tensor) {
   return CurrentStream(tensor.device());
 }
 
+// Returns whether autograd has made a node for the operator whose kernel runs next. The destructors
+// of guards and probes call operators that have none, and must not throw.
+bool IsRecorded() {
+  thread_local uint64_t node_of_last_kernel = 0;
+  const uint64_t node = CurrentNode().sequence;
+  const bool has_node = node != std::exchange(node_of_last_kernel, node);
+  return has_node && at::GradMode::is_enabled();
+}
+
 // Makes `stream` wait until `tensor` is computed on `made_on`.
 void WaitFor(const at::Tensor& tensor, const c10::Stream& made_on, const c10::Stream& stream) {
   if (made_on == stream) return;
@@ -113,7 +122,9 @@ class CheckpointedSegment::CollectingPacker : public Packing {
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place) override {
     return segment().Collect(tensor, place.node, *recomputation_);
   }
-  void BeforeKernel(const c10::FunctionSchema& op) override { StopIfDone(&op); }
+  void BeforeKernel(const c10::FunctionSchema& op) override {
+    if (IsRecorded()) StopIfDone(&op);
+  }
   void StopIfDone(const c10::FunctionSchema* op) const {
     segment().StopIfDone(op, *recomputation_);
   }
@@ -189,6 +200,8 @@ std::unique_ptr<SavedTensor> CheckpointedSegment::Collect(const at::Tensor& tens
 void CheckpointedSegment::StopIfDone(const c10::FunctionSchema* op, Recomputation& recomputation) {
   MutexLock lock(mu_);
   if (!options_.early_stop || recomputation.saved < recomputation.tensors.size()) return;
+  // Destructors and handlers that an exception reaches run their operators as usual.
+  if (recomputation.stopped || std::uncaught_exceptions() > 0) return;
   // A kernel may write tensors that its operator has just saved, such as the noise of rrelu.
   const bool may_write = op != nullptr && op->is_mutable();
   if (may_write && !HasReturned(recomputation.last_saver, CurrentNode())) return;

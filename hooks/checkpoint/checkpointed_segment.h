@@ -97,8 +97,8 @@ class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegm
   std::unique_ptr<SavedTensor> Save(const at::Tensor& tensor);
   std::unique_ptr<SavedTensor> Collect(const at::Tensor& tensor, const NodeId& node,
                                        Recomputation& recomputation);
-  // Throws to end the recomputation if all needed tensors are saved. `op` is the operator whose
-  // kernel runs next, or null.
+  // Throws to end the recomputation if all needed tensors are saved; throws only once. `op` is the
+  // operator whose kernel runs next, or null.
   void StopIfDone(const c10::FunctionSchema* op, Recomputation& recomputation);
   at::Tensor Read(size_t number);
   void Forget(size_t number);

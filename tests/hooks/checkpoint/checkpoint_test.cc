@@ -299,7 +299,7 @@ TEST_P(CheckpointTest, ASegmentThatThrowsLeavesNothing) {
   ExpectSameSteps([this] { return Blocks(false); }, [this] { return Blocks(true); });
 }
 
-TEST_P(CheckpointTest, ASegmentThatSwallowsTheEarlyStopIsStoppedAgain) {
+TEST_P(CheckpointTest, ASegmentThatSwallowsTheEarlyStopKeepsItsBits) {
   const auto segment = [this](const Tensor& x) {
     Tensor y = at::tanh(at::matmul(x, weights_[0]));
     try {

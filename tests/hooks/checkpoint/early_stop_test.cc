@@ -1,6 +1,6 @@
 // Checks where the recomputation of a segment stops: before a kernel, never while LibTorch saves a
 // tensor. A saved tensor is as its operator's kernel leaves it, and custom functions run to their
-// end.
+// end. After the stop, destructors and handlers run operators as usual.
 
 #include <ATen/Functions.h>
 #include <ATen/SequenceNumber.h>
@@ -8,6 +8,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/function_schema.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -23,10 +25,13 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/hooks/activations/offload_session.h"
@@ -351,45 +356,54 @@ bool HasTheNameOfAWrite(const c10::OperatorName& name) {
          name.overload_name.ends_with("_out");
 }
 
-TEST_F(EarlyStopOperators, EachOneOfLibTorchsTableThatDeclaresAWriteRunsItsKernelBehindItsSave) {
-  int runs = 0, writing = 0;
-  const auto stops_at = [](const c10::FunctionSchema& op) {
+TEST_F(EarlyStopOperators, EachOneOfLibTorchsTableThatWritesDeclaresIt) {
+  int writing = 0;
+  c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const std::optional<c10::OperatorHandle> op = dispatcher.findSchema(name);
+    if (!op.has_value()) continue;
+    const bool writes = DeclaresAWrite(op->schema());
+    EXPECT_EQ(op->schema().is_mutable(), writes) << name;
+    writing += writes ? 1 : 0;
+    // c10d's collectives do not declare their writes.
+    const bool is_atens = name.name.starts_with("aten::");
+    EXPECT_TRUE(writes || !is_atens || !HasTheNameOfAWrite(name)) << name;
+  }
+  EXPECT_GT(writing, 1000);
+}
+
+TEST_F(EarlyStopOperators, OneThatDeclaresAWriteRunsItsKernelBehindItsSave) {
+  const auto stops_at = [](const char* name) {
     try {
-      BeforeKernel(op);
+      BeforeKernel(c10::Dispatcher::singleton().findSchemaOrThrow(name, "").schema());
     } catch (const std::exception&) {
       return true;
     }
     return false;
   };
-  const auto walk = [&](bool has_returned) {
-    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
-    for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-      const std::optional<c10::OperatorHandle> op = dispatcher.findSchema(name);
-      if (!op.has_value()) continue;
-      const bool writes = DeclaresAWrite(op->schema());
-      EXPECT_EQ(stops_at(op->schema()), has_returned || !writes) << name;
-      writing += writes ? 1 : 0;
-      // c10d's collectives do not declare their writes.
-      const bool is_atens = name.name.starts_with("aten::");
-      EXPECT_TRUE(writes || !is_atens || !HasTheNameOfAWrite(name)) << name;
+  for (const bool writes : {true, false}) {
+    for (const bool has_returned : {true, false}) {
+      int runs = 0;
+      const auto segment = [&](const Tensor& x) {
+        const Tensor in = x.sin();
+        const auto double_it = [](const Tensor& gradient, const UnpackSaved&) {
+          return gradient * 2;
+        };
+        Tensor y = Probe(in, {in}, double_it, [&] {
+          if (++runs == 2) {                                             // in the recomputation
+            if (has_returned) at::sequence_number::get_and_increment();  // the next one has a node
+            EXPECT_EQ(
+                stops_at(writes ? "pinion_early_stop::noisy" : "pinion_early_stop::undeclared"),
+                has_returned || !writes);
+          }
+          return in * 2;
+        });
+        return y;
+      };
+      GradientOf(segment, /*checkpointed=*/true);
+      EXPECT_EQ(runs, 2);
     }
-  };
-  const auto segment = [&](const Tensor& x) {
-    const Tensor in = x.sin();
-    const auto double_it = [](const Tensor& gradient, const UnpackSaved&) { return gradient * 2; };
-    Tensor y = Probe(in, {in}, double_it, [&] {
-      if (++runs == 2) {  // in the recomputation
-        walk(/*has_returned=*/false);
-        at::sequence_number::get_and_increment();  // gives the next operator a node
-        walk(/*has_returned=*/true);
-      }
-      return in * 2;
-    });
-    return y;
-  };
-  GradientOf(segment, /*checkpointed=*/true);
-  EXPECT_EQ(runs, 2);
-  EXPECT_GT(writing, 2 * 1000) << "in two walks";
+  }
 }
 
 // The early stop trusts schemas, as LibTorch's own graph passes do.
@@ -547,6 +561,207 @@ TEST_F(EarlyStopTest, ARetainedGraphStopsInEachBackward) {
   EXPECT_TRUE(expected.isfinite().all().item<bool>());
   EXPECT_TRUE(SameBytes(backward(), expected));
   EXPECT_EQ(returned, 1);
+}
+
+// --- Destructors and handlers ---
+
+class EarlyStopUnwinding : public EarlyStopTest {
+ protected:
+  void Count() {
+    const at::NoGradGuard no_grad;
+    count_.add_(1);
+  }
+  int64_t TakeCount() { return static_cast<int64_t>(std::exchange(count_, Zero()).item<float>()); }
+  Tensor Zero() { return at::zeros({}, emu()); }
+
+  Tensor count_ = Zero();
+};
+
+constexpr int kRuns = 5;   // of a segment in ExpectSameGradient
+constexpr int kStops = 2;  // of a segment there
+
+// Segments whose recomputation stops in an operator, and segments that end before the next one.
+std::vector<Operator> Endings() {
+  return {
+      {"before an operator",
+       [](const Tensor& x) { return x + at::dropout(x.tanh(), 0.1, /*train=*/true); }},
+      {"behind a saved input", [](const Tensor& x) { return x.sin(); }},
+      {"behind a saved output", [](const Tensor& x) { return x.tanh(); }},
+      {"behind a custom function", [](const Tensor& x) { return Saver::apply(x, "output")[0]; }},
+      {"in a backward",
+       [](const Tensor& x) {
+         const Tensor in = x.sin();
+         const Tensor y = (in * in.tanh()).sum();
+         return torch::autograd::grad({y}, {in}, {}, /*retain_graph=*/true,
+                                      /*create_graph=*/true)[0];
+       }},
+      {"in a nested segment",
+       [](const Tensor& x) {
+         return checkpoint([](const Tensor& in) { return in.tanh() + 1; }, x.sin());
+       }},
+  };
+}
+
+TEST_F(EarlyStopUnwinding, DestructorsRunTheirOperators) {
+  struct Destructor {
+    const char* name;
+    std::function<void(const Tensor& x)> run;
+  };
+  const std::vector<Destructor> destructors = {
+      {"without gradients", [](const Tensor&) {}},
+      {"of a tensor without history", [](const Tensor& x) { x.detach().norm().item(); }},
+      {"that save tensors", [](const Tensor& x) { x.norm().item(); }},
+  };
+  for (const Operator& ending : Endings()) {
+    for (const Destructor& destructor : destructors) {
+      SCOPED_TRACE(std::string(ending.name) + ", " + destructor.name);
+      int runs = 0;
+      ExpectSameGradient([&](const Tensor& x) {
+        ++runs;
+        const absl::Cleanup count = [&] {
+          destructor.run(x);
+          Count();
+        };
+        return ending.run(x);
+      });
+      EXPECT_EQ(TakeCount(), runs);
+    }
+  }
+}
+
+TEST_F(EarlyStopUnwinding, DestructorsOfNestedSegmentsRunTheirOperators) {
+  const auto guarded = [&](const Segment& run) {
+    return [this, run](const Tensor& x) {
+      const absl::Cleanup count = [this] { Count(); };
+      return run(x);
+    };
+  };
+  const auto inner = guarded([](const Tensor& x) { return x + x.tanh(); });
+  ExpectSameGradient(guarded([&](const Tensor& x) { return inner(x.cos()) + 1; }),
+                     guarded([&](const Tensor& x) { return checkpoint(inner, x.cos()) + 1; }));
+  EXPECT_EQ(TakeCount(), 2 + 2 * 4) << "the outer segment stops before it runs the inner one again";
+}
+
+TEST_F(EarlyStopUnwinding, WhatADestructorSavesIsNotTheSegments) {
+  int unwound = 0;
+  const auto step = [&] {
+    ExpectSameGradient([&](const Tensor& x) {
+      const int exceptions = std::uncaught_exceptions();
+      const absl::Cleanup differentiate = [&] {
+        if (std::uncaught_exceptions() == exceptions) return;
+        ++unwound;
+        const at::AutoGradMode grad(true);
+        const Tensor in = x.detach().requires_grad_(true);
+        const Tensor slope = torch::autograd::grad({in.sin().sum()}, {in})[0];
+        EXPECT_TRUE(at::allclose(slope.cpu(), x.detach().cos().cpu()));
+      };
+      return x.tanh() + 1;
+    });
+  };
+  step();
+  EXPECT_EQ(unwound, kStops);
+  ExpectNothingLeftBy(step);
+}
+
+TEST_F(EarlyStopUnwinding, AnErrorOfTheSegmentsOwnIsNotStopped) {
+  ExpectSameGradient([this](const Tensor& x) {
+    const Tensor y = x.tanh();
+    try {
+      const absl::Cleanup count = [&] {
+        y.mean();
+        Count();
+      };
+      throw std::runtime_error("the segment's own");
+    } catch (const std::runtime_error&) {
+      return y + 1;
+    }
+  });
+  EXPECT_EQ(TakeCount(), kRuns);
+}
+
+TEST_F(EarlyStopUnwinding, ARangeOfTheProfilerIsLeft) {
+  const auto call = [](const char* name, const char* overload, torch::jit::Stack* stack) {
+    c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).callBoxed(stack);
+  };
+  int left = 0;
+  ExpectSameGradient([&](const Tensor& x) {
+    torch::jit::Stack range = {"range", c10::IValue()};
+    call("profiler::_record_function_enter_new", "", &range);
+    const absl::Cleanup leave = [&] {
+      call("profiler::_record_function_exit", "_RecordFunction", &range);
+      ++left;
+    };
+    return x.tanh() + 1;
+  });
+  EXPECT_EQ(left, kRuns);
+}
+
+TEST_F(EarlyStopUnwinding, AHandlerThatThrowsAgainRunsItsOperators) {
+  ExpectSameGradient([this](const Tensor& x) {
+    const Tensor y = x.tanh();
+    try {
+      return y + 1;
+    } catch (...) {
+      Count();
+      throw;
+    }
+  });
+  EXPECT_EQ(TakeCount(), kStops);
+}
+
+TEST_F(EarlyStopUnwinding, AHandlerThatSwallowsTheStopRunsItsFallback) {
+  ExpectSameGradient([this](const Tensor& x) {
+    const Tensor y = x.tanh();
+    try {
+      return y + 1;
+    } catch (const std::exception&) {
+      Count();
+      return y.tanh() * 2;
+    }
+  });
+  EXPECT_EQ(TakeCount(), kStops);
+}
+
+TEST_F(EarlyStopUnwinding, ASecondTryRunsToItsEnd) {
+  int tries = 0;
+  ExpectSameGradient([&](const Tensor& x) {
+    const Tensor y = x.tanh();
+    for (;;) {
+      try {
+        ++tries;
+        return checkpoint([](const Tensor& in) { return in.tanh() + 1; }, y);
+      } catch (...) {
+      }
+    }
+  });
+  EXPECT_EQ(tries, kRuns + kStops);
+}
+
+// An interpreter turns the stop into an error of its own.
+TEST_F(EarlyStopUnwinding, AnErrorThatReplacesTheStopIsNone) {
+  ExpectSameGradient([](const Tensor& x) {
+    const Tensor y = x.tanh();
+    try {
+      return y + 1;
+    } catch (const std::exception& error) {
+      throw std::runtime_error(error.what());
+    }
+  });
+}
+
+TEST_F(EarlyStopUnwinding, AHandlerThatChangesASavedTensorIsAnError) {
+  const auto segment = [](const Tensor& x) {
+    const Tensor y = x.tanh();
+    try {
+      return y + 1;
+    } catch (...) {
+      const at::NoGradGuard no_grad;
+      y.zero_();
+      throw;
+    }
+  };
+  EXPECT_THAT([&] { GradientOf(segment, /*checkpointed=*/true); },
+              ThrowsMessage<c10::Error>(HasSubstr("modified by an inplace operation")));
 }
 
 }  // namespace early_stop_test

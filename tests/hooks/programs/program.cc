@@ -105,6 +105,7 @@ constexpr Setting kSettings[] = {
     {"weight_window", &Program::weight_window},
     {"forgets_generators", &Program::forgets_generators},
     {"unchecked_segments", &Program::unchecked_segments},
+    {"guarded_segments", &Program::guarded_segments},
     {"segment_kib", &Program::segment_kib},
     {"host_kib", &Program::host_kib},
     {"host_is_full", &Program::host_is_full},
@@ -257,6 +258,7 @@ Program Program::Draw(uint64_t seed) {
   DrawIdioms(draws, program);
   Draws option_draws(~seed);
   DrawOptions(option_draws, program);
+  program.guarded_segments = option_draws.OneIn(3);
   return program;
 }
 

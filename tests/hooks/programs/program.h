@@ -140,6 +140,7 @@ struct Program {
   int weight_window = 0;       // in matrices; ignored where `target` is 2
   int forgets_generators = 0;  // in checkpoints whose segments draw no random numbers
   int unchecked_segments = 0;  // DeterminismCheck::kNone
+  int guarded_segments = 0;    // a destructor in each segment calls an operator
 
   // The host. Limits are ignored where weights are streamed or the backing is slow: both fail
   // without host memory.

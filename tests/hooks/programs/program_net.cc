@@ -18,10 +18,12 @@
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <utility>
 #include <vector>
 
@@ -61,6 +63,25 @@ bool DrawsNumbers(const Program& program, size_t begin, size_t end) {
                               op.kind == OpKind::kMask || op.kind == OpKind::kNoise;
                      });
 }
+
+// Calls an operator when it is destroyed. Swallows its error, which would end the process.
+class [[nodiscard]] Guard {
+ public:
+  [[nodiscard]] explicit Guard(Tensor count) : count_(std::move(count)) {}
+  ~Guard() {
+    if (!count_.defined()) return;
+    const at::NoGradGuard no_grad;
+    try {
+      count_.add_(1);
+    } catch (const std::exception&) {
+    }
+  }
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+
+ private:
+  Tensor count_;
+};
 
 // tanh(a / 2), which saves what `variant` says.
 enum Variant { kSavesInput, kSavesOutput, kSavesIntermediate, kReadsStartOfStorage, kVariants };
@@ -111,11 +132,17 @@ ProgramNet::ProgramNet(const Program& program, bool checkpoints)
   }
   running_mean_ = at::zeros({width});
   running_variance_ = at::ones({width});
+  if (program.guarded_segments != 0) guards_at_end_ = at::zeros({});
 }
 
 void ProgramNet::MoveBuffers(at::Device device) {
   running_mean_ = running_mean_.to(device);
   running_variance_ = running_variance_.to(device);
+  if (guards_at_end_.defined()) guards_at_end_ = guards_at_end_.to(device);
+}
+
+bool ProgramNet::GuardsHaveRun() const {
+  return !guards_at_end_.defined() || guards_at_end_.item<float>() == static_cast<float>(guards_);
 }
 
 Tensor ProgramNet::Parameter(size_t index) { return parameters_->at(index); }
@@ -174,6 +201,8 @@ void ProgramNet::RunSegment(OpKind kind, size_t begin, size_t end, bool odd_step
   const auto segment = [this, begin, end, odd_step, used](std::vector<Tensor>& values) {
     Registers inside;
     for (size_t i = 0; i < used.size(); ++i) inside[used[i]] = std::move(values[i]);
+    ++guards_;
+    const Guard guard(guards_at_end_);
     RunOps(begin, end, odd_step, inside);
     std::vector<Tensor> outputs;
     for (const size_t r : used) outputs.push_back(inside[r]);

@@ -26,6 +26,9 @@ class ProgramNet {
   // Moves everything but the parameters to the device; module() moves those.
   void MoveBuffers(at::Device device);
 
+  // Whether each run of a segment has called the operator of its guard (guarded_segments).
+  bool GuardsHaveRun() const;
+
   // Returns the loss; stores the last registers in `results` unless it is null.
   at::Tensor Loss(const at::Tensor& input, bool odd_step, Registers* results);
 
@@ -40,6 +43,8 @@ class ProgramNet {
   const bool checkpoints_;
   torch::nn::ParameterList parameters_;
   at::Tensor running_mean_, running_variance_;
+  int guards_ = 0;            // of segments that have run
+  at::Tensor guards_at_end_;  // those whose operator was called; undefined without guards
 };
 
 }  // namespace pinion::testing

@@ -134,6 +134,7 @@ std::vector<Result> Training::Train() {
     Update();
   }
   for (size_t i = 0; i < trained_.size(); ++i) Keep("parameter", i, trained_[i]);
+  if (!net_->GuardsHaveRun()) throw std::logic_error("a segment's guard has not run its operator");
   if (program_.late_parameter != 0) AddParameterTooLate();
   return std::move(results_);
 }
