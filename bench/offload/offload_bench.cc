@@ -64,8 +64,6 @@ using Kind = OffloadMethod::Kind;
 
 constexpr int kTargets = 6;
 constexpr int kTargetsIfQuick = 2;
-// Host budgets of the graph trainer, as shares of the bytes that can be offloaded.
-constexpr double kHostBudgets[] = {0.25, 0.5, 1};
 // A recorder's hooks may keep a few small tensors alive at the peak.
 constexpr uint64_t kRecordersBytes = 4 * kKiB;
 constexpr PlanSearch kSearch = {};
@@ -240,15 +238,8 @@ class OffloadBench {
   }
 
   std::vector<OffloadMethod> MethodsOf(const Case& of) const {
-    std::vector<OffloadMethod> methods = {{Kind::kNone}, {Kind::kBlocking}, {Kind::kTrl}};
-    for (const double share : kHostBudgets) {
-      const auto moves_bytes = static_cast<double>(of.all_bytes - of.least_bytes);
-      methods.push_back({Kind::kGraphTrainer, static_cast<uint64_t>(share * moves_bytes)});
-    }
-    for (const Kind kind : {Kind::kWindows, Kind::kCheckpoint, Kind::kTrlCheckpoint}) {
-      methods.push_back({kind});
-    }
-    return methods;
+    return {{Kind::kNone},    {Kind::kBlocking},   {Kind::kTrl},
+            {Kind::kWindows}, {Kind::kCheckpoint}, {Kind::kTrlCheckpoint}};
   }
 
   absl::StatusOr<MethodCost> Replay(const Case& of, const OffloadMethod& method,

@@ -12,7 +12,6 @@
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/bench/peers/graph_offload.h"
 #include "pinion/bench/peers/trl_offload.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/hooks/activations/offload_options.h"
@@ -77,7 +76,6 @@ std::string OffloadMethod::name() const {
   const char* const names[] = {"none",
                                "blocking",
                                "trl",
-                               "graph trainer",
                                "windows",
                                "planned",
                                "checkpoint every block",
@@ -127,15 +125,6 @@ absl::StatusOr<MethodScopes> ScopesOf(const OffloadMethod& method, const MethodD
       }
       const auto trl = std::make_shared<TrlOffload>(std::move(options), on.device);
       scopes.step = [trl] { return std::make_shared<TrlScope>(trl); };
-      break;
-    }
-    case OffloadMethod::Kind::kGraphTrainer: {
-      GraphOptions options;
-      options.limits.host_budget_bytes = method.bytes;
-      options.layers = step.layers;
-      options.inputs = step.inputs;
-      const auto graph = std::make_shared<GraphOffload>(options, on.device);
-      scopes.forward = [graph] { return std::make_shared<SavedTensorScope>(graph); };
       break;
     }
   }

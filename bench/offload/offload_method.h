@@ -31,11 +31,10 @@ namespace pinion {
 struct OffloadMethod {
   enum class Kind {
     kNone,
-    kBlocking,      // the host waits for each copy, as save_on_cpu does
-    kTrl,           // bench/peers/trl_offload.h
-    kGraphTrainer,  // bench/peers/graph_offload.h
-    kWindows,       // a session without a target
-    kPlanned,       // a session with a target
+    kBlocking,  // the host waits for each copy, as save_on_cpu does
+    kTrl,       // bench/peers/trl_offload.h
+    kWindows,   // a session without a target
+    kPlanned,   // a session with a target
     // Steps that recompute each block of the model in backward:
     kCheckpoint,     // nothing is offloaded
     kTrlCheckpoint,  // TRL offloads the inputs, and tensors saved outside blocks
@@ -43,10 +42,10 @@ struct OffloadMethod {
     kPlannedRecompute,
   };
   Kind kind = Kind::kNone;
-  uint64_t bytes = 0;  // the target; kGraphTrainer: the host budget
+  uint64_t bytes = 0;  // the target
 
-  // "none", "blocking", "trl", "graph trainer", "windows", "planned", "checkpoint every block",
-  // "trl with checkpoint", "planned, with recompute"
+  // "none", "blocking", "trl", "windows", "planned", "checkpoint every block", "trl with
+  // checkpoint", "planned, with recompute"
   std::string name() const;
   bool has_target() const { return kind == Kind::kPlanned || kind == Kind::kPlannedRecompute; }
   // Tensors return contiguous, so some kernels sum in another order.

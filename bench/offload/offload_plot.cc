@@ -27,7 +27,6 @@ struct Look {
 constexpr Look kLooks[] = {{Kind::kNone, "#000000", 3},
                            {Kind::kBlocking, "#999999", 9},
                            {Kind::kTrl, "#D55E00", 5},
-                           {Kind::kGraphTrainer, "#E69F00", 13},
                            {Kind::kWindows, "#56B4E9", 6},
                            {Kind::kPlanned, "#0072B2", 7},
                            {Kind::kCheckpoint, "#000000", 11},

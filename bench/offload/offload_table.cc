@@ -112,7 +112,7 @@ nlohmann::ordered_json JsonOf(const std::string& model, const std::string& prese
                               const OffloadMethod& method, const MethodCost& cost) {
   nlohmann::ordered_json json = {{"model", model}, {"preset", preset}, {"method", method.name()}};
   if (method.bytes > 0) {
-    json[method.has_target() ? "target_mib" : "host_budget_mib"] = Mib(method.bytes);
+    json["target_mib"] = Mib(method.bytes);
   }
   json["peak_mib"] = Mib(cost.peak_bytes);
   json["step_us"] = cost.step_us;
@@ -193,7 +193,7 @@ BenchReport OffloadReport(const OffloadTable& table) {
                    return row.planned() && hidden ? std::optional(row.cost.step_us / row.alone_us)
                                                   : std::nullopt;
                  }));
-  for (const Kind kind : {Kind::kTrl, Kind::kGraphTrainer, Kind::kWindows}) {
+  for (const Kind kind : {Kind::kTrl, Kind::kWindows}) {
     report.AddGoal(
         absl::StrCat("planned, at the peak of ", OffloadMethod{kind}.name(), ": step over its"),
         AtMost(kNotSlower), Most(table, [&](const OffloadRow& row) {

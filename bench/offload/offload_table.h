@@ -36,7 +36,7 @@ struct OffloadRow {
   std::optional<OffloadMethod::Kind> at_the_peak_of;
 
   // Above 1 only with recomputation, or with copies that start before the saving operator returned
-  // (TRL, graph trainer). Infinite if the bound is.
+  // (TRL). Infinite if the bound is.
   double efficiency() const { return bound_us / cost.step_us; }
   bool planned() const { return method.kind == OffloadMethod::Kind::kPlanned; }
 };
