@@ -17,12 +17,9 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/bandwidth_cases.h"
-#include "pinion/bench/bandwidth_csv.h"
-#include "pinion/bench/bandwidth_plot.h"
 #include "pinion/bench/bandwidth_result.h"
 #include "pinion/bench/bandwidth_text.h"
 #include "pinion/bench/bench_devices.h"
-#include "pinion/bench/gnuplot.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/nvbandwidth_json.h"
 #include "pinion/programs/command_line.h"
@@ -46,8 +43,6 @@ ABSL_FLAG(int, samples, 10,
 ABSL_FLAG(bool, quick, false, "copies of up to 16 MiB and few samples, for a first look");
 ABSL_FLAG(std::string, json, "", "file to write rows and goals to");
 ABSL_FLAG(std::string, nvbandwidth_json, "", "file to write nvbandwidth's own JSON to");
-ABSL_FLAG(std::string, csv, "", "file to write one line per size to");
-ABSL_FLAG(std::string, plot, "", "file.svg or file.png to draw bandwidth over size to (gnuplot)");
 
 namespace pinion {
 namespace {
@@ -80,12 +75,8 @@ BandwidthOptions OptionsFromFlags(bool modelled) {
 
 // Checked first: a run of minutes must not end with a typing error.
 absl::Status CheckOutputs() {
-  for (const std::string& path : {absl::GetFlag(FLAGS_json), absl::GetFlag(FLAGS_nvbandwidth_json),
-                                  absl::GetFlag(FLAGS_csv), absl::GetFlag(FLAGS_plot)}) {
+  for (const std::string& path : {absl::GetFlag(FLAGS_json), absl::GetFlag(FLAGS_nvbandwidth_json)}) {
     if (!path.empty()) PINION_RETURN_IF_ERROR(CheckWritable(path));
-  }
-  if (const std::string plot = absl::GetFlag(FLAGS_plot); !plot.empty()) {
-    PINION_RETURN_IF_ERROR(CheckPlot(plot));
   }
   return absl::OkStatus();
 }
@@ -93,12 +84,6 @@ absl::Status CheckOutputs() {
 absl::Status WriteOutputs(const BandwidthResult& result) {
   if (const std::string path = absl::GetFlag(FLAGS_nvbandwidth_json); !path.empty()) {
     PINION_RETURN_IF_ERROR(WriteAtomically(path, NvbandwidthJson(result).dump(1) + "\n"));
-  }
-  if (const std::string path = absl::GetFlag(FLAGS_csv); !path.empty()) {
-    PINION_RETURN_IF_ERROR(WriteAtomically(path, BandwidthCsv(result)));
-  }
-  if (const std::string path = absl::GetFlag(FLAGS_plot); !path.empty()) {
-    PINION_RETURN_IF_ERROR(WriteBandwidthPlot(result, path));
   }
   return absl::OkStatus();
 }
@@ -123,7 +108,6 @@ absl::Status Main() {
   result.warnings.insert(result.warnings.begin(), opened.notes.begin(), opened.notes.end());
 
   std::cout << BandwidthText(result);
-  // The JSON first: the plot needs another program.
   absl::Status status = MakeReport(result).Finish(absl::GetFlag(FLAGS_json));
   status.Update(WriteOutputs(result));
   return status;

@@ -68,22 +68,4 @@ absl::StatusOr<AllocationTrace> ReadAllocationTrace(const std::string& path) {
   return ParseAllocationTrace(std::filesystem::path(path).stem().string(), text.str());
 }
 
-std::string FormatAllocationTrace(const AllocationTrace& trace) {
-  std::string text;
-  for (const AllocationEvent& event : trace.events) {
-    switch (event.kind) {
-      case AllocationEvent::Kind::kStep:
-        absl::StrAppend(&text, "s\n");
-        break;
-      case AllocationEvent::Kind::kAllocate:
-        absl::StrAppend(&text, "a ", event.block, " ", event.size_bytes, "\n");
-        break;
-      case AllocationEvent::Kind::kFree:
-        absl::StrAppend(&text, "f ", event.block, "\n");
-        break;
-    }
-  }
-  return text;
-}
-
 }  // namespace pinion

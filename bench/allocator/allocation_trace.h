@@ -26,8 +26,6 @@ struct AllocationEvent {
   Kind kind = Kind::kStep;
   uint32_t block = 0;       // of kAllocate and kFree; freed numbers are reused
   uint64_t size_bytes = 0;  // of kAllocate
-
-  friend bool operator==(const AllocationEvent&, const AllocationEvent&) = default;
 };
 
 struct AllocationTrace {
@@ -44,8 +42,6 @@ absl::StatusOr<AllocationTrace> ParseAllocationTrace(std::string name, std::stri
 // Names the trace after the file, without folder and ".txt". Errors: NotFound, and those of
 // ParseAllocationTrace.
 absl::StatusOr<AllocationTrace> ReadAllocationTrace(const std::string& path);
-
-std::string FormatAllocationTrace(const AllocationTrace& trace);
 
 }  // namespace pinion
 

@@ -4,7 +4,7 @@
 //   offload_bench                       every model on every preset of the emulated device: minutes
 //   offload_bench --quick               one model, two presets, two targets
 //   offload_bench --models=unet --presets=a100_pcie4
-//   offload_bench --json=FILE --plot=FILE.svg
+//   offload_bench --json=FILE
 //
 // docs/results/benchmarks.md says how to read it.
 
@@ -29,13 +29,11 @@
 #include "absl/strings/str_format.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/bench/gnuplot.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/offload/models_to_run.h"
 #include "pinion/bench/offload/offline_plan.h"
 #include "pinion/bench/offload/offload_method.h"
 #include "pinion/bench/offload/offload_model.h"
-#include "pinion/bench/offload/offload_plot.h"
 #include "pinion/bench/offload/offload_table.h"
 #include "pinion/bench/offload/replayed_step.h"
 #include "pinion/device/emulated/cost_model.h"
@@ -55,7 +53,6 @@ ABSL_FLAG(std::vector<std::string>, presets, {}, "of the emulated device; defaul
 ABSL_FLAG(bool, quick, false, "one model, two presets, two targets");
 ABSL_FLAG(bool, values, true, "also runs each method once with values, and compares gradients");
 ABSL_FLAG(std::string, json, "", "file to write rows and goals to");
-ABSL_FLAG(std::string, plot, "", "file to draw step time over memory to: .svg or .png");
 
 namespace pinion {
 namespace {
@@ -302,10 +299,8 @@ absl::Status Main() {
   const auto begin = std::chrono::steady_clock::now();
   const bool quick = absl::GetFlag(FLAGS_quick);
   const std::string json = absl::GetFlag(FLAGS_json);
-  const std::string plot = absl::GetFlag(FLAGS_plot);
   PINION_RETURN_IF_ERROR(EnterWorkingDirectory());
   if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
-  if (!plot.empty()) PINION_RETURN_IF_ERROR(CheckPlot(plot));
   PINION_ASSIGN_OR_RETURN(
       const ModelsToRun run,
       FindModelsToRun(absl::GetFlag(FLAGS_models), absl::GetFlag(FLAGS_presets), quick));
@@ -318,7 +313,6 @@ absl::Status Main() {
   }
   bench.table().minutes =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / 60;
-  if (!plot.empty()) PINION_RETURN_IF_ERROR(WriteOffloadPlot(bench.table().rows, plot));
   return OffloadReport(bench.table()).Finish(json);
 }
 

@@ -1,11 +1,7 @@
-// Parses the text, CSV, plot and both JSON forms of a bandwidth run.
+// Parses the text and both JSON forms of a bandwidth run.
 
-#include <algorithm>
 #include <cstdint>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -13,11 +9,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/bench/bandwidth_csv.h"
-#include "pinion/bench/bandwidth_plot.h"
 #include "pinion/bench/bandwidth_result.h"
 #include "pinion/bench/bandwidth_text.h"
-#include "pinion/bench/gnuplot.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/nvbandwidth_json.h"
 #include "pinion/device/device.h"
@@ -166,18 +159,6 @@ TEST(BandwidthReportTest, ACalibrationThatDisagreesMissesAGoal) {
   EXPECT_THAT(MakeReport(result).Finish(""), testing::StatusIs(absl::StatusCode::kOutOfRange));
 }
 
-TEST(BandwidthCsvTest, HasALineForEverySizeWithAllColumns) {
-  std::istringstream csv(BandwidthCsv(TwoDevices()));
-  std::vector<std::string> lines;
-  for (std::string line; std::getline(csv, line);) lines.push_back(line);
-  ASSERT_EQ(lines.size(), 1u + 6);
-  const auto commas = [](const std::string& line) {
-    return std::count(line.begin(), line.end(), ',');
-  };
-  for (const std::string& line : lines) EXPECT_EQ(commas(line), commas(lines[0])) << line;
-  EXPECT_THAT(lines[1], HasSubstr("host_to_device_memcpy_ce,cuda:0,H2D,pinned,0,4096,10,4,"));
-}
-
 TEST(BandwidthTextTest, SaysWhichShareOfTheRatedSpeedIsReached) {
   const std::string text = BandwidthText(TwoDevices());
   EXPECT_THAT(text, HasSubstr("H2D reaches 55.5 GB/s, 88 % of the 63 GB/s that PCIe 5 x16"));
@@ -191,29 +172,6 @@ TEST(BandwidthTextTest, ModelledTimesAreLabelled) {
   BandwidthResult result = TwoDevices();
   result.modelled = true;
   EXPECT_THAT(BandwidthText(result), HasSubstr("nothing here was measured on hardware"));
-}
-
-TEST(BandwidthPlotTest, HasAPointForEverySizeOfTheFirstDevice) {
-  const std::string script = PlotScript(TwoDevices(), "svg", "/tmp/a \"b\".svg");
-  EXPECT_THAT(script, HasSubstr("set output \"/tmp/a \\\"b\\\".svg\""));
-  EXPECT_THAT(script, HasSubstr("\n268435456 55."));
-  EXPECT_THAT(script, HasSubstr("title \"H2D pageable\""));
-  EXPECT_THAT(script, Not(HasSubstr("modelled")));
-}
-
-TEST(BandwidthPlotTest, GnuplotUnderstandsTheScript) {
-  const std::string path = ::testing::TempDir() + "/bandwidth.svg";
-  ASSERT_THAT(CheckPlot(path), testing::IsOk());
-  ASSERT_THAT(WriteBandwidthPlot(TwoDevices(), path), testing::IsOk());
-  std::ifstream file(path);
-  const std::string svg((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  EXPECT_THAT(svg, HasSubstr("H2D pageable"));
-  EXPECT_THAT(svg, HasSubstr("256 MiB"));  // the axis labels the last size
-}
-
-TEST(BandwidthPlotTest, AnotherFormatIsRefusedBeforeAnythingIsMeasured) {
-  EXPECT_THAT(CheckPlot("plot.jpg"),
-              testing::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(".svg or .png")));
 }
 
 }  // namespace

@@ -27,14 +27,6 @@ TEST(AllocationTraceTest, TextBecomesEventsAndTotals) {
   EXPECT_EQ(trace->peak_bytes, 150u);
 }
 
-TEST(AllocationTraceTest, WhatIsFormattedIsParsedBack) {
-  const auto trace = ParseAllocationTrace("net", "s\na 0 100\ns\na 1 5\nf 1\nf 0\n");
-  ASSERT_THAT(trace, IsOk());
-  const auto again = ParseAllocationTrace("net", FormatAllocationTrace(*trace));
-  ASSERT_THAT(again, IsOk());
-  EXPECT_EQ(again->events, trace->events);
-}
-
 TEST(AllocationTraceTest, AWrongLineIsNamed) {
   const auto is_refused = [](const char* text, const char* why) {
     EXPECT_THAT(ParseAllocationTrace("net", text),

@@ -9,7 +9,6 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/offload/offload_method.h"
-#include "pinion/bench/offload/offload_plot.h"
 
 namespace pinion {
 namespace offload_table_test {
@@ -153,14 +152,6 @@ TEST(OffloadTableTest, WhereNoPolicyCanDoWithThatMemoryThereIsNoBound) {
   EXPECT_THAT(OffloadText({row}), AllOf(HasSubstr("checkpoint every block"),
                                         HasSubstr("  0.0        -        -        -     -\n")));
   EXPECT_FALSE(OffloadReport({.rows = {row}}).ToJson()["rows"][0].contains("efficiency"));
-}
-
-TEST(OffloadTableTest, ThePictureHasAPanelForEachModelOnEachPreset) {
-  OffloadRow other = Planned(130, 128);
-  other.preset = "gh200_c2c";
-  const std::string script = OffloadPlotScript({Planned(125, 123), other}, "svg", "plot.svg");
-  EXPECT_THAT(script, AllOf(HasSubstr("gpt float32, a100_pcie4"),
-                            HasSubstr("gpt float32, gh200_c2c"), HasSubstr("50 1.25 1.2 1.23")));
 }
 
 }  // namespace offload_table_test
