@@ -14,7 +14,7 @@
 namespace pinion {
 namespace {
 
-// Intervals in which an object may be away, as the copies of one direction meet them.
+// The intervals in which an object may be offloaded, in the order of one direction's copies.
 struct IdleSpan {
   size_t first = 0;
   size_t last = 0;
@@ -145,8 +145,9 @@ struct Waits {
   double moved_bytes = 0;         // the least that moves
 };
 
-// Of intervals that fit. For each of them, and each one before: what has to be away in the one and
-// could not begin to go before the other had ended takes the link so long.
+// Returns the waits for intervals that fit. For each interval p and each earlier interval b it sums
+// the bytes that must be offloaded in p and cannot start before b has ended. The link needs that
+// time.
 Waits WaitsFor(Needs needs, int64_t memory_bytes, double bytes_per_us) {
   Waits waits;
   std::sort(needs.idle.begin(), needs.idle.end(),

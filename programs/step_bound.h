@@ -4,21 +4,21 @@
 //   double efficiency = bound_us / measured_step_us;          // 1 is perfect
 //
 // The bound holds for every offload policy that moves whole objects and begins no copy before its
-// operator has returned. "The link can hide the transfer" means that the bound is at most 1.01 x
-// the compute alone (docs/performance.md). The bound is the greater of two. Their derivation is in
-// docs/decisions/0021-a-bound-for-every-order-of-uses.md and 0040-a-bound-for-whole-objects.md.
+// operator has returned. The link can hide the transfer if the bound is at most 1.01 x the compute
+// alone (docs/results/results.md). The bound is the greater of two, which
+// docs/maintainers/decisions/0021 derives.
 //
 //   1. compute + max over p of (waits for copies out before interval p + waits for copies in after)
 //   2. the time of the link for the least bytes that have to move
 //
-// Waits for copies out. An object is on the device as a whole or not at all. What does not fit
-// beside an interval has been copied before it begins. So this holds for each interval p, each
+// Waits for copies out. An object is on the device as a whole or not at all. Objects that do not
+// fit during an interval were copied before it begins. So this holds for each interval p, each
 // earlier interval b, and the idle objects whose copies cannot begin before b has ended:
 //
 //   begin(p) >= end(b) + (their bytes - the most of them that fit beside p) / bandwidth
 //
 // Other live bytes and the objects that p accesses limit what fits. A copy begins when the operator
-// that saves the object has returned (0014-no-copy-before-the-operator-returns.md). It takes no
+// that saves the object has returned (docs/maintainers/decisions/0014). It takes no
 // fixed cost. If more than 64 different sums of sizes fit, objects count as divisible, which errs
 // towards less waiting.
 //

@@ -14,15 +14,16 @@ constexpr int kNoOwner = -2;
 static_assert(kNoOwner != kThreadSlotUnknown);
 
 // Releases of other threads that one allocation enters. Few, to bound its latency. More than one,
-// because free blocks that are not entered yet cannot be reused or joined (docs/maintainers/decisions/0011).
+// because free blocks that are not entered yet cannot be reused or joined
+// (docs/maintainers/decisions/0011).
 constexpr int kSettlePerAllocation = 4;
 
 // Batches that may wait behind the oldest one's tickets, until a miss or the next look around. They
 // may belong to other timelines than a stuck one.
 constexpr size_t kMostWaitingBatches = 8;
 
-// Sorts by address, so that each piece joins the one below. To join the one above would move all
-// that lies there.
+// Sorts by address, so that each piece joins the one below. Joining the one above would move
+// everything in it.
 std::vector<HostSegment> InOrder(std::vector<HostSegment> pieces) {
   std::sort(pieces.begin(), pieces.end(), [](const HostSegment& a, const HostSegment& b) {
     return std::less<>()(a.data, b.data);

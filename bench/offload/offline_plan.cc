@@ -21,7 +21,7 @@
 namespace pinion {
 namespace {
 
-// In which intervals of its gap an object is away; nothing where it stays.
+// The intervals of a gap in which an object is offloaded; empty if it stays resident.
 struct Away {
   size_t from = 0;
   size_t until = 0;

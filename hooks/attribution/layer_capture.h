@@ -1,8 +1,8 @@
 // Captures the values at the taps of the requested layers in one forward pass, and their gradients
 // in one backward pass.
 //
-// What is captured is the value at the tap and the gradient with respect to it, whatever the model
-// does to the tensor later. A tensor whose place in the graph an operator in place would take goes
+// Captures the value at the tap and the gradient with respect to it. Later changes of the tensor by
+// the model have no effect. A tensor whose place in the graph an operator in place would take goes
 // on as a clone. So does a tensor without history and without another owner, which is offloaded
 // itself (docs/maintainers/decisions/0032).
 //

@@ -39,7 +39,7 @@ struct LayerOptions {
   bool activations = true;
 };
 
-// One tensor of a layer, detached; in host memory unless LayerOptions::keep_on_device.
+// One detached tensor of a layer. It is in host memory. Exception: LayerOptions::keep_on_device.
 struct LayerTensor {
   at::Tensor activation;   // undefined if not requested
   at::Tensor gradient;     // of the target's outputs, summed; undefined if not requested

@@ -58,9 +58,9 @@ std::vector<int64_t> CorrectionsOf(absl::Span<const NotedEntry> entries,
   return corrections;
 }
 
-// The last interval in which the program holds it. Where it was away and its memory went with the
-// program's hold, what came later in that interval came in its place: an object that stays takes
-// room beside that, so it must not count as held there.
+// Returns the last interval in which the program references the object. If the object was offloaded
+// and the program freed its memory, later allocations of that interval may have reused the memory.
+// A resident object would need memory of its own there, so that interval does not count.
 size_t HeldUntil(const NotedObject& object) {
   return object.gone_by > 0 ? object.let_go - 1 : object.let_go;
 }
@@ -148,7 +148,7 @@ class NotedSegments {
     noted.before = before;
     noted.other_bytes = entry.other_bytes;
     noted.interval = interval;
-    // Whoever packs gives ascending numbers; of others it is not known what is inside of what.
+    // Packers number segments in ascending order. For other segments the nesting is unknown.
     const bool is_inside =
         noted.is_seen && entry.part.has_value() && entry.part->ordinal < *entry.begins;
     noted.outer = is_inside ? std::optional(entry.part->ordinal) : std::nullopt;
@@ -172,8 +172,8 @@ class NotedSegments {
       segment.inputs = std::move(inputs[i]);
       segment.outer = noted.outer;
       if (!noted.is_seen || segment.accesses.empty()) continue;
-      // The object of the first use was taken off the whole interval. Unless it is an input, it is
-      // not saved where the segment is computed again.
+      // The object of the first access was subtracted for the whole interval. A recomputed segment
+      // saves it only as an input.
       const uint32_t object = step.accesses[noted.interval];
       const bool is_input =
           std::find(segment.inputs.begin(), segment.inputs.end(), object) != segment.inputs.end();

@@ -29,10 +29,10 @@
 // between two events counts, so that a device that idles for the host's calls idles in the record,
 // too.
 //
-// Other live bytes are those that LibTorch's allocator of the device has given out, at each use.
-// What operators take and give back in between is seen where the allocator reports it to profilers
-// and nobody else is in their place (hooks/autograd/memory_observer.h); elsewhere
-// StepInterval::transient_bytes is what was there at the interval's begin and has gone at its end.
+// Other live bytes are those that LibTorch's allocator of the device has given out, at each access.
+// Memory that operators allocate and free in between is visible if the allocator reports it to
+// profilers and no other profiler runs (hooks/autograd/memory_observer.h). Otherwise
+// StepInterval::transient_bytes counts memory that existed at the interval's begin only.
 // A profiler may run before a RecordScope begins, and may start when it has ended, but not inside.
 //
 // Recording costs some microseconds per save: record a step now and then.

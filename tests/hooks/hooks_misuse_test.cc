@@ -1,5 +1,5 @@
-// Wrong uses of what programs call beside LibTorch, a row each: an error that names the value and
-// what to do, and never another end. tests/misuse.md says which tests have the others.
+// Wrong uses of the public functions of hooks, a row each. Each ends in an error that names the
+// value and the remedy. tests/misuse.md names the tests of all functions.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/exp.h>

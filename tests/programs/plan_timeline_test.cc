@@ -27,7 +27,7 @@ using ::testing::SizeIs;
 
 constexpr uint64_t kSize = 10 << 10;  // 10.24 us on the link
 
-// Two objects: uses 0 1 | 1 0, with 10 us of compute each time. Object 0 is away at the turn.
+// Two objects: uses 0 1 | 1 0, with 10 us of compute each time. Object 0 is offloaded at the turn.
 StepTrace TwoObjects() { return ForwardAndBackward(kSize, {1, 2}); }
 StepPlan Plan() {
   StepPlan plan;

@@ -168,7 +168,7 @@ class Model {
       State ended = state;
       for (size_t i = 0; i < step_.objects.size(); ++i) {
         const bool made_here = IsMadeIn(i, state.interval);
-        // What is computed again takes no copy, as if the host had it.
+        // A recast object needs no copy, as if the host had one.
         if (made_here && IsRecast(i)) ended.on_host[i] = Size(i);
         const bool is_read = Last(i) > First(i);
         const bool over =

@@ -178,9 +178,9 @@ TEST(StepBoundTest, WhatAnOperatorSavesLeavesWhenItHasReturned) {
 }
 
 TEST(StepBoundTest, TemporariesOfBackwardHaveToFindRoomAsWell) {
-  // Nothing would have to leave but for what the first interval of backward needs: the 10 KB that
-  // are not read there. 8 of them leave beside the 2 us behind them, 2 in half a microsecond more,
-  // and all come back in 2 us, which nothing hides.
+  // The first interval of backward needs the memory of the 10 KB that it does not read. Of these
+  // 8 KB leave during the 2 us behind them, and 2 KB take half a microsecond more. All 10 KB come
+  // back in 2 us, which nothing hides.
   StepTrace step;
   Save(step, 1, 1);
   Save(step, 2, 2);

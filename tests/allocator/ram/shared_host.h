@@ -5,9 +5,9 @@
 //   SharedHost host(root, /*make=*/false);     // in each process that takes part
 //   host.Commit(process, 1 * kMiB);            // as if pages had been touched
 //
-// A process that is killed at any moment leaves the host usable: meminfo is replaced as a whole,
-// its lock goes with the process, and it shows at least what the counters add up to. What the dead
-// one held returns with Forget.
+// A process that is killed at any moment leaves the host usable. It replaces meminfo as a whole,
+// and the kernel ends its lock. Meminfo shows at least the sum of the counters. Forget returns the
+// memory of the killed process.
 //
 // Thread safety: thread-safe between processes; one thread each.
 

@@ -137,8 +137,8 @@ TEST(MmapSourceTest, EveryPageIsThereHoweverManyThreadsTouchThem) {
 }
 
 // TensorRT-LLM touches all pages by one thread (TensorRT-LLM#15430).
-// Which threads come first is chance, so each stays with its stretch until as many others are there
-// as were asked for, and for long enough then that one more would be seen.
+// The order of threads is random. So each thread waits until the requested number of threads have
+// arrived, and then long enough that one more would be seen.
 TEST(MmapSourceTest, AsManyThreadsTouchAsWereAskedFor) {
   for (const size_t threads : {1, 2, 3}) {
     std::mutex mu;

@@ -28,7 +28,7 @@ StepTrace Step(double copy_us) {
   }
   step.objects[1].held_until = 5;
   step.accesses = {0, 1, 2, 3, 4, 4, 3, 2, 1, 0};
-  // Of a backward that lets go of what it has read.
+  // Backward frees each object that it has read.
   for (uint32_t object = 0; object < 5; ++object) step.objects[object].needed_until = 10 - object;
   step.intervals.assign(step.accesses.size() + 1, {.compute_us = copy_us / 3});
   step.intervals[4].transient_bytes = 36 * kUnitBytes;

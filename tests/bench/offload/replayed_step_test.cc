@@ -96,7 +96,7 @@ TEST_F(ReplayedStepTest, RecordedAgainItIsTheSameStep) {
     // An object that frees nothing stays externally referenced to the end.
     EXPECT_EQ(again.objects[i].held_until, step.objects[i].frees ? step.objects[i].held_until : 9);
   }
-  // Before the last one ends the replay has let go of what the program keeps.
+  // Before the last interval ends the replay has freed the tensors that the program keeps.
   for (size_t i = 0; i + 1 < step.intervals.size(); ++i) {
     SCOPED_TRACE(i);
     EXPECT_NEAR(again.intervals[i].compute_us, step.intervals[i].compute_us, 0.01);

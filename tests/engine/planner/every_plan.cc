@@ -31,7 +31,7 @@ std::vector<Uses> UsesOf(const StepTrace& step) {
   return accesses;
 }
 
-// In which the object is there, if it does not leave.
+// Returns the last interval in which a resident object is alive.
 size_t LastInterval(const StepTrace& step, size_t object, const Uses& accesses) {
   const size_t needed_until = step.objects[object].needed_until;
   if (needed_until > 0) return std::max(needed_until, accesses.until.back());

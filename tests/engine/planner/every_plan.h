@@ -1,7 +1,7 @@
-// Every plan that there is, for steps that are small enough to try them all: each object may stay
-// in each of its gaps, or be away in any part of it; copies out go in the order in which objects
-// are made. The peak is counted here by hand, interval by interval; times are those of
-// SimulateStep, which has tests of its own.
+// Enumerates all plans of a small step. In each of its gaps an object stays resident or is
+// offloaded for any part of the gap. Copies out go in the order in which objects are made. The peak
+// is counted here by hand, interval by interval; times are those of SimulateStep, which has tests
+// of its own.
 
 #ifndef PINION_TESTS_ENGINE_PLANNER_EVERY_PLAN_H_
 #define PINION_TESTS_ENGINE_PLANNER_EVERY_PLAN_H_

@@ -150,7 +150,7 @@ class Played {
     return step_.objects[object].recast_us.has_value();
   }
 
-  // What the program holds no longer than to this interval.
+  // Ends the program's references that last to this interval.
   void LetGoIn(size_t interval) {
     for (uint32_t object = 0; object < lasts_.size(); ++object) {
       const bool is_made = firsts_[object] < interval;

@@ -542,7 +542,7 @@ TEST(PlannedSchedule, AStepThatHasMoreThanPlannedLeavesStreamedWeightsTheirRoom)
     StepPlan plan;
     plan.peak_bytes = 4 * kSize;
     schedule.Learn(std::make_shared<const CachedPlan>(Chain({1, 2, 3, 4}), plan, absl::OkStatus(),
-                                                     std::vector<uint32_t>(), 5 * kSize));
+                                                      std::vector<uint32_t>(), 5 * kSize));
     TargetPlayer player(schedule);
     player.SetVisitingBytes(visiting_bytes);
     player.SaveAll({1, 2, 3, 4});
@@ -1603,7 +1603,7 @@ TEST(PlannedSchedule, WhatIsFetchedForTheNextBackwardStaysAtTheEndOfThisOne) {
   EXPECT_THAT(schedule.FetchedIn(TargetPlayer::kBackward), SizeIs(2)) << "no plan counts on them";
 }
 
-// Object 0 comes for the first backward and is there for the second one, object 3 goes in between.
+// Object 0 is fetched for the first backward and stays for the second. Object 3 leaves in between.
 TEST(PlannedSchedule, WhatHasComeBackInAGraphThatIsKeptStaysUnlessThePlanDropsIt) {
   PlannedSchedule schedule(Within(100 * kSize));
   schedule.Learn(FourTensorsReadTwice({{.object = 3, .evict_at = 3, .fetch_at = 4, .read_at = 4},
@@ -1978,7 +1978,7 @@ TEST(PlannedSchedule, WhatNeverLeavesIsPromisedBesideThePeakUntilItIsToBeBack) {
   }
 }
 
-// What is promised beside the peak of the known step that is followed.
+// Returns the bytes that the promise adds to the peak of the followed plan.
 uint64_t MoreBytes(const PlannedSchedule& schedule) {
   return schedule.Promise().value().most_bytes - schedule.followed()->plan().peak_bytes;
 }

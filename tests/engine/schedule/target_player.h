@@ -93,8 +93,8 @@ class TargetPlayer {
   }
   // The same in a graph that is kept.
   void ReadAndKeep(size_t number) { Read(number, kOwnOperator, AccessKind::kReadAndKept); }
-  // The same for the last one who needs it: what was fetched is that reader's from now on, and to
-  // whoever else asks the tensor is away.
+  // The same for the last reader. The reader owns the fetched copy; to all others the tensor is
+  // offloaded.
   void ReadLast(size_t number) {
     tensors_[number].has_last_reader = true;
     Read(number);

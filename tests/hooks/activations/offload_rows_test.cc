@@ -1,6 +1,6 @@
-// What TRL's OffloadActivations has an option, a branch or a message for, and no other test shows
-// (tests/peers.md): windows of tensors, copies that are not pinned, leaves, tensors whose
-// device memory still lives when backward reads them, and the list of what graphs hold.
+// Features of TRL's OffloadActivations that no other test covers (tests/peers.md): windows of
+// tensors, copies that are not pinned, leaves, tensors whose device memory still lives when
+// backward reads them, and the list of tensors that graphs hold.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>

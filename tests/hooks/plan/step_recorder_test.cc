@@ -590,8 +590,7 @@ TEST_F(StepRecorderTest, OtherBytesAreAllThatIsLiveBesideObjects) {
   const uint64_t outputs = world_.device_bytes() - before - 2 * kTensorBytes;
   y.backward();
   const StepTrace step = Finish();
-  // One probe's output is live when the second tensor is saved and from then on; what backward
-  // makes beside it is as small.
+  // The output of one probe is live from the second save on. Backward allocates as little.
   EXPECT_EQ(step.intervals[0].other_bytes, before);
   EXPECT_EQ(step.intervals[1].other_bytes, before + outputs);
   EXPECT_NEAR(step.intervals[2].other_bytes, before + outputs, 2 * kKiB);

@@ -46,7 +46,7 @@ class MovedLayersTest : public ::testing::Test {
       if (parameter.grad().defined()) parameter.mutable_grad() = parameter.grad().to(device);
     }
   }
-  // The layer is there while it computes, and nothing of it afterwards.
+  // The layer is on the device only while it computes.
   Tensor Moving(torch::nn::Linear& layer, const Tensor& x) {
     Move(*layer, world_.device());
     const Tensor y = layer(x.to(world_.device())).cpu();

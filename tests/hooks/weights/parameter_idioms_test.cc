@@ -439,7 +439,7 @@ TEST_F(ParameterIdiomsTest, GradientsWithAGraphAreOnTheHostAsWell) {
   });
 }
 
-// The gradient's graph is there, and forward's nodes, through which it may go on, are gone.
+// The gradient's graph exists. Forward's nodes, which it could continue through, are freed.
 TEST_F(ParameterIdiomsTest, AGradientWithAGraphWithoutTheForwardsIsAsThatOfAResidentOne) {
   const auto without_forward = [](Tensor loss) {
     loss.backward({}, /*retain_graph=*/false, /*create_graph=*/true);

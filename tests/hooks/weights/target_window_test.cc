@@ -1,5 +1,5 @@
-// What a memory target leaves for weights that visit, by what an allocator tells and what the
-// tenants of the device tell each other; and what is said where the device had more.
+// The bytes that a memory target leaves for streamed weights, computed from the allocator's figures
+// and from the device's other tenants; and the message for a device that had more.
 
 #include "pinion/hooks/weights/target_window.h"
 

@@ -1,5 +1,5 @@
-// One memory target for weights that visit and all else: the device, which has no byte more, is
-// never asked for one, results are the same bit for bit, and what the target leaves is used.
+// One memory target for streamed weights and everything else. The device has not a byte more, and
+// is never asked for one. Results are bit-identical, and weights use the bytes that are left.
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -417,8 +417,8 @@ TEST(WeightTarget, SeveralModelsKeepWithinIt) {
   }
 }
 
-// The plans from before have the model on the device, tensors that leave since it is there, and
-// nothing of the target for weights that visit.
+// Earlier plans have the whole model on the device, offload tensors because of it, and reserve no
+// bytes for streamed weights.
 TEST(WeightTarget, AModelThatIsAttachedLaterHasItsPartOfItInEveryShape) {
   constexpr int64_t kShapes[] = {126, 127, 128};
   const Program train = [&](World& world) {

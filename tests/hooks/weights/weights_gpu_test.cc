@@ -1,7 +1,6 @@
-// Weights that visit a GPU (where there is none, the emulated device), against a model that stays
-// there: what arrives on the host are the device's own bits, and a step of the host's optimizer is
-// as near to the device's as docs/users/weights.md says. On the emulated device both have the same
-// arithmetic, so that no bit differs.
+// Compares weights streamed to a GPU, or to the emulated device without one, with a resident model.
+// The host receives the device's bits. A step of the host's optimizer is as near to the device's as
+// docs/users/weights.md says; on the emulated device both have the same arithmetic and bits.
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/GradMode.h>
