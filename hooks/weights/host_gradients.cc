@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/utils/clip_grad.h>
 
@@ -148,7 +149,21 @@ void HostGradients::Forget(Weight& weight) {
 
 // ------------------------------------------------------------------------------- from parameters
 
+void HostGradients::ForgetZeroed() {
+  const int backward = autograd::get_current_graph_task_id();
+  if (std::exchange(backward_, backward) == backward) return;
+  for (Weight& weight : weights_) {
+    const at::Tensor parameter = ParameterOf(weight);
+    if (weight.in_parameter == nullptr || !parameter.defined()) continue;
+    at::Tensor& grad = parameter.mutable_grad();
+    if (grad.defined() && weight.master.grad().defined()) continue;
+    if (weight.in_parameter->IsShownBy(grad)) grad = at::Tensor();
+    if (!grad.defined()) Forget(weight);
+  }
+}
+
 void HostGradients::Collect(size_t index, const at::Tensor& parameter) {
+  ForgetZeroed();
   TakeGrad(index, parameter, /*with_graph=*/false);
   weights_[index].watch->NoteGradient();
 }

@@ -105,6 +105,9 @@ class HostGradients : public std::enable_shared_from_this<HostGradients> {
   bool HostShows(const Weight& weight) const;
   void SetHook(size_t index, const at::Tensor& parameter);
   void TakeGrad(size_t index, const at::Tensor& parameter, bool with_graph);
+  // At the first gradient of a backward: forgets gradients that the program has zeroed in their
+  // parameter or in the host copy alone. This backward may leave these parameters out.
+  void ForgetZeroed();
   void FollowRequiresGrad(Weight& weight, const at::Tensor& parameter);
   // Makes the host copy's grad() show the gradient while parts are under copy.
   void BeginLeaving(size_t index, const at::Tensor& gradient);
@@ -117,6 +120,7 @@ class HostGradients : public std::enable_shared_from_this<HostGradients> {
   const bool stay_;
   std::vector<Weight> weights_;
   std::vector<size_t> in_unit_;  // by unit: the number of trained weights
+  int backward_ = -1;            // the last one that made a gradient, as autograd numbers them
   LeavingGradients leaving_;
 };
 

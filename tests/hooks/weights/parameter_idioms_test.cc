@@ -169,6 +169,23 @@ TEST_F(ParameterIdiomsTest, GradientsThatAreZeroedAreZeroOnTheHost) {
   }
 }
 
+// As a branch, or an expert that no token chose. The norm of all gradients must not count it.
+TEST_F(ParameterIdiomsTest,
+       AGradientThatWasZeroedStaysSoWhereTheNextBackwardLeavesItsParameterOut) {
+  for (const Idiom& zero : WaysToZero()) {
+    SCOPED_TRACE(zero.name);
+    for (const bool of_parameters : {true, false}) {
+      ExpectAsResident([&](Model& m) {
+        m.Backward(0);
+        m.Step([] {});
+        zero.use(m);
+        at::linear(Input(1).to(m.device), m.parameter()).pow(2).mean().backward();
+        torch::nn::utils::clip_grad_norm_(of_parameters ? m.parameters() : m.trained(), 1e-3);
+      });
+    }
+  }
+}
+
 TEST_F(ParameterIdiomsTest, WhatChangesAGradientChangesItOnTheHost) {
   const std::vector<Idiom> idioms = {
       {"mul_", [](Model& m) { m.parameter().grad().mul_(0.5); }},
