@@ -19,8 +19,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/host_memory_source.h"
 #include "pinion/bench/bandwidth_result.h"
-#include "pinion/bench/link_workspace.h"
 #include "pinion/device/device.h"
 
 namespace pinion {
@@ -36,6 +36,15 @@ struct BandwidthOptions {
 
   // InvalidArgument names the field, its value and the valid range.
   absl::Status Validate() const;
+};
+
+// Host memory of one kind, as the host's end of copies.
+struct MemoryKind {
+  std::string name;  // "pinned", "pageable"
+  std::shared_ptr<HostMemorySource> source;
+  bool pinned = true;
+  int numa_node = -1;   // node that allocates the memory; -1: any
+  bool remote = false;  // the device is on another node
 };
 
 struct BenchDevice {

@@ -7,24 +7,20 @@
 #include <cstdint>
 #include <iostream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/usage.h"
 #include "absl/status/status.h"
-#include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/bandwidth_cases.h"
 #include "pinion/bench/bandwidth_result.h"
 #include "pinion/bench/bandwidth_text.h"
 #include "pinion/bench/bench_devices.h"
+#include "pinion/bench/bench_main.h"
 #include "pinion/bench/goals.h"
-#include "pinion/bench/nvbandwidth_json.h"
 #include "pinion/programs/command_line.h"
 #include "pinion/programs/output_file.h"
-#include "pinion/programs/working_directory.h"
 
 ABSL_FLAG(std::string, device, "",
           "cuda, cuda:N, emu or emu:N: all devices of a kind, or one; default: cuda where there is "
@@ -41,7 +37,6 @@ ABSL_FLAG(
 ABSL_FLAG(int, samples, 10,
           "per size, of which the median is reported; fewer of large copies on emulated devices");
 ABSL_FLAG(bool, quick, false, "copies of up to 16 MiB and few samples, for a first look");
-ABSL_FLAG(std::string, json, "", "file to write rows and goals to");
 ABSL_FLAG(std::string, nvbandwidth_json, "", "file to write nvbandwidth's own JSON to");
 
 namespace pinion {
@@ -73,23 +68,9 @@ BandwidthOptions OptionsFromFlags(bool modelled) {
   return options;
 }
 
-// Checked first: a run of minutes must not end with a typing error.
-absl::Status CheckOutputs() {
-  for (const std::string& path : {absl::GetFlag(FLAGS_json), absl::GetFlag(FLAGS_nvbandwidth_json)}) {
-    if (!path.empty()) PINION_RETURN_IF_ERROR(CheckWritable(path));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status WriteOutputs(const BandwidthResult& result) {
-  if (const std::string path = absl::GetFlag(FLAGS_nvbandwidth_json); !path.empty()) {
-    PINION_RETURN_IF_ERROR(WriteAtomically(path, NvbandwidthJson(result).dump(1) + "\n"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Main() {
-  PINION_RETURN_IF_ERROR(CheckOutputs());
+absl::Status Run(BenchReport& report) {
+  const std::string nvbandwidth_json = absl::GetFlag(FLAGS_nvbandwidth_json);
+  if (!nvbandwidth_json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(nvbandwidth_json));
   DeviceChoice choice;
   choice.device = absl::GetFlag(FLAGS_device);
   choice.preset = absl::GetFlag(FLAGS_preset);
@@ -108,18 +89,15 @@ absl::Status Main() {
   result.warnings.insert(result.warnings.begin(), opened.notes.begin(), opened.notes.end());
 
   std::cout << BandwidthText(result);
-  absl::Status status = MakeReport(result).Finish(absl::GetFlag(FLAGS_json));
-  status.Update(WriteOutputs(result));
-  return status;
+  report = MakeReport(result);
+  if (nvbandwidth_json.empty()) return absl::OkStatus();
+  return WriteAtomically(nvbandwidth_json, NvbandwidthJson(result).dump(1) + "\n");
 }
 
 }  // namespace
 }  // namespace pinion
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage(
-      "Measures copies between the host and its devices as nvbandwidth does, over sizes and kinds "
-      "of host memory. Exits with 1 when a goal is missed, with 2 when it cannot run.");
   // Accepts nvbandwidth's spelling: --nvbandwidth-json is --nvbandwidth_json.
   std::vector<std::string> arguments(argv, argv + argc);
   std::vector<char*> pointers;
@@ -131,9 +109,10 @@ int main(int argc, char** argv) {
     }
     pointers.push_back(argument.data());
   }
-  pinion::ParseFlags(argc, pointers.data());
-  absl::Status status = pinion::EnterWorkingDirectory();
-  if (status.ok()) status = pinion::Main();
-  const int exit_code = pinion::ExitCode("bandwidth", status);
+  const int exit_code = pinion::BenchMain(
+      argc, pointers.data(), "bandwidth",
+      "Measures copies between the host and its devices as nvbandwidth does, over sizes and kinds "
+      "of host memory. Exits with 1 when a goal is missed, with 2 when it cannot run",
+      pinion::Run);
   return pinion::StopSignal() == 0 ? exit_code : 128 + pinion::StopSignal();
 }

@@ -5,15 +5,28 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/device.h"
 
 namespace pinion {
 namespace {
+
+// Names a series without its device: "H2D", "D2H beside H2D", "H2D pageable", "H2D, node 1".
+std::string SeriesLabel(const CaseResult& of_case, const Series& series) {
+  const bool h2d = series.direction == CopyDirection::kHostToDevice;
+  std::string label = CopyDirectionName(series.direction);
+  if (of_case.bidirectional) absl::StrAppend(&label, " beside ", h2d ? "D2H" : "H2D");
+  if (series.memory != "pinned") absl::StrAppend(&label, " ", series.memory);
+  if (series.remote) absl::StrAppend(&label, ", node ", series.numa_node);
+  return label;
+}
 
 struct Column {
   const CaseResult* of_case;
@@ -139,16 +152,35 @@ void AppendShare(const BandwidthResult& result, int device, std::string& text) {
   }
 }
 
-}  // namespace
-
-std::string SeriesLabel(const CaseResult& of_case, const Series& series) {
-  const bool h2d = series.direction == CopyDirection::kHostToDevice;
-  std::string label = CopyDirectionName(series.direction);
-  if (of_case.bidirectional) absl::StrAppend(&label, " beside ", h2d ? "D2H" : "H2D");
-  if (series.memory != "pinned") absl::StrAppend(&label, " ", series.memory);
-  if (series.remote) absl::StrAppend(&label, ", node ", series.numa_node);
-  return label;
+nlohmann::ordered_json CaseJson(const CaseResult& of_case, int columns) {
+  nlohmann::ordered_json json;
+  json["name"] = of_case.name;
+  json["status"] = CaseStatusName(of_case.status);
+  if (of_case.status != CaseStatus::kPassed) {
+    if (of_case.status == CaseStatus::kError) json["error"] = of_case.reason;
+    return json;
+  }
+  json["bandwidth_description"] = of_case.description;
+  std::vector<double> values;
+  for (const std::vector<std::optional<double>>& row : of_case.Matrix(columns)) {
+    nlohmann::ordered_json texts = nlohmann::ordered_json::array();
+    for (const std::optional<double>& value : row) {
+      texts.push_back(value ? absl::StrFormat("%g", *value) : "N/A");
+      if (value) values.push_back(*value);
+    }
+    json["bandwidth_matrix"].push_back(std::move(texts));
+  }
+  double sum = 0;
+  for (const double value : values) sum += value;
+  json["sum"] = sum;
+  if (values.empty()) return json;
+  json["min"] = *std::min_element(values.begin(), values.end());
+  json["max"] = *std::max_element(values.begin(), values.end());
+  json["average"] = sum / static_cast<double>(values.size());
+  return json;
 }
+
+}  // namespace
 
 std::string BandwidthText(const BandwidthResult& result) {
   std::string text;
@@ -170,6 +202,26 @@ std::string BandwidthText(const BandwidthResult& result) {
     text += "\n";
   }
   return text;
+}
+
+nlohmann::ordered_json NvbandwidthJson(const BandwidthResult& result) {
+  nlohmann::ordered_json json;
+  json["version"] = "Pinion";
+  json["git_version"] = "";
+  json["CUDA Runtime Version"] = result.cuda_runtime_version;
+  json["Driver Version"] = result.driver_version;
+  json["GPU Device list"] = nlohmann::ordered_json::array();
+  for (size_t i = 0; i < result.devices.size(); ++i) {
+    json["GPU Device list"].push_back(absl::StrCat(i, ": ", result.devices[i].info.model));
+  }
+  std::vector<std::string> warnings = result.warnings;
+  if (result.modelled) warnings.push_back("all values are modelled, none was measured");
+  if (!warnings.empty()) json["warning"] = absl::StrJoin(warnings, "; ");
+  json["testcases"] = nlohmann::ordered_json::array();
+  for (const CaseResult& of_case : result.cases) {
+    json["testcases"].push_back(CaseJson(of_case, static_cast<int>(result.devices.size())));
+  }
+  return {{"nvbandwidth", std::move(json)}};
 }
 
 }  // namespace pinion

@@ -1,11 +1,16 @@
-// Benchmarks whose errors fail the program. Google Benchmark skips a case with an error and exits
-// with 0.
+// Benchmarks of Google Benchmark whose errors fail the program. Google Benchmark itself skips a
+// case with an error and exits with 0.
 //
-//   CheckedBenchmarks benchmarks;
-//   benchmarks.Register("case", [&](benchmark::State& state) { return Measure(state); });
-//   PINION_RETURN_IF_ERROR(benchmarks.Run());
-//   ... print what was measured ...
-//   PINION_RETURN_IF_ERROR(benchmarks.failures());
+//   absl::Status Run(BenchReport& report) {
+//     CheckedBenchmarks benchmarks;
+//     benchmarks.Register("case", benchmark::kMicrosecond, /*iterations=*/5, [&](auto& state) {
+//       return Measure(state);                       // calls state.SetIterationTime
+//     });
+//     return benchmarks.Run([&] { ... add what was measured to the report ... });
+//   }
+//   int main(int argc, char** argv) {
+//     return pinion::BenchmarksMain(argc, argv, "plan_bench", "the cost of planning", pinion::Run);
+//   }
 //
 // Thread safety: one thread. Ownership: it outlives Run.
 
@@ -18,7 +23,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "pinion/bench/bench_main.h"
 
 namespace pinion {
 
@@ -27,17 +34,19 @@ class CheckedBenchmarks {
   using Measure = std::function<absl::Status(benchmark::State&)>;
 
   // Skips a case if `measure` returns an error or throws LibTorch's exceptions.
-  benchmark::internal::Benchmark* Register(const std::string& name, Measure measure);
+  void Register(const std::string& name, benchmark::TimeUnit unit, int64_t iterations,
+                Measure measure);
 
-  // Runs the cases that --benchmark_filter selects. InvalidArgument if there are none.
-  absl::Status Run();
-
-  // Returns Internal with the cases that failed, and their errors.
-  absl::Status failures() const;
+  // Runs the cases that --benchmark_filter selects, then `report`. InvalidArgument if there are
+  // none; Internal with the cases that failed, and their errors.
+  absl::Status Run(absl::FunctionRef<void()> report);
 
  private:
   std::vector<std::string> failures_;
 };
+
+// BenchMain with the flags of Google Benchmark.
+int BenchmarksMain(int argc, char** argv, const char* name, const std::string& what, RunBench run);
 
 }  // namespace pinion
 

@@ -1,16 +1,142 @@
 #include "pinion/bench/copy_method.h"
 
-#include <utility>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "pinion/allocator/allocator_options.h"
+#include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/allocator/pinned_block.h"
+#include "pinion/bench/test_pattern.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/transfer_engine.h"
 
 namespace pinion {
 namespace {
 
+const TestPattern& Sent() {
+  static const auto* const pattern = new TestPattern(1);
+  return *pattern;
+}
+
+const TestPattern& Stale() {
+  static const auto* const pattern = new TestPattern(2);
+  return *pattern;
+}
+
+// Keeps the alignment of allocators, with which copy kernels are fastest.
+constexpr uint64_t kGapBytes = 512;
+
 constexpr absl::Duration kTimeout = absl::Minutes(1);
+
+// Source and destination of one direction: pieces `device_stride_bytes` apart on the device and
+// adjacent on the host.
+struct CopyLane {
+  CopyDirection direction = CopyDirection::kDeviceToHost;
+  uint64_t pieces = 1;
+  uint64_t piece_bytes = 0;
+  uint64_t device_stride_bytes = 0;  // at least piece_bytes
+  std::shared_ptr<HostBuffer> host;
+  std::shared_ptr<void> device;
+
+  uint64_t size_bytes() const { return pieces * piece_bytes; }
+  std::vector<CopyPiece> Pieces() const { return PiecesFor(direction); }
+  CopyBatch Batch() const;
+
+  // Writes a pattern to the source and other bytes to the destination, and waits for both.
+  absl::Status Prepare(CopyWorld& world) const;
+  // Returns DataLoss unless the destination has the pattern. Call it when no copy is in flight.
+  // Overwrites the host's bytes.
+  absl::Status Verify(CopyWorld& world) const;
+
+ private:
+  char* HostPiece(uint64_t i) const { return static_cast<char*>(host->data()) + i * piece_bytes; }
+  // Each piece begins with unique bytes.
+  uint64_t PatternOffset(uint64_t i) const { return i * AlignUp(piece_bytes, 64 * kKiB); }
+  void Fill(const TestPattern& pattern) const;
+  std::vector<CopyPiece> PiecesFor(CopyDirection direction) const;
+  absl::Status CopyNow(CopyWorld& world, CopyDirection direction) const;
+};
+
+std::vector<CopyPiece> CopyLane::PiecesFor(CopyDirection to) const {
+  std::vector<CopyPiece> result;
+  result.reserve(pieces);
+  for (uint64_t i = 0; i < pieces; ++i) {
+    char* const on_device = static_cast<char*>(device.get()) + i * device_stride_bytes;
+    char* const on_host = HostPiece(i);
+    if (to == CopyDirection::kHostToDevice) {
+      result.push_back({on_device, on_host, piece_bytes});
+    } else {
+      result.push_back({on_host, on_device, piece_bytes});
+    }
+  }
+  return result;
+}
+
+CopyBatch CopyLane::Batch() const {
+  CopyBatch batch(direction);
+  for (uint64_t i = 0; i < pieces; ++i) {
+    batch.Add(host, i * piece_bytes, static_cast<char*>(device.get()) + i * device_stride_bytes,
+              piece_bytes);
+  }
+  return batch;
+}
+
+absl::Status CopyLane::CopyNow(CopyWorld& world, CopyDirection to) const {
+  PINION_RETURN_IF_ERROR(world.SynchronizeAll());
+  PINION_RETURN_IF_ERROR(world.device().CopyAsync(to, PiecesFor(to), world.raw(to)));
+  return world.SynchronizeAll();
+}
+
+void CopyLane::Fill(const TestPattern& pattern) const {
+  for (uint64_t i = 0; i < pieces; ++i) pattern.Fill(HostPiece(i), PatternOffset(i), piece_bytes);
+}
+
+absl::Status CopyLane::Prepare(CopyWorld& world) const {
+  const bool out = direction == CopyDirection::kDeviceToHost;
+  Fill(out ? Sent() : Stale());
+  PINION_RETURN_IF_ERROR(CopyNow(world, CopyDirection::kHostToDevice));
+  Fill(out ? Stale() : Sent());
+  return absl::OkStatus();
+}
+
+absl::Status CopyLane::Verify(CopyWorld& world) const {
+  if (direction == CopyDirection::kHostToDevice) {
+    Fill(Stale());
+    PINION_RETURN_IF_ERROR(CopyNow(world, CopyDirection::kDeviceToHost));
+  }
+  for (uint64_t i = 0; i < pieces; ++i) {
+    const std::optional<uint64_t> wrong =
+        Sent().FirstDifference(HostPiece(i), PatternOffset(i), piece_bytes);
+    if (!wrong.has_value()) continue;
+    return absl::DataLossError(absl::StrCat(CopyDirectionName(direction), " left a wrong byte at ",
+                                            i * piece_bytes + *wrong, " of ", size_bytes()));
+  }
+  return absl::OkStatus();
+}
+
+// Returns a lane with its own memory. Device pieces are not adjacent, so that none are merged.
+absl::StatusOr<CopyLane> NewLane(CopyWorld& world, CopyDirection direction, uint64_t pieces,
+                                 uint64_t piece_bytes) {
+  CopyLane lane;
+  lane.direction = direction;
+  lane.pieces = pieces;
+  lane.piece_bytes = piece_bytes;
+  lane.device_stride_bytes = piece_bytes + kGapBytes;
+  PINION_ASSIGN_OR_RETURN(lane.host, world.NewHostMemory(lane.size_bytes()));
+  PINION_ASSIGN_OR_RETURN(lane.device, world.NewDeviceMemory(pieces * lane.device_stride_bytes));
+  return lane;
+}
 
 class LaneCopies : public CopyMethod {
  public:
@@ -86,8 +212,7 @@ class EngineCopies final : public LaneCopies {
   std::vector<Transfer> last_;
 };
 
-}  // namespace
-
+// Returns prepared lanes, each with its own memory.
 absl::StatusOr<std::vector<CopyLane>> NewLanes(CopyWorld& world, const BenchCase& of) {
   std::vector<CopyLane> lanes;
   for (const auto& [flow, direction] :
@@ -101,15 +226,125 @@ absl::StatusOr<std::vector<CopyLane>> NewLanes(CopyWorld& world, const BenchCase
   return lanes;
 }
 
-absl::StatusOr<std::unique_ptr<CopyMethod>> NewRawCopies(CopyWorld& world,
-                                                         std::vector<CopyLane> lanes) {
-  PINION_ASSIGN_OR_RETURN(const EventHandle order, world.device().CreateEvent());
-  return std::make_unique<RawCopies>(world, std::move(lanes), order);
+at::Tensor NewBytes(c10::Device device, uint64_t size_bytes) {
+  return at::empty({static_cast<int64_t>(size_bytes)}, at::device(device).dtype(at::kByte));
 }
 
-absl::StatusOr<std::unique_ptr<CopyMethod>> NewEngineCopies(CopyWorld& world,
-                                                            std::vector<CopyLane> lanes) {
-  return std::make_unique<EngineCopies>(world, std::move(lanes));
+// Makes the tensor's memory the lane's device memory.
+void UseMemoryOf(const at::Tensor& tensor, CopyLane& lane) {
+  lane.device = std::shared_ptr<void>(tensor.data_ptr(), [tensor](void*) {});
+}
+
+class PackedCopies : public CopyMethod {
+ public:
+  PackedCopies(CopyWorld& world, CopyLane lane) : world_(world), lane_(std::move(lane)) {}
+
+  absl::Status Wait() override { return transfer_.Wait(absl::Minutes(1)); }
+  absl::Status Verify() override { return lane_.Verify(world_); }
+
+ protected:
+  // Copies between the host's memory and `packed` as one piece.
+  absl::Status SubmitPacked(const at::Tensor& packed) {
+    CopyBatch batch(lane_.direction);
+    batch.Add(lane_.host, 0, packed.data_ptr(), lane_.size_bytes());
+    PINION_ASSIGN_OR_RETURN(transfer_, world_.engine().Submit(batch, world_.compute()));
+    return absl::OkStatus();
+  }
+
+  CopyWorld& world_;
+  CopyLane lane_;
+
+ private:
+  Transfer transfer_;
+};
+
+class PackedOut final : public PackedCopies {
+ public:
+  PackedOut(CopyWorld& world, CopyLane lane, std::vector<at::Tensor> pieces)
+      : PackedCopies(world, std::move(lane)), pieces_(std::move(pieces)) {}
+
+  // The pieces always come from the compute stream.
+  absl::Status Submit(StreamHandle after) override {
+    packed_ = at::cat(pieces_);
+    return SubmitPacked(packed_);
+  }
+
+ private:
+  const std::vector<at::Tensor> pieces_;
+  at::Tensor packed_;
+};
+
+class PackedIn final : public PackedCopies {
+ public:
+  PackedIn(CopyWorld& world, CopyLane lane, c10::Device device)
+      : PackedCopies(world, std::move(lane)), device_(device) {}
+
+  // The measured time includes allocating the pieces and making their views; a loop's pieces exist.
+  absl::Status Submit(StreamHandle after) override {
+    const at::Tensor packed = NewBytes(device_, lane_.size_bytes());
+    UseMemoryOf(packed, lane_);
+    PINION_RETURN_IF_ERROR(SubmitPacked(packed));
+    pieces_ = packed.view({static_cast<int64_t>(lane_.pieces), -1}).unbind();
+    return absl::OkStatus();
+  }
+
+ private:
+  const c10::Device device_;
+  std::vector<at::Tensor> pieces_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CopyWorld>> CopyWorld::Create(std::shared_ptr<Device> device,
+                                                             StreamHandle compute,
+                                                             std::function<double()> now_ms) {
+  std::unique_ptr<CopyWorld> world(new CopyWorld(device, compute, std::move(now_ms)));
+  PINION_ASSIGN_OR_RETURN(world->allocator_, PinnedAllocator::Create({}, device->pinned_source()));
+  PINION_ASSIGN_OR_RETURN(world->engine_, TransferEngine::Create({}, device));
+  PINION_ASSIGN_OR_RETURN(world->raw_h2d_, device->CreateStream("raw H2D"));
+  PINION_ASSIGN_OR_RETURN(world->raw_d2h_, device->CreateStream("raw D2H"));
+  PINION_ASSIGN_OR_RETURN(world->idle_, device->CreateStream("idle"));
+  return world;
+}
+
+CopyWorld::~CopyWorld() {
+  for (const StreamHandle stream : {raw_h2d_, raw_d2h_, idle_}) {
+    if (!stream.valid()) continue;
+    if (absl::Status destroyed = device_->DestroyStream(stream); !destroyed.ok()) {
+      PINION_LOG(kWarning) << "a stream was leaked: " << destroyed.message();
+    }
+  }
+}
+
+absl::StatusOr<std::shared_ptr<HostBuffer>> CopyWorld::NewHostMemory(uint64_t size_bytes) {
+  PINION_ASSIGN_OR_RETURN(PinnedBlock block, allocator_->Allocate(size_bytes));
+  return std::make_shared<HostBuffer>(std::move(block));
+}
+
+absl::StatusOr<std::shared_ptr<void>> CopyWorld::NewDeviceMemory(uint64_t size_bytes) {
+  PINION_ASSIGN_OR_RETURN(void* const data, device_->Allocate(size_bytes, compute_));
+  return std::shared_ptr<void>(data, [device = device_, stream = compute_](void* memory) {
+    if (absl::Status freed = device->Free(memory, stream); !freed.ok()) {
+      PINION_LOG(kWarning) << "device memory was leaked: " << freed.message();
+    }
+  });
+}
+
+absl::Status CopyWorld::SynchronizeAll() {
+  PINION_RETURN_IF_ERROR(engine_->Drain(absl::Minutes(1)));
+  for (const StreamHandle stream : {compute_, raw_h2d_, raw_d2h_}) {
+    PINION_RETURN_IF_ERROR(device_->SynchronizeStream(stream));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<CopyMethod>> NewCopies(CopyWorld& world, const BenchCase& of) {
+  PINION_ASSIGN_OR_RETURN(std::vector<CopyLane> lanes, NewLanes(world, of));
+  if (of.method != BenchMethod::kRaw) {
+    return std::make_unique<EngineCopies>(world, std::move(lanes));
+  }
+  PINION_ASSIGN_OR_RETURN(const EventHandle order, world.device().CreateEvent());
+  return std::make_unique<RawCopies>(world, std::move(lanes), order);
 }
 
 absl::StatusOr<BenchTime> TimeCopies(CopyWorld& world, CopyMethod& method, uint64_t transfers) {
@@ -122,6 +357,28 @@ absl::StatusOr<BenchTime> TimeCopies(CopyWorld& world, CopyMethod& method, uint6
   PINION_RETURN_IF_ERROR(method.Wait());
   time.ms = world.now_ms() - start_ms;
   return time;
+}
+
+absl::StatusOr<std::unique_ptr<CopyMethod>> NewPackedCopies(CopyWorld& world, c10::Device device,
+                                                            const BenchCase& of) {
+  const bool out = of.flow == BenchFlow::kDeviceToHost;
+  PINION_ASSIGN_OR_RETURN(
+      CopyLane lane,
+      NewLane(world, out ? CopyDirection::kDeviceToHost : CopyDirection::kHostToDevice, of.pieces,
+              of.piece_bytes));
+  if (out) {
+    const at::Tensor memory = NewBytes(device, lane.pieces * lane.device_stride_bytes);
+    UseMemoryOf(memory, lane);
+    PINION_RETURN_IF_ERROR(lane.Prepare(world));
+    std::vector<at::Tensor> pieces = memory.view({static_cast<int64_t>(lane.pieces), -1})
+                                         .narrow(1, 0, static_cast<int64_t>(lane.piece_bytes))
+                                         .unbind();
+    return std::make_unique<PackedOut>(world, std::move(lane), std::move(pieces));
+  }
+  lane.device_stride_bytes = lane.piece_bytes;
+  PINION_RETURN_IF_ERROR(lane.Prepare(world));
+  lane.device = nullptr;
+  return std::make_unique<PackedIn>(world, std::move(lane), device);
 }
 
 }  // namespace pinion

@@ -8,50 +8,52 @@
 // docs/results/benchmarks.md says how to read it.
 
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/rand.h>
 #include <benchmark/benchmark.h>
 #include <c10/core/Device.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
+#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/checked_benchmarks.h"
-#include "pinion/bench/compute_load.h"
 #include "pinion/bench/copy_method.h"
-#include "pinion/bench/copy_world.h"
 #include "pinion/bench/engine_cases.h"
-#include "pinion/bench/engine_goals.h"
 #include "pinion/bench/goals.h"
-#include "pinion/bench/packed_copy.h"
+#include "pinion/bench/null_device.h"
 #include "pinion/bench/statistics.h"
-#include "pinion/bench/submit_cost.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
+#include "pinion/engine/copy_batch.h"
+#include "pinion/engine/host_buffer.h"
 #include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/transfer_engine.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/programs/accelerator.h"
-#include "pinion/programs/command_line.h"
-#include "pinion/programs/output_file.h"
 #include "pinion/programs/run_options.h"
-#include "pinion/programs/working_directory.h"
 
 ABSL_FLAG(std::string, device, "", "cuda:N or emu:0; default: cuda:0 with a driver, else emu:0");
 ABSL_FLAG(std::string, preset, "h100_pcie5",
           "of the emulated device: a100_pcie4, h100_pcie5, b200_pcie5, gh200_c2c or gb200_c2c");
-ABSL_FLAG(std::string, json, "", "file to write rows and goals to");
 ABSL_FLAG(bool, quick, false, "fewer sizes");
 
 namespace pinion {
@@ -66,15 +68,196 @@ constexpr int kSubmitRuns = 51;
 constexpr int64_t kEmulatedWidth = 256;
 constexpr int64_t kGpuWidth = 2048;
 
-void PrintHelp() {
-  std::printf(
-      "engine_bench: what copies cost through the engine, against what the device can do\n"
-      "  --device=cuda:N|emu:0   default: cuda:0 with a driver, else emu:0\n"
-      "  --preset=NAME           of the emulated device: %s; default: h100_pcie5\n"
-      "  --json=FILE             writes rows and goals\n"
-      "  --quick                 fewer sizes\n"
-      "  --benchmark_filter=REGEX and Google Benchmark's other flags\n",
-      absl::StrJoin(PresetNames(), ", ").c_str());
+// Computes beside copies: products of square float32 matrices, one after another. LibTorch's
+// current stream must be the world's compute stream. Throws LibTorch's errors.
+class ComputeLoad {
+ public:
+  // `width` is the matrices' size.
+  static absl::StatusOr<std::unique_ptr<ComputeLoad>> Create(CopyWorld& world, c10::Device device,
+                                                             int64_t width);
+  ~ComputeLoad();
+  ComputeLoad(const ComputeLoad&) = delete;
+  ComputeLoad& operator=(const ComputeLoad&) = delete;
+
+  // Returns how many products take about `ms`; at least 1.
+  int64_t ProductsFor(double ms) const;
+
+  // Runs `products` for each transfer. Measures the products alone first.
+  absl::StatusOr<BenchTime> TimeCopies(CopyMethod& method, const BenchCase& of, int64_t products);
+
+ private:
+  ComputeLoad(CopyWorld& world, EventHandle start, EventHandle end, at::Tensor factor,
+              at::Tensor product)
+      : world_(world), start_(start), end_(end), factor_(factor), product_(product) {}
+
+  void Enqueue(int64_t products);
+  // Returns the time between the two events. Blocks until the compute stream is idle.
+  absl::StatusOr<double> ElapsedMs();
+  absl::StatusOr<double> TimeAlone(int64_t products);
+
+  CopyWorld& world_;
+  const EventHandle start_;
+  const EventHandle end_;
+  const at::Tensor factor_;
+  at::Tensor product_;
+  double product_ms_ = 0;
+};
+
+constexpr int64_t kWarmUpProducts = 16;
+
+absl::StatusOr<std::unique_ptr<ComputeLoad>> ComputeLoad::Create(CopyWorld& world,
+                                                                 c10::Device device,
+                                                                 int64_t width) {
+  const auto options = at::device(device).dtype(at::kFloat);
+  PINION_ASSIGN_OR_RETURN(const EventHandle start, world.device().CreateTimedEvent());
+  PINION_ASSIGN_OR_RETURN(const EventHandle end, world.device().CreateTimedEvent());
+  std::unique_ptr<ComputeLoad> load(new ComputeLoad(
+      world, start, end, at::rand({width, width}, options), at::empty({width, width}, options)));
+  PINION_RETURN_IF_ERROR(load->TimeAlone(kWarmUpProducts).status());
+  PINION_ASSIGN_OR_RETURN(const double ms, load->TimeAlone(kWarmUpProducts));
+  load->product_ms_ = ms / kWarmUpProducts;
+  return load;
+}
+
+ComputeLoad::~ComputeLoad() {
+  for (const EventHandle event : {start_, end_}) {
+    if (absl::Status destroyed = world_.device().DestroyEvent(event); !destroyed.ok()) {
+      PINION_LOG(kWarning) << "an event was leaked: " << destroyed.message();
+    }
+  }
+}
+
+int64_t ComputeLoad::ProductsFor(double ms) const {
+  return std::max<int64_t>(1, std::llround(ms / product_ms_));
+}
+
+void ComputeLoad::Enqueue(int64_t products) {
+  for (int64_t i = 0; i < products; ++i) at::mm_out(product_, factor_, factor_);
+}
+
+absl::StatusOr<double> ComputeLoad::ElapsedMs() {
+  PINION_RETURN_IF_ERROR(world_.device().SynchronizeStream(world_.compute()));
+  return world_.device().ElapsedMs(start_, end_);
+}
+
+absl::StatusOr<double> ComputeLoad::TimeAlone(int64_t products) {
+  PINION_RETURN_IF_ERROR(world_.SynchronizeAll());
+  PINION_RETURN_IF_ERROR(world_.device().RecordEvent(start_, world_.compute()));
+  Enqueue(products);
+  PINION_RETURN_IF_ERROR(world_.device().RecordEvent(end_, world_.compute()));
+  return ElapsedMs();
+}
+
+absl::StatusOr<BenchTime> ComputeLoad::TimeCopies(CopyMethod& method, const BenchCase& of,
+                                                  int64_t products) {
+  BenchTime time;
+  PINION_ASSIGN_OR_RETURN(time.compute_alone_ms,
+                          TimeAlone(products * static_cast<int64_t>(of.transfers)));
+  const double start_ms = world_.now_ms();
+  if (of.setting == BenchSetting::kAfterCompute) {
+    PINION_RETURN_IF_ERROR(world_.device().RecordEvent(start_, world_.compute()));
+    for (uint64_t i = 0; i < of.transfers; ++i) {
+      Enqueue(products);
+      PINION_RETURN_IF_ERROR(method.Submit(world_.compute()));
+    }
+  } else {
+    for (uint64_t i = 0; i < of.transfers; ++i) {
+      PINION_RETURN_IF_ERROR(method.Submit(world_.idle()));
+    }
+    // Recorded here, so that the products' time excludes the host's submissions.
+    PINION_RETURN_IF_ERROR(world_.device().RecordEvent(start_, world_.compute()));
+    Enqueue(products * static_cast<int64_t>(of.transfers));
+  }
+  PINION_RETURN_IF_ERROR(world_.device().RecordEvent(end_, world_.compute()));
+  time.host_ms = world_.now_ms() - start_ms;
+  PINION_RETURN_IF_ERROR(method.Wait());
+  time.ms = world_.now_ms() - start_ms;
+  PINION_ASSIGN_OR_RETURN(time.compute_ms, ElapsedMs());
+  return time;
+}
+
+// Measures the wall time of TransferEngine::Submit on a device that does nothing.
+class SubmitCost {
+ public:
+  // `of` has one direction.
+  static absl::StatusOr<std::unique_ptr<SubmitCost>> Create(const BenchCase& of);
+
+  // Returns the median of calls in close succession. Batches are built before.
+  absl::StatusOr<BenchTime> Run();
+
+ private:
+  SubmitCost() = default;
+
+  CopyDirection direction_ = CopyDirection::kDeviceToHost;
+  uint64_t piece_bytes_ = 0;
+  std::vector<char*> device_pieces_;  // of one batch, in the host's order
+  std::unique_ptr<CopyWorld> world_;
+  std::shared_ptr<void> device_memory_;
+  std::vector<std::shared_ptr<HostBuffer>> hosts_;  // one per batch
+};
+
+// More than the engine queues before it queries the device, few enough for the cache.
+constexpr int kSubmits = 64;
+
+double WallMs() {
+  return std::chrono::duration<double, std::milli>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+absl::StatusOr<std::unique_ptr<SubmitCost>> SubmitCost::Create(const BenchCase& of) {
+  std::unique_ptr<SubmitCost> cost(new SubmitCost);
+  cost->direction_ = of.flow == BenchFlow::kDeviceToHost ? CopyDirection::kDeviceToHost
+                                                         : CopyDirection::kHostToDevice;
+  cost->piece_bytes_ = of.piece_bytes;
+  auto device = std::make_shared<NullDevice>(of.setting == BenchSetting::kEventsPending
+                                                 ? NullDevice::Events::kPending
+                                                 : NullDevice::Events::kDone);
+  PINION_ASSIGN_OR_RETURN(const StreamHandle compute, device->CreateStream("compute"));
+  PINION_ASSIGN_OR_RETURN(cost->world_, CopyWorld::Create(device, compute, WallMs));
+
+  // Scattered pieces are apart and in random order, like tensors saved over time.
+  const bool scattered = of.method == BenchMethod::kScattered;
+  const uint64_t stride_bytes = of.piece_bytes * (scattered ? 2 : 1);
+  PINION_ASSIGN_OR_RETURN(cost->device_memory_,
+                          cost->world_->NewDeviceMemory(of.pieces * stride_bytes));
+  for (uint64_t i = 0; i < of.pieces; ++i) {
+    cost->device_pieces_.push_back(static_cast<char*>(cost->device_memory_.get()) +
+                                   i * stride_bytes);
+  }
+  if (scattered) {
+    std::shuffle(cost->device_pieces_.begin(), cost->device_pieces_.end(), std::mt19937_64(1));
+  }
+  for (int i = 0; i < kSubmits; ++i) {
+    PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostBuffer> host,
+                            cost->world_->NewHostMemory(of.pieces * of.piece_bytes));
+    cost->hosts_.push_back(std::move(host));
+  }
+  return cost;
+}
+
+absl::StatusOr<BenchTime> SubmitCost::Run() {
+  std::vector<CopyBatch> batches;
+  for (const std::shared_ptr<HostBuffer>& host : hosts_) {
+    CopyBatch& batch = batches.emplace_back(direction_);
+    for (size_t i = 0; i < device_pieces_.size(); ++i) {
+      batch.Add(host, i * piece_bytes_, device_pieces_[i], piece_bytes_);
+    }
+  }
+  std::vector<Transfer> transfers;
+  transfers.reserve(batches.size());
+  TransferEngine& engine = world_->engine();
+  // Timed one by one: other programs interrupt some calls, which the median ignores.
+  std::vector<double> times_ms;
+  for (CopyBatch& batch : batches) {
+    const double start_ms = WallMs();
+    PINION_ASSIGN_OR_RETURN(Transfer transfer, engine.Submit(batch, world_->compute()));
+    times_ms.push_back(WallMs() - start_ms);
+    transfers.push_back(std::move(transfer));
+  }
+  PINION_RETURN_IF_ERROR(world_->SynchronizeAll());
+  const double ms = Summarize(std::move(times_ms)).median;
+  return BenchTime{.ms = ms, .host_ms = ms};
 }
 
 BenchTime Median(const std::vector<BenchTime>& times) {
@@ -141,9 +324,7 @@ absl::StatusOr<std::unique_ptr<EngineBench>> EngineBench::Create(const RunOption
   // Creates events and the driver's state.
   const BenchCase warm_up = {
       .flow = BenchFlow::kDuplex, .method = BenchMethod::kEngine, .piece_bytes = 4096};
-  PINION_ASSIGN_OR_RETURN(std::vector<CopyLane> lanes, NewLanes(world, warm_up));
-  PINION_ASSIGN_OR_RETURN(std::unique_ptr<CopyMethod> method,
-                          NewEngineCopies(world, std::move(lanes)));
+  PINION_ASSIGN_OR_RETURN(const std::unique_ptr<CopyMethod> method, NewCopies(world, warm_up));
   PINION_RETURN_IF_ERROR(TimeCopies(world, *method, /*transfers=*/32).status());
   return bench;
 }
@@ -168,10 +349,7 @@ absl::StatusOr<EngineBench::Measured> EngineBench::Prepare(const BenchCase& of) 
   if (of.method == BenchMethod::kPacked) {
     PINION_ASSIGN_OR_RETURN(method, NewPackedCopies(*world_, accelerator_.device(), of));
   } else {
-    PINION_ASSIGN_OR_RETURN(std::vector<CopyLane> lanes, NewLanes(*world_, of));
-    PINION_ASSIGN_OR_RETURN(method, of.method == BenchMethod::kRaw
-                                        ? NewRawCopies(*world_, std::move(lanes))
-                                        : NewEngineCopies(*world_, std::move(lanes)));
+    PINION_ASSIGN_OR_RETURN(method, NewCopies(*world_, of));
   }
   Measured measured;
   measured.verify = [method] { return method->Verify(); };
@@ -213,15 +391,12 @@ absl::Status EngineBench::Measure(const BenchCase& of, benchmark::State& state) 
 }
 
 void EngineBench::Register(const BenchCase& of) {
-  auto* const registered = benchmarks_.Register(
-      CaseName(of), [this, of](benchmark::State& state) { return Measure(of, state); });
-  registered->UseManualTime();
-  if (of.section == BenchSection::kSubmit) {
-    registered->Unit(benchmark::kNanosecond)->Iterations(kSubmitRuns);
-  } else {
-    registered->Unit(benchmark::kMicrosecond)
-        ->Iterations(info_.modelled ? kModelledRuns : kMeasuredRuns);
-  }
+  const bool submits = of.section == BenchSection::kSubmit;
+  benchmarks_.Register(CaseName(of), submits ? benchmark::kNanosecond : benchmark::kMicrosecond,
+                       submits          ? kSubmitRuns
+                       : info_.modelled ? kModelledRuns
+                                        : kMeasuredRuns,
+                       [this, of](benchmark::State& state) { return Measure(of, state); });
 }
 
 BenchReport EngineBench::Report() const {
@@ -255,13 +430,7 @@ BenchReport EngineBench::Report() const {
   return report;
 }
 
-absl::Status Run(const std::vector<char*>& arguments) {
-  if (arguments.size() > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", arguments[1], "\" is not a flag; see --help"));
-  }
-  const std::string json = absl::GetFlag(FLAGS_json);
-  if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
+absl::Status Run(BenchReport& report) {
   RunOptions options;
   PINION_ASSIGN_OR_RETURN(options.device, ChooseDevice(absl::GetFlag(FLAGS_device)));
   PINION_ASSIGN_OR_RETURN(options.preset, FindPreset(absl::GetFlag(FLAGS_preset)));
@@ -269,22 +438,13 @@ absl::Status Run(const std::vector<char*>& arguments) {
   absl::PrintF("%s\n", bench->Header());
   std::fflush(stdout);
   for (const BenchCase& of : EngineBenchCases(absl::GetFlag(FLAGS_quick))) bench->Register(of);
-  PINION_RETURN_IF_ERROR(bench->benchmarks().Run());
-
-  absl::PrintF("\n");
-  const absl::Status finished = bench->Report().Finish(json);
-  PINION_RETURN_IF_ERROR(bench->benchmarks().failures());
-  return finished;
+  return bench->benchmarks().Run([&] { report = bench->Report(); });
 }
 
 }  // namespace
 }  // namespace pinion
 
 int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv, pinion::PrintHelp);
-  absl::SetProgramUsageMessage("what copies cost through the engine; see --help");
-  const std::vector<char*> arguments = pinion::ParseFlags(argc, argv);
-  absl::Status status = pinion::EnterWorkingDirectory();
-  if (status.ok()) status = pinion::Run(arguments);
-  return pinion::ExitCode("engine_bench", status);
+  return pinion::BenchmarksMain(argc, argv, "engine_bench", "what copies cost through the engine",
+                                pinion::Run);
 }

@@ -1,6 +1,9 @@
 #include "pinion/bench/engine_cases.h"
 
 #include <algorithm>
+#include <functional>
+#include <optional>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
@@ -122,81 +125,133 @@ std::string SizeName(uint64_t size_bytes) {
   return absl::StrCat(size_bytes, "B");
 }
 
+using Rows = std::vector<BenchRow>;
+using Wanted = std::function<bool(const BenchCase&)>;
+using Value = std::function<double(const BenchRow& row, const BenchRow& raw)>;
+
+// Returns the worst value of the wanted rows of `method` and the rows that differ from them by the
+// method kRaw alone; nullopt if one of those is missing.
+std::optional<double> WorstOverRaw(Bound bound, const Rows& rows, BenchMethod method,
+                                   const Wanted& wanted, const Value& value) {
+  bool is_complete = true;
+  const auto worst = Worst(bound, rows, [&](const BenchRow& row) -> std::optional<double> {
+    if (row.of.method != method || !wanted(row.of)) return std::nullopt;
+    BenchCase of_raw = row.of;
+    of_raw.method = BenchMethod::kRaw;
+    const auto raw = std::find_if(rows.begin(), rows.end(),
+                                  [&](const BenchRow& other) { return other.of == of_raw; });
+    if (raw != rows.end()) return value(row, *raw);
+    is_complete = false;
+    return std::nullopt;
+  });
+  return is_complete ? worst : std::nullopt;
+}
+
+double Speedup(const BenchRow& row, const BenchRow& raw) { return raw.time.ms / row.time.ms; }
+double Slowdown(const BenchRow& row) { return row.time.compute_ms / row.time.compute_alone_ms; }
+
+void AddCopyGoals(const Rows& rows, std::vector<Goal>& goals) {
+  for (const BenchFlow flow : kAllFlows) {
+    const Bound bound = AtLeast(flow == BenchFlow::kDuplex ? 0.97 : 0.98);
+    const auto wanted = [flow](const BenchCase& of) {
+      return of.section == BenchSection::kCopies && of.flow == flow && of.transfers > 1;
+    };
+    goals.push_back({absl::StrCat("copies ", FlowName(flow), ", back to back: engine over raw"),
+                     bound, WorstOverRaw(bound, rows, BenchMethod::kEngine, wanted, Speedup)});
+  }
+}
+
+void AddPieceGoals(const Rows& rows, const LinkCurves& link, std::vector<Goal>& goals) {
+  uint64_t most_pieces = 0;
+  for (const BenchRow& row : rows) {
+    if (row.of.section == BenchSection::kPieces) most_pieces = std::max(most_pieces, row.of.pieces);
+  }
+  for (const BenchFlow flow : kOneWay) {
+    const auto add = [&](const std::string& what, Bound bound, const Wanted& wanted,
+                         const Value& value) {
+      const auto of_flow = [&](const BenchCase& of) {
+        return of.section == BenchSection::kPieces && of.flow == flow && wanted(of);
+      };
+      goals.push_back({absl::StrCat("pieces ", FlowName(flow), ", ", what), bound,
+                       WorstOverRaw(bound, rows, BenchMethod::kPacked, of_flow, value)});
+    };
+    add(
+        absl::StrCat(kManyPieces, " and more of 4 to 16 KiB: packed over loop"), AtLeast(5),
+        [](const BenchCase& of) { return of.pieces >= kManyPieces && of.piece_bytes <= 16 * kKiB; },
+        Speedup);
+    const LinkCurve& curve = flow == BenchFlow::kDeviceToHost ? link.d2h : link.h2d;
+    add(
+        absl::StrCat(most_pieces, " of 64 KiB: gain of packing over the gain that the link allows"),
+        AtLeast(0.85),
+        [&](const BenchCase& of) {
+          return of.pieces == most_pieces && of.piece_bytes == 64 * kKiB;
+        },
+        [&](const BenchRow& row, const BenchRow& raw) {
+          // Of one copy over many on a link without other costs: (t0 + s / bw) / (s / bw).
+          const double link_gain =
+              1 + curve.HalfPerformanceBytes() / static_cast<double>(row.of.piece_bytes);
+          return Speedup(row, raw) / link_gain;
+        });
+  }
+}
+
+void AddComputeGoals(const Rows& rows, std::vector<Goal>& goals) {
+  const auto wanted = [](const BenchCase& of) {
+    return of.section == BenchSection::kCompute && of.setting != BenchSetting::kIdle;
+  };
+  goals.push_back({"copies with compute: engine over raw", AtLeast(0.98),
+                   WorstOverRaw(AtLeast(0.98), rows, BenchMethod::kEngine, wanted, Speedup)});
+  goals.push_back({"compute with copies: its slowdown by the engine's over that by raw ones",
+                   AtMost(1.02),
+                   WorstOverRaw(AtMost(1.02), rows, BenchMethod::kEngine, wanted,
+                                [](const BenchRow& row, const BenchRow& raw) {
+                                  return Slowdown(row) / Slowdown(raw);
+                                })});
+}
+
+void AddSubmitGoal(const Rows& rows, std::vector<Goal>& goals) {
+  constexpr double kBatchMs = 2e-3;
+  constexpr double kPieceMs = 100e-6;
+  const auto over_allowed = [](const BenchRow& row) -> std::optional<double> {
+    if (row.of.section != BenchSection::kSubmit) return std::nullopt;
+    return row.time.ms / (kBatchMs + kPieceMs * static_cast<double>(row.of.pieces));
+  };
+  goals.push_back({"Submit: wall time over 2 us per batch and 100 ns per piece", AtMost(1),
+                   Worst(AtMost(1), rows, over_allowed)});
+}
+
 }  // namespace
 
-const char* SectionName(BenchSection section) {
-  switch (section) {
-    case BenchSection::kCopies:
-      return "copies";
-    case BenchSection::kPieces:
-      return "pieces";
-    case BenchSection::kCompute:
-      return "compute";
-    case BenchSection::kSubmit:
-      return "submit";
-  }
-  return "";
+std::string SectionName(BenchSection section) {
+  const char* const names[] = {"copies", "pieces", "compute", "submit"};
+  return names[static_cast<int>(section)];
 }
 
-const char* FlowName(BenchFlow flow) {
-  switch (flow) {
-    case BenchFlow::kDeviceToHost:
-      return "D2H";
-    case BenchFlow::kHostToDevice:
-      return "H2D";
-    case BenchFlow::kDuplex:
-      return "duplex";
-  }
-  return "";
+std::string FlowName(BenchFlow flow) {
+  const char* const names[] = {"D2H", "H2D", "duplex"};
+  return names[static_cast<int>(flow)];
 }
 
-const char* MethodName(const BenchCase& of) {
-  switch (of.method) {
-    case BenchMethod::kRaw:
-      return of.pieces > 1 ? "loop" : "raw";
-    case BenchMethod::kEngine:
-      return of.pieces > 1 ? "batch" : "engine";
-    case BenchMethod::kPacked:
-      return "packed";
-    case BenchMethod::kAdjacent:
-      return "adjacent";
-    case BenchMethod::kScattered:
-      return "scattered";
-  }
-  return "";
+std::string MethodName(const BenchCase& of) {
+  const char* const names[] = {"raw", "engine", "packed", "adjacent", "scattered"};
+  const char* const of_pieces[] = {"loop", "batch", "packed", "adjacent", "scattered"};
+  return (of.pieces > 1 ? of_pieces : names)[static_cast<int>(of.method)];
 }
 
-const char* SettingName(BenchSetting setting) {
-  switch (setting) {
-    case BenchSetting::kIdle:
-      return "idle";
-    case BenchSetting::kBesideCompute:
-      return "beside";
-    case BenchSetting::kAfterCompute:
-      return "after";
-    case BenchSetting::kEventsDone:
-      return "done";
-    case BenchSetting::kEventsPending:
-      return "pending";
-  }
-  return "";
+std::string SettingName(BenchSetting setting) {
+  const char* const names[] = {"idle", "beside", "after", "done", "pending"};
+  return names[static_cast<int>(setting)];
 }
 
 std::string CaseName(const BenchCase& of) {
-  const std::string start =
-      absl::StrCat(SectionName(of.section), "/", FlowName(of.flow), "/", MethodName(of), "/");
-  const std::string size = SizeName(of.piece_bytes);
-  switch (of.section) {
-    case BenchSection::kCopies:
-      return absl::StrCat(start, of.transfers, "x", size);
-    case BenchSection::kPieces:
-      return absl::StrCat(start, of.pieces, "x", size);
-    case BenchSection::kCompute:
-      return absl::StrCat(start, of.transfers, "x", size, "/", SettingName(of.setting));
-    case BenchSection::kSubmit:
-      return absl::StrCat(start, of.pieces, "/", SettingName(of.setting));
+  const bool of_pieces = of.section == BenchSection::kPieces || of.section == BenchSection::kSubmit;
+  std::string name = absl::StrCat(SectionName(of.section), "/", FlowName(of.flow), "/",
+                                  MethodName(of), "/", of_pieces ? of.pieces : of.transfers);
+  if (of.section != BenchSection::kSubmit) absl::StrAppend(&name, "x", SizeName(of.piece_bytes));
+  if (of.setting != BenchSetting::kIdle || of.section == BenchSection::kCompute) {
+    absl::StrAppend(&name, "/", SettingName(of.setting));
   }
-  return start;
+  return name;
 }
 
 uint64_t CaseBytes(const BenchCase& of) {
@@ -214,6 +269,19 @@ std::vector<BenchCase> EngineBenchCases(bool quick) {
   AddCompute(quick, cases);
   AddSubmit(quick, cases);
   return cases;
+}
+
+std::vector<Goal> EngineGoals(const std::vector<BenchRow>& rows, const LinkCurves& link) {
+  const auto measured = [&rows](BenchSection section) {
+    return std::any_of(rows.begin(), rows.end(),
+                       [section](const BenchRow& row) { return row.of.section == section; });
+  };
+  std::vector<Goal> goals;
+  if (measured(BenchSection::kCopies)) AddCopyGoals(rows, goals);
+  if (measured(BenchSection::kPieces)) AddPieceGoals(rows, link, goals);
+  if (measured(BenchSection::kCompute)) AddComputeGoals(rows, goals);
+  if (measured(BenchSection::kSubmit)) AddSubmitGoal(rows, goals);
+  return goals;
 }
 
 }  // namespace pinion

@@ -1,4 +1,4 @@
-// The cases and results of engine_bench: plain data.
+// The cases, results and goals of engine_bench: plain data.
 //
 // Pure.
 
@@ -8,6 +8,9 @@
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "pinion/bench/goals.h"
+#include "pinion/engine/link/link_curve.h"
 
 namespace pinion {
 
@@ -50,10 +53,10 @@ struct BenchCase {
 };
 
 // Names in reports. Several pieces by kRaw are a loop, by kEngine a batch.
-const char* SectionName(BenchSection section);
-const char* FlowName(BenchFlow flow);
-const char* MethodName(const BenchCase& of);
-const char* SettingName(BenchSetting setting);
+std::string SectionName(BenchSection section);
+std::string FlowName(BenchFlow flow);
+std::string MethodName(const BenchCase& of);
+std::string SettingName(BenchSetting setting);
 
 // "copies/D2H/engine/16x4MiB", "pieces/H2D/packed/256x4KiB", "submit/D2H/scattered/256/pending".
 std::string CaseName(const BenchCase& of);
@@ -78,6 +81,20 @@ double GbPerS(const BenchRow& row);  // 1e9 bytes per second
 
 // Returns every case in the order of a run. `quick` has fewer sizes; all goals can be judged.
 std::vector<BenchCase> EngineBenchCases(bool quick);
+
+// The least number of "many small pieces": with fewer, one transfer's fixed costs dominate.
+inline constexpr uint64_t kManyPieces = 64;
+
+// The link's curves, without the engine.
+struct LinkCurves {
+  LinkCurve d2h;
+  LinkCurve h2d;
+};
+
+// Returns the goals of sections with rows. A value is the worst of its rows, or nullopt if rows are
+// missing. Single copies have no goal: the link hides the engine's events and waits only back to
+// back.
+std::vector<Goal> EngineGoals(const std::vector<BenchRow>& rows, const LinkCurves& link);
 
 }  // namespace pinion
 

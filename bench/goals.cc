@@ -1,18 +1,65 @@
 #include "pinion/bench/goals.h"
 
+#include <algorithm>
+#include <cmath>
 #include <iostream>
+#include <iterator>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/programs/output_file.h"
 
 namespace pinion {
+namespace {
+
+std::string CellText(const nlohmann::ordered_json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (!value.is_number_float()) return value.dump();
+  const double number = value.get<double>();
+  return std::abs(number) < 1000 ? absl::StrFormat("%.4g", number)
+                                 : absl::StrFormat("%.0f", number);
+}
+
+}  // namespace
 
 std::string Bound::ToString() const {
   return absl::StrFormat("%s %.4g", kind == Kind::kAtLeast ? ">=" : "<=", limit);
+}
+
+std::string RowsText(absl::Span<const nlohmann::ordered_json> rows) {
+  std::vector<std::string> fields;
+  for (const nlohmann::ordered_json& row : rows) {
+    for (const auto& field : row.items()) {
+      if (std::count(fields.begin(), fields.end(), field.key()) == 0) fields.push_back(field.key());
+    }
+  }
+  std::vector<std::string> heading;
+  std::vector<std::string> lines(rows.size() + 1);
+  for (const std::string& field : fields) {
+    std::vector<std::string> cells = {field};
+    for (const nlohmann::ordered_json& row : rows) {
+      cells.push_back(row.contains(field) ? CellText(row[field]) : "-");
+    }
+    if (std::count(cells.begin() + 1, cells.end(), cells[1]) == std::ssize(rows) &&
+        rows.size() > 1) {
+      heading.push_back(absl::StrCat(field, " ", cells[1]));
+      continue;
+    }
+    size_t width = 0;
+    for (const std::string& cell : cells) width = std::max(width, cell.size());
+    for (size_t i = 0; i < lines.size(); ++i)
+      absl::StrAppendFormat(&lines[i], "  %*s", width, cells[i]);
+  }
+  return absl::StrCat(absl::StrJoin(heading, ", "), "\n", absl::StrJoin(lines, "\n"), "\n");
+}
+
+void BenchReport::PrintRows() {
+  std::cout << RowsText(absl::MakeConstSpan(rows_).subspan(printed_rows_)) << std::endl;
+  printed_rows_ = rows_.size();
 }
 
 nlohmann::ordered_json BenchReport::ToJson() const {

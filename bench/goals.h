@@ -17,6 +17,7 @@
 #ifndef PINION_BENCH_GOALS_H_
 #define PINION_BENCH_GOALS_H_
 
+#include <cstddef>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -24,6 +25,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 
 namespace pinion {
 
@@ -50,6 +52,24 @@ struct Goal {
   bool missed() const { return value.has_value() && !bound.Holds(*value); }
 };
 
+// Returns the value of the row that is nearest to missing `bound`, or misses it the most.
+template <typename Row, typename Value>
+std::optional<double> Worst(Bound bound, const std::vector<Row>& rows, const Value& value) {
+  std::optional<double> worst;
+  for (const Row& row : rows) {
+    const std::optional<double> found = value(row);
+    if (!found.has_value()) continue;
+    const bool is_worse = bound.kind == Bound::Kind::kAtLeast ? *found < worst.value_or(*found)
+                                                              : *found > worst.value_or(*found);
+    if (is_worse || !worst.has_value()) worst = found;
+  }
+  return worst;
+}
+
+// Returns a table with a line per row and a column per field. Fields that all rows share make the
+// heading.
+std::string RowsText(absl::Span<const nlohmann::ordered_json> rows);
+
 class BenchReport {
  public:
   // A row is a flat object. Rows of one report need not have the same fields.
@@ -58,8 +78,17 @@ class BenchReport {
     goals_.push_back({std::move(name), bound, value});
   }
 
-  const std::vector<nlohmann::ordered_json>& rows() const { return rows_; }
+  // Adds a goal whose value is the worst of `value(row)`, an optional. Rows without one do not
+  // count.
+  template <typename Row, typename Value>
+  void AddGoal(std::string name, Bound bound, const std::vector<Row>& rows, const Value& value) {
+    AddGoal(std::move(name), bound, Worst(bound, rows, value));
+  }
+
   const std::vector<Goal>& goals() const { return goals_; }
+
+  // Prints the rows that were added since the last call (RowsText).
+  void PrintRows();
 
   nlohmann::ordered_json ToJson() const;
   // Returns one line per goal: "met     name: value (goal >= 0.98)"; "MISSED  ..."; "-       name:
@@ -74,6 +103,7 @@ class BenchReport {
 
  private:
   std::vector<nlohmann::ordered_json> rows_;
+  size_t printed_rows_ = 0;
   std::vector<Goal> goals_;
 };
 

@@ -16,6 +16,7 @@
 #include <functional>
 #include <iostream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -23,26 +24,18 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/allocator/allocation_trace.h"
 #include "pinion/bench/allocator/allocator_cases.h"
-#include "pinion/bench/allocator/beside_held.h"
-#include "pinion/bench/allocator/libtorch_peers.h"
 #include "pinion/bench/allocator/peers.h"
-#include "pinion/bench/allocator/thread_turns.h"
+#include "pinion/bench/checked_benchmarks.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/statistics.h"
-#include "pinion/programs/command_line.h"
-#include "pinion/programs/output_file.h"
 #include "pinion/programs/shared_data.h"
-#include "pinion/programs/working_directory.h"
 
-ABSL_FLAG(std::string, json, "", "writes rows and goals to this file");
 ABSL_FLAG(std::string, traces, "", "folder of the recorded traces; default: the repository's");
 ABSL_FLAG(int, runs, 5, "how often each case is measured");
 ABSL_FLAG(int, samples, 31, "samples that a median is taken of");
@@ -68,7 +61,10 @@ using Quantity = double CaseResult::*;
 
 class Run {
  public:
-  explicit Run(std::vector<AllocationTrace> traces) : traces_(std::move(traces)) {}
+  Run(std::vector<AllocationTrace> traces, BenchReport& report)
+      : traces_(std::move(traces)), report_(report) {}
+
+  CheckedBenchmarks& benchmarks() { return benchmarks_; }
 
   // Measures the peers of a case side by side. Cases of one thread come first: glibc's mutexes,
   // which PyTorch and RMM take, cost half until the process starts a thread.
@@ -86,7 +82,7 @@ class Run {
       AddRecordPageable<PinionInLibTorchPeer>(run);
       AddRecordPageable<LibTorchCachePeer>(run);
     }
-    // Peers run once: no goal compares them, and some take seconds among many holes.
+    // Peers run once: no goal compares them.
     for (int run = 0; run < runs; ++run) {
       for (const uint64_t holes : kHoles) {
         (AddHoles<Peers>(holes, run, /*most_runs=*/std::is_same_v<Peers, PinionPeer> ? runs : 1),
@@ -132,16 +128,11 @@ class Run {
     const double worst = WorstRoundingPercent<Peer>();
     for (const AllocationTrace& trace : traces_) {
       const WasteResult waste = Waste<Peer>(trace);
-      std::cout << absl::StreamFormat("%-14s %-14s %9.1f %% %9.1f %% %12s\n", Peer::kName,
-                                      trace.name, worst, waste.mean_percent,
-                                      waste.locked_per_peak == 0
-                                          ? std::string("-")
-                                          : absl::StrFormat("%.2f", waste.locked_per_peak));
-      report_.AddRow({{"case", absl::StrCat("waste:", trace.name)},
-                      {"peer", Peer::kName},
-                      {"worst_rounding_percent", worst},
-                      {"mean_rounding_percent", waste.mean_percent},
-                      {"locked_per_peak_live", waste.locked_per_peak}});
+      AddWaste({{"case", absl::StrCat("waste:", trace.name)},
+                {"peer", Peer::kName},
+                {"worst_rounding_percent", worst},
+                {"mean_rounding_percent", waste.mean_percent},
+                {"locked_per_peak_live", waste.locked_per_peak}});
       if (std::string(Peer::kName) != PinionPeer::kName) continue;
       worst_rounding_ = worst;
       mean_rounding_ = std::max(mean_rounding_.value_or(0), waste.mean_percent);
@@ -164,20 +155,15 @@ class Run {
         one_heap += LockedPerPeakOfTwo<PinionPeer>(trace, /*threads=*/1, behind) / kDistances;
         own_heaps += LockedPerPeakOfTwo<PinionPeer>(trace, /*threads=*/2, behind) / kDistances;
       }
-      std::cout << absl::StreamFormat(
-          "%-14s %-14s two at once: locked/peak %.2f on one thread, %.2f on a thread each\n",
-          kPinion, trace.name, one_heap, own_heaps);
-      report_.AddRow({{"case", absl::StrCat("two_at_once:", trace.name)},
-                      {"peer", kPinion},
-                      {"locked_per_peak_live_one_thread", one_heap},
-                      {"locked_per_peak_live_two_threads", own_heaps}});
+      AddWaste({{"case", absl::StrCat("two_at_once:", trace.name)},
+                {"peer", kPinion},
+                {"locked_per_peak_live_one_thread", one_heap},
+                {"locked_per_peak_live_two_threads", own_heaps}});
     }
   }
 
-  // Returns the first error of a case that could not be measured.
-  const absl::Status& failed() const { return failed_; }
-
-  BenchReport Judge() {
+  void Judge() {
+    std::cout << RowsText(waste_) << std::endl;
     // With one processor, p99 would measure the wait of a thread for that processor.
     const bool two_processors = OnProcessor::Count() >= 2;
     // On one processor threads also share its caches.
@@ -221,7 +207,6 @@ class Run {
     report_.AddGoal(
         "locked over most live bytes, one thread, over what it was with one heap (worst)",
         AtMost(1.02), locked_);
-    return report_;
   }
 
  private:
@@ -239,6 +224,11 @@ class Run {
 
   static std::string LibTorchName(const AllocationTrace& trace) {
     return absl::StrCat("through_libtorch:", trace.name);
+  }
+
+  void AddWaste(nlohmann::ordered_json row) {
+    waste_.push_back(row);
+    report_.AddRow(std::move(row));
   }
 
   template <typename... Peers>
@@ -277,31 +267,21 @@ class Run {
 
   template <typename Peer>
   void Add(const std::string& name, int run, std::function<absl::StatusOr<CaseResult>()> measure) {
-    benchmark::RegisterBenchmark(
-        absl::StrCat(name, "/run:", run, "/", Peer::kName).c_str(),
-        [this, name, run, measure = std::move(measure)](benchmark::State& state) {
-          CaseResult result;
-          for (auto _ : state) {
-            absl::StatusOr<CaseResult> measured = measure();
-            if (!measured.ok()) {
-              failed_.Update(absl::Status(measured.status().code(),
-                                          absl::StrCat(name, ": ", measured.status().message())));
-              return state.SkipWithError(std::string(measured.status().message()).c_str());
-            }
-            result = *measured;
-            state.SetIterationTime(result.median_ns * 1e-9);
-          }
-          state.counters["p99_ns"] = result.p99_ns;
-          results_[name][Peer::kName].push_back(result);
-          report_.AddRow({{"case", name},
-                          {"run", run},
-                          {"peer", Peer::kName},
-                          {"median_ns", result.median_ns},
-                          {"p99_ns", result.p99_ns}});
-        })
-        ->UseManualTime()
-        ->Iterations(1)
-        ->Unit(benchmark::kNanosecond);
+    benchmarks_.Register(absl::StrCat(name, "/run:", run, "/", Peer::kName), benchmark::kNanosecond,
+                         /*iterations=*/1, [=, this](benchmark::State& state) -> absl::Status {
+                           for ([[maybe_unused]] auto _ : state) {
+                             PINION_ASSIGN_OR_RETURN(const CaseResult result, measure());
+                             state.SetIterationTime(result.median_ns * 1e-9);
+                             state.counters["p99_ns"] = result.p99_ns;
+                             results_[name][Peer::kName].push_back(result);
+                             report_.AddRow({{"case", name},
+                                             {"run", run},
+                                             {"peer", Peer::kName},
+                                             {"median_ns", result.median_ns},
+                                             {"p99_ns", result.p99_ns}});
+                           }
+                           return absl::OkStatus();
+                         });
   }
 
   // Returns no results if the filter excludes the case.
@@ -335,9 +315,10 @@ class Run {
   }
 
   const std::vector<AllocationTrace> traces_;
+  BenchReport& report_;
+  CheckedBenchmarks benchmarks_;
   Results results_;
-  BenchReport report_;
-  absl::Status failed_;
+  std::vector<nlohmann::ordered_json> waste_;  // Google Benchmark prints the other rows
   std::optional<double> worst_rounding_;
   std::optional<double> mean_rounding_;
   std::optional<double> locked_;  // over locked bytes with one heap
@@ -374,40 +355,22 @@ absl::StatusOr<std::vector<AllocationTrace>> ReadTraces() {
 }
 
 template <typename... Peers>
-absl::Status RunAll(const std::vector<char*>& arguments) {
-  if (arguments.size() > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", arguments[1], "\" is not a flag; see --help"));
-  }
-  const std::string json = absl::GetFlag(FLAGS_json);
-  if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
+absl::Status RunAll(BenchReport& report) {
   PINION_ASSIGN_OR_RETURN(std::vector<AllocationTrace> traces, ReadTraces());
-  Run run(std::move(traces));
+  Run run(std::move(traces), report);
   run.Register<Peers...>();
-  if (benchmark::RunSpecifiedBenchmarks() == 0) {
-    return absl::InvalidArgumentError("--benchmark_filter leaves no case");
-  }
-  std::cout << absl::StreamFormat("\n%-14s %-14s %11s %11s %12s\n", "peer", "trace", "worst round",
-                                  "mean round", "locked/peak");
-  (run.MeasureWaste<Peers>(), ...);
-  run.MeasureLockedByThreads();
-  std::cout << "\n";
-  const absl::Status judged = run.Judge().Finish(json);
-  return run.failed().ok() ? judged : run.failed();
+  return run.benchmarks().Run([&] {
+    (run.MeasureWaste<Peers>(), ...);
+    run.MeasureLockedByThreads();
+    run.Judge();
+  });
 }
 
 }  // namespace
 }  // namespace pinion
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("Compares Pinion's allocator with its peers.");
-  benchmark::Initialize(&argc, argv);
-  const std::vector<char*> arguments = pinion::ParseFlags(argc, argv);
   using namespace pinion;
-  absl::Status status = EnterWorkingDirectory();
-  if (status.ok()) {
-    status =
-        RunAll<PinionPeer, PyTorchPeer, RmmPeer, BestFitPeer, MimallocPeer, MallocPeer>(arguments);
-  }
-  return ExitCode("allocator_bench", status);
+  return BenchmarksMain(argc, argv, "allocator_bench", "Pinion's allocator and its peers",
+                        RunAll<PinionPeer, PyTorchPeer, RmmPeer>);
 }

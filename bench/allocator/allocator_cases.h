@@ -11,19 +11,73 @@
 #include <algorithm>
 #include <atomic>
 #include <barrier>
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
+#include <semaphore>
+#include <set>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "pinion/allocator/base/bytes.h"
 #include "pinion/bench/allocator/allocation_trace.h"
-#include "pinion/bench/allocator/latency.h"
 #include "pinion/bench/allocator/peers.h"
 #include "pinion/bench/statistics.h"
 
 namespace pinion {
+
+inline double NowNs() {
+  return std::chrono::duration<double, std::nano>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// Returns the time between two consecutive readings of the clock.
+inline double ClockOverheadNs() {
+  static const double overhead = [] {
+    std::vector<double> samples(10'001);
+    for (double& sample : samples) {
+      const double start = NowNs();
+      sample = NowNs() - start;
+    }
+    return Summarize(samples).median;
+  }();
+  return overhead;
+}
+
+// Times single calls, without the time of reading the clock.
+class CallTimes {
+ public:
+  explicit CallTimes(size_t expected) { samples_.reserve(expected); }
+
+  template <typename Call>
+  auto Time(const Call& call) {
+    struct Note {
+      CallTimes& times;
+      const double start = NowNs();
+      ~Note() { times.samples_.push_back(std::max(0.0, NowNs() - start - ClockOverheadNs())); }
+    } note{*this};
+    return call();
+  }
+  void Merge(const CallTimes& other) {
+    samples_.insert(samples_.end(), other.samples_.begin(), other.samples_.end());
+  }
+  double PercentileNs(double fraction) {
+    std::sort(samples_.begin(), samples_.end());
+    return Quantile(samples_, fraction);
+  }
+
+ private:
+  std::vector<double> samples_;
+};
 
 struct CaseResult {
   double median_ns = 0;  // per allocate + free
@@ -317,6 +371,160 @@ double WorstRoundingPercent() {
     }
   }
   return worst;
+}
+
+// Runs `turn(i)` for each i below `turns` on the next of `threads` threads. Other threads sleep
+// meanwhile.
+template <typename Turn>
+void TakeTurns(int threads, int turns, const Turn& turn) {
+  std::deque<std::binary_semaphore> may_run;
+  for (int thread = 0; thread < threads; ++thread) may_run.emplace_back(thread == 0 ? 1 : 0);
+  std::vector<std::jthread> all;
+  for (int thread = 0; thread < threads; ++thread) {
+    all.emplace_back([&, thread] {
+      const OnProcessor processor(thread);
+      for (int i = thread; i < turns; i += threads) {
+        may_run[thread].acquire();
+        turn(i);
+        may_run[(thread + 1) % threads].release();
+      }
+    });
+  }
+}
+
+// Measures replays of which each runs on the next thread and reuses memory that the previous thread
+// freed.
+template <typename Peer>
+CaseResult RotatingThreads(const AllocationTrace& trace, int threads, int samples) {
+  Peer peer(std::make_shared<CopyClock>(0));
+  Blocks<Peer> blocks(trace.blocks);
+  const int rounds = samples * threads;
+  std::vector<double> pair_ns;
+  CallTimes calls(2 * trace.allocations * rounds);
+  TakeTurns(threads, 3 * rounds, [&](int turn) {
+    if (turn < rounds) return Replay(peer, trace, blocks, [](const auto& call) { call(); });
+    if (turn >= 2 * rounds) {
+      return Replay(peer, trace, blocks, [&](const auto& call) { calls.Time(call); });
+    }
+    const double start = NowNs();
+    Replay(peer, trace, blocks, [](const auto& call) { call(); });
+    pair_ns.push_back((NowNs() - start) / static_cast<double>(trace.allocations));
+  });
+  return {Summarize(pair_ns).median, calls.PercentileNs(0.99)};
+}
+
+// Returns locked over peak live bytes of two programs that replay the trace twice each, event by
+// event in turn, the second `behind` events later. They run on a thread each, or both on one.
+template <typename Peer>
+double LockedPerPeakOfTwo(const AllocationTrace& trace, int threads, int behind) {
+  Peer peer(std::make_shared<CopyClock>(0));
+  Blocks<Peer> blocks[] = {Blocks<Peer>(trace.blocks), Blocks<Peer>(trace.blocks)};
+  std::vector<uint64_t> sizes[] = {std::vector<uint64_t>(trace.blocks),
+                                   std::vector<uint64_t>(trace.blocks)};
+  const auto events = static_cast<int>(trace.events.size());
+  uint64_t live_bytes = 0;
+  uint64_t peak_bytes = 0;
+  TakeTurns(threads, 2 * (2 * events + behind), [&](int turn) {
+    const int program = turn % 2;
+    const int position = turn / 2 - program * behind;
+    if (position < 0 || position >= 2 * events) return;
+    const AllocationEvent& event = trace.events[position % events];
+    std::optional<typename Peer::Block>& block = blocks[program][event.block];
+    if (event.kind == AllocationEvent::Kind::kAllocate) {
+      block.emplace(peer.Allocate(event.size_bytes));
+      sizes[program][event.block] = event.size_bytes;
+      live_bytes += event.size_bytes;
+      peak_bytes = std::max(peak_bytes, live_bytes);
+    } else if (event.kind == AllocationEvent::Kind::kFree) {
+      peer.Free(*std::move(block));
+      block.reset();
+      live_bytes -= sizes[program][event.block];
+    }
+  });
+  return static_cast<double>(peer.locked_bytes()) / static_cast<double>(peak_bytes);
+}
+
+// Arenas exchange free memory in pieces: of 2 MiB for segments as small as the bench's.
+inline constexpr uint64_t kHeldPieceBytes = 2 * kMiB;
+// The kept memory is 256 MiB: a power of two, like the locked memory, so that no piece is left
+// over.
+inline constexpr int kHeldPieces = 128;
+
+inline const void* AddressOf(const PinnedBlock& block) { return block.data(); }
+inline const void* AddressOf(const PlainBlock& block) { return block.data; }
+
+// Returns the trace with sizes divided so that the largest fits beside the kept block of a piece.
+inline AllocationTrace InPieces(AllocationTrace trace) {
+  uint64_t largest_bytes = 0;
+  for (const AllocationEvent& event : trace.events) {
+    largest_bytes = std::max(largest_bytes, event.size_bytes);
+  }
+  const uint64_t divisor = largest_bytes / (kHeldPieceBytes / 2) + 1;
+  for (AllocationEvent& event : trace.events) {
+    if (event.size_bytes != 0) event.size_bytes = std::max(event.size_bytes / divisor, uint64_t{1});
+  }
+  trace.peak_bytes /= divisor;
+  return trace;
+}
+
+// Keeps `held` blocks on this thread, one of 32 KiB in each piece and the rest in slabs, while
+// another thread replays the trace. FailedPrecondition if an allocation was not a miss.
+//
+// This is the worst case of an arena per thread. No piece can move to the allocating thread's
+// arena, so each allocation is a miss that takes the pool's lock, runs a barrier and searches the
+// other arena. The keeping thread sleeps; a barrier would also wait for a running thread.
+template <typename Peer>
+absl::StatusOr<CaseResult> BesideHeld(const AllocationTrace& trace, int held, int samples) {
+  constexpr uint64_t kLeastLargeBytes = 32 * kKiB;  // smaller blocks lie in slabs
+  constexpr uint64_t kRedZoneBytes = 128;           // at most, in hardened builds
+  constexpr uint64_t kSmallBytes = 256;
+  Peer peer(std::make_shared<CopyClock>(0));
+  std::vector<typename Peer::Block> filling;
+  for (uint64_t i = 0; i < kHeldPieces * (kHeldPieceBytes / kLeastLargeBytes); ++i) {
+    filling.push_back(peer.Allocate(kLeastLargeBytes - kRedZoneBytes));
+  }
+  std::set<uint64_t> pieces;
+  std::vector<typename Peer::Block> kept;
+  for (typename Peer::Block& block : filling) {
+    const auto address = reinterpret_cast<uintptr_t>(AddressOf(block));
+    if (pieces.insert(address / kHeldPieceBytes).second) {
+      kept.push_back(std::move(block));
+    } else {
+      peer.Free(std::move(block));
+    }
+  }
+  while (kept.size() < static_cast<size_t>(held)) kept.push_back(peer.Allocate(kSmallBytes));
+  const uint64_t locked_bytes = peer.locked_bytes();
+
+  std::vector<double> pair_ns(samples);
+  CallTimes calls(2 * trace.allocations * samples);
+  std::jthread([&] {
+    const OnProcessor processor(1);
+    Blocks<Peer> blocks(trace.blocks);
+    const auto plain = [](const auto& call) { call(); };
+    Replay(peer, trace, blocks, plain);
+    for (double& sample : pair_ns) {
+      const double start = NowNs();
+      Replay(peer, trace, blocks, plain);
+      sample = (NowNs() - start) / static_cast<double>(trace.allocations);
+    }
+    for (int i = 0; i < samples; ++i) {
+      Replay(peer, trace, blocks, [&](const auto& call) { calls.Time(call); });
+    }
+  }).join();
+
+  // Statistics do not separate the arenas' hits. A piece with a kept block cannot move, so the
+  // other thread has none unless one was pinned for it.
+  if constexpr (std::is_same_v<Peer, PinionPeer>) {
+    if (pieces.size() * kHeldPieceBytes != locked_bytes || peer.locked_bytes() != locked_bytes) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("no misses alone: ", pieces.size(), " pieces hold a block, of ",
+                       locked_bytes / kHeldPieceBytes, " at first and ",
+                       peer.locked_bytes() / kHeldPieceBytes, " at the end"));
+    }
+  }
+  for (typename Peer::Block& block : kept) peer.Free(std::move(block));
+  return CaseResult{Summarize(pair_ns).median, calls.PercentileNs(0.99)};
 }
 
 }  // namespace pinion

@@ -12,7 +12,7 @@
 //     uint64_t locked_bytes() const;           // held from the upstream; 0: unknown
 //   };
 //
-// All peers except malloc and mimalloc get memory from HostUpstream, which replaces cudaHostAlloc.
+// All peers get memory from HostUpstream, which replaces cudaHostAlloc.
 // Nothing touches the memory.
 //
 // Thread safety: as the allocators promise: all functions from any thread.
@@ -20,20 +20,21 @@
 #ifndef PINION_BENCH_ALLOCATOR_PEERS_H_
 #define PINION_BENCH_ALLOCATOR_PEERS_H_
 
-#include <malloc.h>
+#include <ATen/core/CachingHostAllocator.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/Device.h>
+#include <c10/core/Stream.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <map>
 #include <memory>
+#include <optional>
 #include <utility>
+#include <vector>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
@@ -107,23 +108,72 @@ struct PlainBlock {
   void* context = nullptr;
 };
 
-// PyTorch's CachingHostAllocatorImpl, the template behind pin_memory(), on host memory.
+struct CopyEvent {
+  uint64_t number = 0;
+};
+
+// The only stream.
+inline c10::Stream TheStream() {
+  return c10::Stream(c10::Stream::DEFAULT, c10::Device(c10::DeviceType::CPU));
+}
+
+// The number of the copy that the calling thread's next event completes with.
+inline thread_local uint64_t current_copy = 0;
+
+// PyTorch's host cache, the template behind pin_memory(), on host memory, with a stream and an
+// event that need no device.
+class PyTorchCache final : public at::CachingHostAllocatorImpl<c10::Stream, CopyEvent> {
+ public:
+  explicit PyTorchCache(std::shared_ptr<CopyClock> clock = std::make_shared<CopyClock>(0))
+      : clock_(std::move(clock)) {}
+  ~PyTorchCache() override { empty_cache(); }
+
+  uint64_t locked_bytes() const { return upstream_.bytes(); }
+
+ private:
+  using HostBlock = at::HostBlock<c10::Stream>;
+
+  void allocate_host_memory(size_t size, void** ptr) override {
+    *ptr = upstream_.Allocate(size, /*alignment=*/4096);
+  }
+  void free_block(HostBlock* block) override { upstream_.Free(block->ptr_, block->size_); }
+  void record_stream(std::optional<std::vector<CopyEvent>>& events, c10::Stream) override {
+    events->push_back({current_copy});
+  }
+  bool query_event(CopyEvent& event) override { return clock_->Completed() >= event.number; }
+  bool pinned_use_background_threads() override { return false; }
+  c10::Stream get_current_stream() const override { return TheStream(); }
+  bool stream_is_capturing(c10::Stream) const override { return false; }
+
+  const std::shared_ptr<CopyClock> clock_;
+  HostUpstream upstream_;
+};
+
+// PyTorchCache as a peer.
 class PyTorchPeer {
  public:
   using Block = PlainBlock;
   static constexpr const char* kName = "PyTorch";
 
-  explicit PyTorchPeer(std::shared_ptr<CopyClock> clock);
-  ~PyTorchPeer();
-  Block Allocate(uint64_t size_bytes);
-  void Free(Block block);
-  void FreeAfter(Block block, uint64_t number);  // record_event, then free
-  uint64_t booked_bytes(const Block& block) const;
-  uint64_t locked_bytes() const;
+  explicit PyTorchPeer(std::shared_ptr<CopyClock> clock) : cache_(std::move(clock)) {}
+  Block Allocate(uint64_t size_bytes) {
+    const auto [data, context] = cache_.allocate(size_bytes);
+    return {data, size_bytes, context};
+  }
+  void Free(Block block) { cache_.free(block.context); }
+  // record_event, then free.
+  void FreeAfter(Block block, uint64_t number) {
+    current_copy = number;
+    cache_.record_event(block.data, block.context, TheStream());
+    cache_.free(block.context);
+  }
+  uint64_t booked_bytes(const Block& block) const {
+    return static_cast<const at::HostBlock<c10::Stream>*>(block.context)->size_;
+  }
+  uint64_t locked_bytes() const { return cache_.locked_bytes(); }
 
  private:
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  PyTorchCache cache_;
 };
 
 // RMM's pool_memory_resource (librmm itself) over host memory. Its blocks belong to streams: one
@@ -146,64 +196,41 @@ class RmmPeer {
   std::unique_ptr<Impl> impl_;
 };
 
-// The textbook allocator: free chunks in a multimap by size, best fit, immediate coalescing, one
-// mutex, no tickets.
-class BestFitPeer {
+// A peer behind LibTorch's host allocator interface, which pin_memory() calls: it returns a DataPtr
+// and deletes it. LibTorch keeps host allocators for ever, so a process has one of each.
+class LibTorchPeer {
  public:
-  using Block = PlainBlock;
-  static constexpr const char* kName = "best-fit map";
+  using Block = c10::DataPtr;
 
-  explicit BestFitPeer(std::shared_ptr<CopyClock>) {}
-  ~BestFitPeer();
-  Block Allocate(uint64_t size_bytes);
-  void Free(Block block);
-  void FreeAfter(Block block, uint64_t) { Free(block); }
-  uint64_t booked_bytes(const Block& block) const { return block.size_bytes; }
-  uint64_t locked_bytes() const { return upstream_.bytes(); }
+  LibTorchPeer(const LibTorchPeer&) = delete;
+  LibTorchPeer& operator=(const LibTorchPeer&) = delete;
+
+  Block Allocate(uint64_t size_bytes) { return allocator_->allocate(size_bytes); }
+  void Free(Block block) {}
+  // Makes the call that LibTorch makes for each non-blocking copy. `pageable` is in no block.
+  void RecordEvent(void* pageable) { allocator_->record_event(pageable, pageable, TheStream()); }
+
+ protected:
+  explicit LibTorchPeer(at::HostAllocator* allocator) : allocator_(allocator) {}
+  ~LibTorchPeer() { allocator_->empty_cache(); }
 
  private:
-  using BySize = std::multimap<uint64_t, char*>;
-
-  void Insert(char* begin, uint64_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-
-  HostUpstream upstream_;
-  Mutex mu_;
-  BySize by_size_ ABSL_GUARDED_BY(mu_);
-  std::map<char*, BySize::iterator> by_address_ ABSL_GUARDED_BY(mu_);
-  std::map<char*, uint64_t> segments_ ABSL_GUARDED_BY(mu_);  // chunks do not coalesce across them
+  at::HostAllocator* const allocator_;
 };
 
-// The lower limit of latency: general-purpose allocators without pinning or tickets. `Library` has
-// their functions.
-template <typename Library>
-class GeneralPeer {
+// Pinion's allocator, installed for a device that does nothing.
+class PinionInLibTorchPeer : public LibTorchPeer {
  public:
-  using Block = PlainBlock;
-  static constexpr const char* kName = Library::kName;
-
-  explicit GeneralPeer(std::shared_ptr<CopyClock>) {}
-  Block Allocate(uint64_t size_bytes) { return {Library::Allocate(size_bytes), size_bytes}; }
-  void Free(Block block) { Library::Free(block.data); }
-  void FreeAfter(Block block, uint64_t) { Free(block); }
-  uint64_t booked_bytes(const Block& block) const { return Library::UsableSize(block.data); }
-  uint64_t locked_bytes() const { return 0; }
+  static constexpr const char* kName = "Pinion in LibTorch";
+  explicit PinionInLibTorchPeer(std::shared_ptr<CopyClock>);
 };
 
-struct Malloc {
-  static constexpr const char* kName = "malloc";
-  static void* Allocate(size_t size_bytes) { return std::malloc(size_bytes); }
-  static void Free(void* data) { std::free(data); }
-  static size_t UsableSize(void* data) { return malloc_usable_size(data); }
+// LibTorch's own cache.
+class LibTorchCachePeer : public LibTorchPeer {
+ public:
+  static constexpr const char* kName = "LibTorch's cache";
+  explicit LibTorchCachePeer(std::shared_ptr<CopyClock>);
 };
-using MallocPeer = GeneralPeer<Malloc>;
-
-struct Mimalloc {
-  static constexpr const char* kName = "mimalloc";
-  static void* Allocate(size_t size_bytes);
-  static void Free(void* data);
-  static size_t UsableSize(void* data);
-};
-using MimallocPeer = GeneralPeer<Mimalloc>;
 
 }  // namespace pinion
 

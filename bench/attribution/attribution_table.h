@@ -1,4 +1,4 @@
-// Rows and goals of attribution_bench, and their text.
+// Rows and goals of attribution_bench.
 //
 // Plain data and pure functions.
 
@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "pinion/bench/attribution/path_table.h"
 #include "pinion/bench/goals.h"
 
 namespace pinion {
@@ -53,15 +52,51 @@ struct AttributionRow {
   bool same_values = true;         // as Captum's
 };
 
+enum class PathMethod {
+  kIntegratedGradients,
+  kLayerIntegratedGradients,
+  kInternalInfluence,
+  kLayerConductance,
+  kLayerGradientShap,
+};
+std::string PathMethodName(PathMethod method);  // "IntegratedGradients"
+
+// A method, and the implementation that computes it.
+struct PathWay {
+  PathMethod method = PathMethod::kIntegratedGradients;
+  int64_t n_steps = 0;  // or samples
+  // The budget: Captum's peak for one batch of this many steps.
+  int64_t budget_steps = 0;
+  bool is_pinion = false;  // device_budget_bytes is the budget; else Captum's batches
+
+  // Returns whether Captum needs no internal_batch_size.
+  bool fits_at_once() const { return n_steps <= budget_steps; }
+};
+
+// The cost of one call after pools have filled.
+struct PathRow {
+  std::string model;   // OffloadModel::name()
+  std::string preset;  // the device's, before it was scaled
+  PathWay way;
+  uint64_t budget_bytes = 0;
+  uint64_t peak_bytes = 0;  // of the whole device
+  double time_us = 0;       // modelled; Captum's results stay on the device, Pinion's do not
+  int64_t forwards = 0;     // calls of the model
+  // Largest difference from Captum's first result for this many steps, relative to its largest
+  // value.
+  double difference = 0;
+};
+
 struct AttributionTable {
   std::vector<AttributionRow> rows = {};
   std::vector<PathRow> paths = {};
   double minutes = 0;  // of wall time, for all of it
 };
 
-// The rows of one model on one preset, with a heading.
-std::string AttributionText(const std::vector<AttributionRow>& rows);
-BenchReport AttributionReport(const AttributionTable& table);
+// Add the rows of one model on one preset, and the goals, to the report.
+void AddRows(const std::vector<AttributionRow>& rows, BenchReport& report);
+void AddRows(const std::vector<PathRow>& rows, BenchReport& report);
+void AddAttributionGoals(const AttributionTable& table, BenchReport& report);
 
 }  // namespace pinion
 

@@ -1,9 +1,12 @@
-// Captum's attribution to layers, re-implemented for taps (hooks/attribution/tap.h) as a baseline:
-// the same memory, copies and waits of the host. Semantics are those of captum/_utils/gradient.py
-// and LayerGradientXActivation, with one device and one tensor a layer.
+// Captum's attribution to layers and along paths, re-implemented for taps (hooks/attribution/tap.h)
+// as a baseline: the same memory, copies and waits of the host. Semantics are those of
+// captum/_utils/gradient.py, captum/attr/_core and captum/attr/_utils/batching.py, with one device
+// and one tensor a layer. Paths lead from zeros to the inputs.
 //
 //   const CaptumCall call = {.forward = forward, .layers = {"blocks.0"}, .inputs = {x}, ...};
 //   const std::vector<at::Tensor> results = CaptumGradientXActivation(call, CaptumMode::kDefault);
+//   const CaptumPathCall path = {.forward = forward, .layer = "blocks.3", .input = x, ...};
+//   const at::Tensor result = CaptumPath(PathMethod::kInternalInfluence, path);
 //
 // One difference makes the baseline cheaper: the output's gradient is one tensor of ones, not one
 // tensor per example.
@@ -19,7 +22,9 @@
 #include <string>
 #include <vector>
 
+#include "pinion/bench/attribution/attribution_table.h"
 #include "pinion/hooks/attribution/attribution_session.h"
+#include "pinion/hooks/attribution/gradient_shap.h"
 #include "pinion/hooks/attribution/target.h"
 
 namespace pinion {
@@ -48,6 +53,19 @@ std::vector<at::Tensor> CaptumActivation(const CaptumCall& call);
 
 // Copies each result to the host by .cpu().
 std::vector<at::Tensor> ThenCpu(const std::vector<at::Tensor>& results);
+
+struct CaptumPathCall {
+  AttributedForward forward;
+  std::string layer;
+  at::Tensor input;
+  Target target;
+  int64_t n_steps = 0;              // or samples
+  int64_t internal_batch_size = 0;  // 0, and LayerGradientShap: one batch
+  ShapDraws draws = {};             // LayerGradientShap, from zeros
+};
+
+// Returns the result on the device.
+at::Tensor CaptumPath(PathMethod method, const CaptumPathCall& call);
 
 }  // namespace pinion
 

@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <map>
 #include <memory>
 #include <string>
@@ -22,15 +21,14 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/bench/bench_main.h"
 #include "pinion/bench/goals.h"
-#include "pinion/bench/offload/models_to_run.h"
 #include "pinion/bench/offload/offline_plan.h"
 #include "pinion/bench/offload/offload_method.h"
 #include "pinion/bench/offload/offload_model.h"
@@ -43,16 +41,12 @@
 #include "pinion/engine/planner/step_plan.h"
 #include "pinion/engine/planner/step_trace.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
-#include "pinion/programs/command_line.h"
-#include "pinion/programs/output_file.h"
 #include "pinion/programs/step_bound.h"
-#include "pinion/programs/working_directory.h"
 
 ABSL_FLAG(std::vector<std::string>, models, {}, "gpt, convnet, unet; default: all");
 ABSL_FLAG(std::vector<std::string>, presets, {}, "of the emulated device; default: all");
 ABSL_FLAG(bool, quick, false, "one model, two presets, two targets");
 ABSL_FLAG(bool, values, true, "also runs each method once with values, and compares gradients");
-ABSL_FLAG(std::string, json, "", "file to write rows and goals to");
 
 namespace pinion {
 namespace {
@@ -118,7 +112,7 @@ ReplayedStep::Readers ReadersOf(const OffloadMethod& method) {
 
 class OffloadBench {
  public:
-  explicit OffloadBench(bool quick) : quick_(quick) {}
+  OffloadBench(bool quick, BenchReport& report) : quick_(quick), report_(report) {}
 
   absl::Status Run(const OffloadModel& model, const std::string& preset) {
     PINION_ASSIGN_OR_RETURN(const Case of, Prepare(model, preset));
@@ -138,10 +132,7 @@ class OffloadBench {
       if (peer.method.kind == Kind::kNone || peer.method.kind == Kind::kBlocking) continue;
       PINION_RETURN_IF_ERROR(AddPlanned(of, peer.cost.peak_bytes, peer.method.kind));
     }
-    std::printf("%s\n", OffloadText({table_.rows.begin() + static_cast<ptrdiff_t>(before),
-                                     table_.rows.end()})
-                            .c_str());
-    std::fflush(stdout);
+    report_.PrintRows();
     return absl::OkStatus();
   }
 
@@ -153,7 +144,6 @@ class OffloadBench {
     for (const Kind kind : {Kind::kPlanned, Kind::kPlannedRecompute}) {
       methods.push_back({kind, of.least_bytes + (of.all_bytes - of.least_bytes) / 4});
     }
-    const size_t before = table_.values.size();
     for (const OffloadMethod& method : methods) {
       std::shared_ptr<ModelStep> step;
       std::vector<at::Tensor> gradients;
@@ -175,11 +165,9 @@ class OffloadBench {
           {model.name(), preset, method, cost,
            std::equal(gradients.begin(), gradients.end(), expected.begin(), expected.end(),
                       [](const at::Tensor& a, const at::Tensor& b) { return a.equal(b); })});
+      report_.AddRow(JsonOf(table_.values.back()));
     }
-    std::printf("%s\n", ValuesText({table_.values.begin() + static_cast<ptrdiff_t>(before),
-                                    table_.values.end()})
-                            .c_str());
-    std::fflush(stdout);
+    report_.PrintRows();
     return absl::OkStatus();
   }
 
@@ -287,24 +275,23 @@ class OffloadBench {
       row.offline_us = plan.step_us;
     }
     PINION_RETURN_IF_ERROR(CheckBound(row));
+    report_.AddRow(JsonOf(row));
     table_.rows.push_back(std::move(row));
     return absl::OkStatus();
   }
 
   const bool quick_;
+  BenchReport& report_;
   OffloadTable table_;
 };
 
-absl::Status Main() {
+absl::Status Run(BenchReport& report) {
   const auto begin = std::chrono::steady_clock::now();
   const bool quick = absl::GetFlag(FLAGS_quick);
-  const std::string json = absl::GetFlag(FLAGS_json);
-  PINION_RETURN_IF_ERROR(EnterWorkingDirectory());
-  if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
   PINION_ASSIGN_OR_RETURN(
       const ModelsToRun run,
       FindModelsToRun(absl::GetFlag(FLAGS_models), absl::GetFlag(FLAGS_presets), quick));
-  OffloadBench bench(quick);
+  OffloadBench bench(quick, report);
   for (const OffloadModel& model : run.models) {
     for (const std::string& preset : run.presets) PINION_RETURN_IF_ERROR(bench.Run(model, preset));
     if (absl::GetFlag(FLAGS_values)) {
@@ -313,14 +300,14 @@ absl::Status Main() {
   }
   bench.table().minutes =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / 60;
-  return OffloadReport(bench.table()).Finish(json);
+  AddOffloadGoals(bench.table(), report);
+  return absl::OkStatus();
 }
 
 }  // namespace
 }  // namespace pinion
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("the cost of offloading, by method; docs/results/benchmarks.md");
-  pinion::ParseFlags(argc, argv);
-  return pinion::ExitCode("offload_bench", pinion::Main());
+  return pinion::BenchMain(argc, argv, "offload_bench", "the cost of offloading, by method",
+                           pinion::Run);
 }

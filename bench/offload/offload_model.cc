@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/bench/bench_main.h"
 #include "pinion/hooks/autograd/kept_tensor.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/plan/step_recorder.h"
@@ -113,6 +114,15 @@ absl::StatusOr<std::vector<OffloadModel>> FindOffloadModels(const std::vector<st
   if (!models.empty()) return models;
   return absl::InvalidArgumentError(
       absl::StrCat("--models=", absl::StrJoin(names, ","), " names none of gpt, convnet and unet"));
+}
+
+absl::StatusOr<ModelsToRun> FindModelsToRun(const std::vector<std::string>& models,
+                                            const std::vector<std::string>& presets, bool quick) {
+  ModelsToRun run;
+  PINION_ASSIGN_OR_RETURN(run.presets, PresetsToRun(presets, quick));
+  PINION_ASSIGN_OR_RETURN(run.models, FindOffloadModels(models));
+  if (quick) run.models.resize(1);
+  return run;
 }
 
 absl::StatusOr<DevicePreset> PresetFor(const OffloadModel& model, const std::string& preset) {

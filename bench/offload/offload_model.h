@@ -43,6 +43,14 @@ std::vector<OffloadModel> OffloadModels();
 // InvalidArgument lists the kinds if no model matches.
 absl::StatusOr<std::vector<OffloadModel>> FindOffloadModels(const std::vector<std::string>& names);
 
+struct ModelsToRun {
+  std::vector<OffloadModel> models;  // with --quick the first alone
+  std::vector<std::string> presets;  // bench_main.h
+};
+// Parses --models, --presets and --quick. Errors: those of FindOffloadModels and PresetsToRun.
+absl::StatusOr<ModelsToRun> FindModelsToRun(const std::vector<std::string>& models,
+                                            const std::vector<std::string>& presets, bool quick);
+
 // Returns a preset scaled to the model as the named device is to a large model: a GPT of width 4096
 // at sequence length 4096, or images of 64 times the bytes. NotFound lists the presets.
 absl::StatusOr<DevicePreset> PresetFor(const OffloadModel& model, const std::string& preset);

@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <nlohmann/json.hpp>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "pinion/allocator/base/bytes.h"
 
 namespace pinion {
@@ -36,25 +34,6 @@ double Reached(const OffloadRow& row) {
   const double of_bound = row.efficiency() / kOfBound;
   if (row.bound_us / *row.offline_us >= OffloadRow::kNearBound) return of_bound;
   return std::max(of_bound, *row.offline_us / row.cost.step_us / kOfOffline);
-}
-
-using Value = std::function<std::optional<double>(const OffloadRow&)>;
-
-std::optional<double> Least(const OffloadTable& table, const Value& value) {
-  std::optional<double> least;
-  for (const OffloadRow& row : table.rows) {
-    const std::optional<double> of_row = value(row);
-    if (of_row.has_value()) least = std::min(least.value_or(*of_row), *of_row);
-  }
-  return least;
-}
-
-std::optional<double> Most(const OffloadTable& table, const Value& value) {
-  const std::optional<double> least = Least(table, [&value](const OffloadRow& row) {
-    const std::optional<double> of_row = value(row);
-    return of_row.has_value() ? std::optional(-*of_row) : std::nullopt;
-  });
-  return least.has_value() ? std::optional(-*least) : std::nullopt;
 }
 
 bool IsSameStep(const OffloadRow& a, const OffloadRow& b) {
@@ -98,22 +77,10 @@ std::optional<double> OverFarBound(const OffloadRow& row) {
   return row.cost.step_us / row.bound_us;
 }
 
-// "planned 50.0 MiB (trl's)"
-std::string NameOf(const OffloadRow& row) {
-  std::string name = row.method.name();
-  if (row.method.bytes > 0) absl::StrAppendFormat(&name, " %.1f MiB", Mib(row.method.bytes));
-  if (row.at_the_peak_of.has_value()) {
-    absl::StrAppend(&name, " (", OffloadMethod{*row.at_the_peak_of}.name(), "'s)");
-  }
-  return name;
-}
-
-nlohmann::ordered_json JsonOf(const std::string& model, const std::string& preset,
-                              const OffloadMethod& method, const MethodCost& cost) {
+nlohmann::ordered_json CommonJson(const std::string& model, const std::string& preset,
+                                  const OffloadMethod& method, const MethodCost& cost) {
   nlohmann::ordered_json json = {{"model", model}, {"preset", preset}, {"method", method.name()}};
-  if (method.bytes > 0) {
-    json["target_mib"] = Mib(method.bytes);
-  }
+  if (method.bytes > 0) json["target_mib"] = Mib(method.bytes);
   json["peak_mib"] = Mib(cost.peak_bytes);
   json["step_us"] = cost.step_us;
   json["stall_us"] = cost.stall_us;
@@ -123,108 +90,73 @@ nlohmann::ordered_json JsonOf(const std::string& model, const std::string& prese
 
 }  // namespace
 
-std::string OffloadText(const std::vector<OffloadRow>& rows) {
-  size_t width = 0;
-  for (const OffloadRow& row : rows) width = std::max(width, NameOf(row).size());
-  std::string text = absl::StrFormat(
-      "%s on %s (modelled): %.0f us without offload\n  %-*s %9s %9s %8s %9s %8s %8s %8s %8s %5s\n",
-      rows.front().model, rows.front().preset, rows.front().alone_us, width, "", "peak MiB",
-      "step us", "of none", "stall us", "moved", "of bound", "plan", "offline", "again");
-  for (const OffloadRow& row : rows) {
-    const auto of_bound = [&row](const std::optional<double>& us) {
-      if (!us.has_value() || !std::isfinite(row.bound_us)) return std::string("-");
-      return absl::StrFormat("%.3f", row.bound_us / *us);
-    };
-    const bool recomputes = row.method.kind == Kind::kPlannedRecompute;
-    absl::StrAppendFormat(&text, "  %-*s %9.1f %9.0f %7.1f%% %9.0f %8.1f %8s %8s %8s %5s\n", width,
-                          NameOf(row), Mib(row.cost.peak_bytes), row.cost.step_us,
-                          100 * row.cost.step_us / row.alone_us, row.cost.stall_us,
-                          Mib(row.cost.moved_bytes), of_bound(row.cost.step_us),
-                          of_bound(row.plan_us), of_bound(row.offline_us),
-                          recomputes ? absl::StrCat(row.computed_again) : "-");
+nlohmann::ordered_json JsonOf(const OffloadRow& row) {
+  nlohmann::ordered_json json = CommonJson(row.model, row.preset, row.method, row.cost);
+  json["alone_us"] = row.alone_us;
+  json["of_none"] = row.cost.step_us / row.alone_us;
+  if (std::isfinite(row.bound_us)) {
+    json["bound_us"] = row.bound_us;
+    json["efficiency"] = row.efficiency();
   }
-  return text;
+  if (row.plan_us.has_value()) json["plan_us"] = *row.plan_us;
+  if (row.offline_us.has_value()) json["offline_us"] = *row.offline_us;
+  if (row.method.kind == Kind::kPlannedRecompute) json["computed_again"] = row.computed_again;
+  if (row.at_the_peak_of.has_value()) {
+    json["target_of"] = OffloadMethod{*row.at_the_peak_of}.name();
+  }
+  return json;
 }
 
-std::string ValuesText(const std::vector<ValuesRow>& rows) {
-  std::string text =
-      absl::StrFormat("with values%51s %9s %8s  %s\n", "peak MiB", "step us", "moved", "bits");
-  for (const ValuesRow& row : rows) {
-    absl::StrAppendFormat(&text, "  %-28s %-22s %9.1f %9.0f %8.1f  %s\n",
-                          absl::StrCat(row.model, " on ", row.preset), row.method.name(),
-                          Mib(row.cost.peak_bytes), row.cost.step_us, Mib(row.cost.moved_bytes),
-                          row.same_bits ? "same" : "OTHERS");
-  }
-  return text;
+nlohmann::ordered_json JsonOf(const ValuesRow& row) {
+  nlohmann::ordered_json json = CommonJson(row.model, row.preset, row.method, row.cost);
+  json["same_bits"] = row.same_bits;
+  return json;
 }
 
-BenchReport OffloadReport(const OffloadTable& table) {
-  BenchReport report;
-  for (const OffloadRow& row : table.rows) {
-    nlohmann::ordered_json json = JsonOf(row.model, row.preset, row.method, row.cost);
-    json["alone_us"] = row.alone_us;
-    if (std::isfinite(row.bound_us)) {
-      json["bound_us"] = row.bound_us;
-      json["efficiency"] = row.efficiency();
-    }
-    if (row.plan_us.has_value()) json["plan_us"] = *row.plan_us;
-    if (row.offline_us.has_value()) json["offline_us"] = *row.offline_us;
-    if (row.method.kind == Kind::kPlannedRecompute) json["computed_again"] = row.computed_again;
-    report.AddRow(std::move(json));
-  }
-  for (const ValuesRow& row : table.values) {
-    nlohmann::ordered_json json = JsonOf(row.model, row.preset, row.method, row.cost);
-    json["same_bits"] = row.same_bits;
-    report.AddRow(std::move(json));
-  }
-  report.AddGoal(
-      "planned: efficiency over 0.97, or over 0.99 of the offline plan's where that is below 0.98",
-      AtLeast(1), Least(table, [](const OffloadRow& row) {
-        return Binds(row) ? std::optional(Reached(row)) : std::nullopt;
-      }));
-  report.AddGoal("planned: peak over target", AtMost(1), Most(table, [](const OffloadRow& row) {
-                   return row.method.has_target()
-                              ? std::optional(Mib(row.cost.peak_bytes) / Mib(row.method.bytes))
-                              : std::nullopt;
-                 }));
-  report.AddGoal("planned, where the link can hide it: step over none", AtMost(1.02),
-                 Most(table, [](const OffloadRow& row) {
-                   const bool hidden = row.bound_us <= kHidden * row.alone_us;
-                   return row.planned() && hidden ? std::optional(row.cost.step_us / row.alone_us)
-                                                  : std::nullopt;
-                 }));
+void AddOffloadGoals(const OffloadTable& table, BenchReport& report) {
+  using Value = std::optional<double>;
+  const auto add = [&](std::string name, Bound bound, const auto& value) {
+    report.AddGoal(std::move(name), bound, table.rows, value);
+  };
+  add("planned: efficiency over 0.97, or over 0.99 of the offline plan's where that is below 0.98",
+      AtLeast(1), [](const OffloadRow& row) { return Binds(row) ? Value(Reached(row)) : Value(); });
+  add("planned: peak over target", AtMost(1), [](const OffloadRow& row) {
+    return row.method.has_target() ? Value(Mib(row.cost.peak_bytes) / Mib(row.method.bytes))
+                                   : Value();
+  });
+  add("planned, where the link can hide it: step over none", AtMost(1.02),
+      [](const OffloadRow& row) {
+        const bool hidden = row.bound_us <= kHidden * row.alone_us;
+        return row.planned() && hidden ? Value(row.cost.step_us / row.alone_us) : Value();
+      });
   for (const Kind kind : {Kind::kTrl, Kind::kWindows}) {
-    report.AddGoal(
-        absl::StrCat("planned, at the peak of ", OffloadMethod{kind}.name(), ": step over its"),
-        AtMost(kNotSlower), Most(table, [&](const OffloadRow& row) {
-          return row.planned() ? OverPeer(table, row, kind) : std::nullopt;
-        }));
+    add(absl::StrCat("planned, at the peak of ", OffloadMethod{kind}.name(), ": step over its"),
+        AtMost(kNotSlower), [&](const OffloadRow& row) {
+          return row.planned() ? OverPeer(table, row, kind) : Value();
+        });
   }
-  report.AddGoal("where trl takes 1.35 of the bound: its step over the planned one",
-                 AtLeast(kFasterThanTrl),
-                 Least(table, [&](const OffloadRow& row) -> std::optional<double> {
-                   const OffloadRow* const peer = PeerOf(table, row);
-                   if (peer == nullptr || !row.planned() || peer->method.kind != Kind::kTrl ||
-                       peer->cost.step_us < kTrlIsSlow * peer->bound_us) {
-                     return std::nullopt;
-                   }
-                   return peer->cost.step_us / row.cost.step_us;
-                 }));
-  report.AddGoal("planned, with recompute: step over planned at the same target",
-                 AtMost(kNotSlower),
-                 Most(table, [&](const OffloadRow& row) { return OverPlanned(table, row); }));
+  add("where trl takes 1.35 of the bound: its step over the planned one", AtLeast(kFasterThanTrl),
+      [&](const OffloadRow& row) {
+        const OffloadRow* const peer = PeerOf(table, row);
+        if (peer == nullptr || !row.planned() || peer->method.kind != Kind::kTrl ||
+            peer->cost.step_us < kTrlIsSlow * peer->bound_us) {
+          return Value();
+        }
+        return Value(peer->cost.step_us / row.cost.step_us);
+      });
+  add("planned, with recompute: step over planned at the same target", AtMost(kNotSlower),
+      [&](const OffloadRow& row) { return OverPlanned(table, row); });
   for (const Kind kind : {Kind::kCheckpoint, Kind::kTrlCheckpoint}) {
-    report.AddGoal(absl::StrCat("planned, with recompute, at the peak of ",
-                                OffloadMethod{kind}.name(), ": step over its"),
-                   AtMost(kNotSlower),
-                   Most(table, [&](const OffloadRow& row) { return OverPeer(table, row, kind); }));
+    add(absl::StrCat("planned, with recompute, at the peak of ", OffloadMethod{kind}.name(),
+                     ": step over its"),
+        AtMost(kNotSlower), [&](const OffloadRow& row) { return OverPeer(table, row, kind); });
   }
   const auto far_from_hidden =
       std::count_if(table.rows.begin(), table.rows.end(),
                     [](const OffloadRow& row) { return OverFarBound(row).has_value(); });
-  report.AddGoal(absl::StrCat("planned, with recompute, of ", far_from_hidden,
-                              " runs whose bound is over 1.2 of none: step over bound"),
-                 AtMost(1), Most(table, OverFarBound));
+  add(absl::StrCat("planned, with recompute, of ", far_from_hidden,
+                   " runs whose bound is over 1.2 of none: step over bound"),
+      AtMost(1), OverFarBound);
   std::optional<double> other_bits;
   for (const ValuesRow& row : table.values) {
     if (row.method.gives_other_strides()) continue;
@@ -233,7 +165,6 @@ BenchReport OffloadReport(const OffloadTable& table) {
   report.AddGoal("runs with values, but for TRL's, that give gradients of other bits", AtMost(0),
                  other_bits);
   report.AddGoal("minutes for the table", AtMost(20), table.minutes);
-  return report;
 }
 
 }  // namespace pinion

@@ -1,4 +1,4 @@
-// Rows and goals of offload_bench, and their text.
+// Rows and goals of offload_bench.
 //
 // Plain data and pure functions.
 
@@ -6,6 +6,7 @@
 #define PINION_BENCH_OFFLOAD_OFFLOAD_TABLE_H_
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -56,10 +57,12 @@ struct OffloadTable {
   double minutes = 0;  // of wall time, for all of it
 };
 
-// Returns one step's rows with a heading.
-std::string OffloadText(const std::vector<OffloadRow>& rows);
-std::string ValuesText(const std::vector<ValuesRow>& rows);
-BenchReport OffloadReport(const OffloadTable& table);
+// Returns a row's fields in the report.
+nlohmann::ordered_json JsonOf(const OffloadRow& row);
+nlohmann::ordered_json JsonOf(const ValuesRow& row);
+
+// Adds the goals.
+void AddOffloadGoals(const OffloadTable& table, BenchReport& report);
 
 }  // namespace pinion
 

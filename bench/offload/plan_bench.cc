@@ -11,9 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 #include <ctime>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -22,7 +20,6 @@
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -32,20 +29,22 @@
 #include "pinion/bench/goals.h"
 #include "pinion/bench/offload/offload_method.h"
 #include "pinion/bench/offload/random_step.h"
-#include "pinion/bench/offload/recorded_replay.h"
+#include "pinion/bench/offload/replayed_step.h"
 #include "pinion/bench/statistics.h"
 #include "pinion/device/emulated/cost_model.h"
+#include "pinion/device/emulated/emulated_backend.h"
+#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/emulated/faults.h"
 #include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/planner/plan_step.h"
 #include "pinion/engine/planner/step_plan.h"
 #include "pinion/engine/planner/step_trace.h"
 #include "pinion/engine/schedule/cached_plan.h"
 #include "pinion/engine/schedule/planned_schedule.h"
-#include "pinion/programs/command_line.h"
-#include "pinion/programs/output_file.h"
-#include "pinion/programs/working_directory.h"
+#include "pinion/hooks/activations/offload_options.h"
+#include "pinion/hooks/activations/offload_session.h"
+#include "pinion/programs/next_machine.h"
 
-ABSL_FLAG(std::string, json, "", "file to write rows and goals to");
 ABSL_FLAG(bool, quick, false, "fewer records and repeats");
 
 namespace pinion {
@@ -68,15 +67,8 @@ struct PlanCase {
     return absl::StrCat("plan/", record(), "/", uses, "_uses/", TargetName());
   }
   const char* TargetName() const {
-    switch (target) {
-      case Target::kTight:
-        return "target";
-      case Target::kAuto:
-        return "auto";
-      case Target::kTightWithSegments:
-        return "segments";
-    }
-    return "";
+    const char* const names[] = {"target", "auto", "segments"};
+    return names[static_cast<int>(target)];
   }
 };
 
@@ -86,6 +78,66 @@ struct PlanRow {
   size_t moves = 0;
   double plan_ms = 0;
 };
+
+// Modelled times of the same step.
+struct RecordedReplay {
+  double recorded_us = 0;  // planned and recorded; reads the last record
+  double planned_us = 0;   // planned
+  double alone_us = 0;     // without offload
+};
+
+struct Ran {
+  double us = 0;
+  uint64_t events = 0;  // recorded
+};
+
+// Runs one step, and returns its effect on the device.
+absl::StatusOr<Ran> RunOnce(ReplayedStep& step, const ReplayedStep::MakeScope& make_scope,
+                            EmulatedMachine& machine) {
+  const double begin_ms = machine.now_ms();
+  const uint64_t events_before = machine.calls(DeviceCall::kRecordEvent);
+  step.Run(make_scope);
+  PINION_RETURN_IF_ERROR(machine.SynchronizeDevice(0));
+  return Ran{.us = (machine.now_ms() - begin_ms) * 1e3,
+             .events = machine.calls(DeviceCall::kRecordEvent) - events_before};
+}
+
+// Replays `step` within `target_bytes`. Recording costs two events per save and read, and the
+// host's calls. Internal if recording was on or off against expectation.
+absl::StatusOr<RecordedReplay> ReplayRecorded(const StepTrace& step, uint64_t target_bytes,
+                                              const MethodWorld& world) {
+  EmulatedOptions emulated;
+  emulated.preset = world.preset;
+  emulated.memory_bytes = world.memory_bytes;
+  emulated.detect_races = false;
+  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<EmulatedMachine> machine,
+                          EmulatedMachine::Create(emulated));
+  PINION_RETURN_IF_ERROR(RegisterNextMachine(machine));
+  PINION_ASSIGN_OR_RETURN(const std::unique_ptr<ReplayedStep> replayed,
+                          ReplayedStep::Create(step, machine, /*layers=*/0));
+  OffloadOptions options;
+  options.link = world.link;
+  options.memory_target_bytes = target_bytes;
+  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,
+                          OffloadSession::Create(options, EmulatedBackend(machine)));
+  const auto scope = [&session] { return std::make_shared<OffloadScope>(session); };
+  const auto none = []() -> std::shared_ptr<void> { return nullptr; };
+  PINION_ASSIGN_OR_RETURN(const Ran alone, RunOnce(*replayed, none, *machine));
+  Ran recorded, planned;
+  // The session needs one unknown step and kKnownInARow known steps. The step after them reads the
+  // last record.
+  for (int i = 0; i < 1 + PlannedSchedule::kKnownInARow; ++i) {
+    PINION_ASSIGN_OR_RETURN(recorded, RunOnce(*replayed, scope, *machine));
+  }
+  for (int i = 0; i < 2; ++i) {
+    PINION_ASSIGN_OR_RETURN(planned, RunOnce(*replayed, scope, *machine));
+  }
+  if (recorded.events < planned.events + 2 * step.accesses.size()) {
+    return absl::InternalError(absl::StrCat("a step was to be recorded, and then another one not: ",
+                                            recorded.events, " events, then ", planned.events));
+  }
+  return RecordedReplay{.recorded_us = recorded.us, .planned_us = planned.us, .alone_us = alone.us};
+}
 
 struct RecordedRow {
   std::string preset;
@@ -206,28 +258,20 @@ absl::Status PlanBench::MeasureRecorded(const std::string& preset, size_t uses,
 }
 
 void PlanBench::Register(const PlanCase& of, int repeats) {
-  benchmarks_
-      .Register(of.Name(), [this, of](benchmark::State& state) { return Measure(of, state); })
-      ->UseManualTime()
-      ->Unit(benchmark::kMillisecond)
-      ->Iterations(repeats);
+  benchmarks_.Register(of.Name(), benchmark::kMillisecond, repeats,
+                       [this, of](benchmark::State& state) { return Measure(of, state); });
 }
 
 void PlanBench::RegisterRecorded(const std::string& preset, size_t uses) {
-  benchmarks_
-      .Register(absl::StrCat("recorded/", preset, "/", uses, "_uses"),
-                [this, preset, uses](benchmark::State& state) {
-                  return MeasureRecorded(preset, uses, state);
-                })
-      ->UseManualTime()
-      ->Unit(benchmark::kMillisecond)
-      ->Iterations(1);  // modelled: the same each time
+  benchmarks_.Register(absl::StrCat("recorded/", preset, "/", uses, "_uses"),
+                       benchmark::kMillisecond, /*iterations=*/1,  // modelled: the same each time
+                       [this, preset, uses](benchmark::State& state) {
+                         return MeasureRecorded(preset, uses, state);
+                       });
 }
 
 BenchReport PlanBench::Report() const {
   BenchReport report;
-  std::map<PlanCase::Target, std::optional<double>> worst_ms;
-  std::optional<double> recorded;
   for (const PlanRow& row : rows_) {
     report.AddRow({{"case", row.of.Name()},
                    {"record", row.of.record()},
@@ -235,9 +279,6 @@ BenchReport PlanBench::Report() const {
                    {"target", row.of.TargetName()},
                    {"moves", row.moves},
                    {"plan_ms", row.plan_ms}});
-    if (row.of.uses != kGoalUses) continue;
-    std::optional<double>& worst = worst_ms[row.of.target];
-    worst = std::max(worst.value_or(0), row.plan_ms);
   }
   for (const RecordedRow& row : recorded_) {
     report.AddRow({{"case", absl::StrCat("recorded/", row.preset, "/", row.uses, "_uses")},
@@ -248,26 +289,23 @@ BenchReport PlanBench::Report() const {
                    {"alone_us", row.cost.alone_us},
                    {"ratio", row.ratio()},
                    {"modelled", true}});
-    recorded = std::max(recorded.value_or(0), row.ratio());
   }
-  report.AddGoal(absl::StrCat("planning ", kGoalUses, " uses within a target, ms"), AtMost(20),
-                 worst_ms[PlanCase::Target::kTight]);
-  report.AddGoal(absl::StrCat("planning ", kGoalUses, " uses with kAutoTarget, ms"), AtMost(20),
-                 worst_ms[PlanCase::Target::kAuto]);
-  report.AddGoal(absl::StrCat("planning ", kGoalUses, " uses with 100 segments, ms"), AtMost(100),
-                 worst_ms[PlanCase::Target::kTightWithSegments]);
+  const auto add_goal = [&](PlanCase::Target target, const char* what, double most_ms) {
+    report.AddGoal(absl::StrCat("planning ", kGoalUses, " uses ", what, ", ms"), AtMost(most_ms),
+                   rows_, [target](const PlanRow& row) {
+                     const bool counts = row.of.uses == kGoalUses && row.of.target == target;
+                     return counts ? std::optional(row.plan_ms) : std::nullopt;
+                   });
+  };
+  add_goal(PlanCase::Target::kTight, "within a target", 20);
+  add_goal(PlanCase::Target::kAuto, "with kAutoTarget", 20);
+  add_goal(PlanCase::Target::kTightWithSegments, "with 100 segments", 100);
   report.AddGoal("a recorded step over the same one that is not recorded (modelled)", AtMost(1.05),
-                 recorded);
+                 recorded_, [](const RecordedRow& row) { return std::optional(row.ratio()); });
   return report;
 }
 
-absl::Status Run(const std::vector<char*>& arguments) {
-  if (arguments.size() > 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("\"", arguments[1], "\" is not a flag; see --help"));
-  }
-  const std::string json = absl::GetFlag(FLAGS_json);
-  if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
+absl::Status Run(BenchReport& report) {
   const bool quick = absl::GetFlag(FLAGS_quick);
   PINION_ASSIGN_OR_RETURN(const DevicePreset preset, FindPreset(kPreset));
   PINION_ASSIGN_OR_RETURN(LinkCalibration link, LinkOf(preset));
@@ -278,29 +316,13 @@ absl::Status Run(const std::vector<char*>& arguments) {
   for (const std::string& name : PresetNames()) {
     if (!quick || name == kPreset) bench.RegisterRecorded(name, 1000);
   }
-  PINION_RETURN_IF_ERROR(bench.benchmarks().Run());
-  std::printf("\n");
-  const absl::Status finished = bench.Report().Finish(json);
-  PINION_RETURN_IF_ERROR(bench.benchmarks().failures());
-  return finished;
-}
-
-void PrintHelp() {
-  std::printf(
-      "plan_bench: what planning a step costs, and what recording one does to it\n"
-      "  --json=FILE             writes rows and goals\n"
-      "  --quick                 fewer records and repeats\n"
-      "  --benchmark_filter=REGEX and Google Benchmark's other flags\n");
+  return bench.benchmarks().Run([&] { report = bench.Report(); });
 }
 
 }  // namespace
 }  // namespace pinion
 
 int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv, pinion::PrintHelp);
-  absl::SetProgramUsageMessage("what planning a step costs; see --help");
-  const std::vector<char*> arguments = pinion::ParseFlags(argc, argv);
-  absl::Status status = pinion::EnterWorkingDirectory();
-  if (status.ok()) status = pinion::Run(arguments);
-  return pinion::ExitCode("plan_bench", status);
+  return pinion::BenchmarksMain(argc, argv, "plan_bench", "what planning a step costs",
+                                pinion::Run);
 }

@@ -13,37 +13,33 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/Device.h>
-#include <c10/util/Exception.h>
 #include <torch/utils.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/bench/bench_main.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/offload/offload_method.h"
 #include "pinion/bench/statistics.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/programs/accelerator.h"
-#include "pinion/programs/command_line.h"
 #include "pinion/programs/gpt.h"
 #include "pinion/programs/gpt_config.h"
-#include "pinion/programs/output_file.h"
 #include "pinion/programs/run_options.h"
-#include "pinion/programs/working_directory.h"
 
 ABSL_FLAG(std::string, device, "", "cuda:N or emu:0; default: cuda:0 with a driver, else emu:0");
 ABSL_FLAG(std::string, preset, "h100_pcie5", "emulated device: one of the presets");
@@ -55,7 +51,6 @@ ABSL_FLAG(int64_t, sequence, 1024, "tokens in a sequence, the same");
 ABSL_FLAG(int64_t, batch, 4, "sequences in a step, the same");
 ABSL_FLAG(std::string, dtype, "float32", "float32 or bfloat16");
 ABSL_FLAG(int, rounds, 5, "how often each method has its turn");
-ABSL_FLAG(std::string, json, "", "file to write rows and goals to");
 
 namespace pinion {
 namespace {
@@ -177,20 +172,7 @@ class StepBench {
     return absl::OkStatus();
   }
 
-  std::string Text() const {
-    std::string text = absl::StrFormat("  %-34s %12s %18s  %s\n", "method", "device peak",
-                                       "step, median", "same bits");
-    for (const Contestant& contestant : contestants_) {
-      absl::StrAppendFormat(&text, "  %-34s %12s %9.3f ms (%3.0f %%)  %s\n", contestant.name,
-                            HumanBytes(contestant.peak_bytes), contestant.step_ms(),
-                            100 * contestant.step_ms() / Of(Kind::kNone).step_ms(),
-                            contestant.same_bits ? "yes" : "NO");
-    }
-    return text;
-  }
-
-  BenchReport Report() const {
-    BenchReport report;
+  void Judge(BenchReport& report) const {
     int other_bits = 0;
     for (const Contestant& contestant : contestants_) {
       report.AddRow({{"method", contestant.name},
@@ -201,21 +183,20 @@ class StepBench {
                      {"modelled", accelerator_.machine() != nullptr}});
       other_bits += contestant.same_bits || contestant.method.gives_other_strides() ? 0 : 1;
     }
+    report.PrintRows();
     report.AddGoal("methods of Pinion's with other gradients than none", AtMost(0), other_bits);
     const Contestant& within_trl = contestants_[contestants_.size() - 2];
     report.AddGoal("windows: time over TRL's", AtMost(1),
                    Of(Kind::kWindows).step_ms() / Of(Kind::kTrl).step_ms());
     report.AddGoal("planned within TRL's peak: time over TRL's", AtMost(1),
                    within_trl.step_ms() / Of(Kind::kTrl).step_ms());
-    double over = 0;
-    for (const Contestant& contestant : contestants_) {
-      if (!contestant.method.has_target()) continue;
-      over = std::max(over, static_cast<double>(contestant.peak_bytes) /
-                                static_cast<double>(contestant.method.bytes));
-    }
-    report.AddGoal("planned: peak over its target",
-                   AtMost(accelerator_.machine() != nullptr ? 1 : kMostOverTarget), over);
-    return report;
+    const double most_over = accelerator_.machine() != nullptr ? 1 : kMostOverTarget;
+    report.AddGoal("planned: peak over its target", AtMost(most_over), contestants_,
+                   [](const Contestant& contestant) -> std::optional<double> {
+                     if (!contestant.method.has_target()) return std::nullopt;
+                     return static_cast<double>(contestant.peak_bytes) /
+                            static_cast<double>(contestant.method.bytes);
+                   });
   }
 
  private:
@@ -266,14 +247,11 @@ class StepBench {
   std::vector<at::Tensor> expected_;  // gradients without offload
 };
 
-absl::Status Main() {
-  const std::string json = absl::GetFlag(FLAGS_json);
+absl::Status Run(BenchReport& report) {
   const int rounds = absl::GetFlag(FLAGS_rounds);
   if (rounds < 1) {
     return absl::InvalidArgumentError(absl::StrCat("--rounds=", rounds, " must be at least 1"));
   }
-  PINION_RETURN_IF_ERROR(EnterWorkingDirectory());
-  if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
   RunOptions options;
   PINION_ASSIGN_OR_RETURN(options.model, ModelFromFlags());
   PINION_ASSIGN_OR_RETURN(options.preset, FindPreset(absl::GetFlag(FLAGS_preset)));
@@ -289,21 +267,14 @@ absl::Status Main() {
   if (accelerator.device().is_cuda()) AskForRepeatableBits();
   StepBench bench(model, accelerator);
   PINION_RETURN_IF_ERROR(bench.Run(rounds));
-  std::printf("\n%s\n", bench.Text().c_str());
-  return bench.Report().Finish(json);
+  bench.Judge(report);
+  return absl::OkStatus();
 }
 
 }  // namespace
 }  // namespace pinion
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("the cost of offloading on a device; docs/results/benchmarks.md");
-  pinion::ParseFlags(argc, argv);
-  absl::Status status;
-  try {
-    status = pinion::Main();
-  } catch (const c10::Error& error) {
-    status = absl::InternalError(error.what_without_backtrace());
-  }
-  return pinion::ExitCode("step_bench", status);
+  return pinion::BenchMain(argc, argv, "step_bench", "the cost of offloading on a device",
+                           pinion::Run);
 }

@@ -42,10 +42,15 @@
 #include <string>
 #include <vector>
 
-#include "pinion/bench/peers/peer_stats.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 
 namespace pinion {
+
+// The bytes that a peer has moved.
+struct PeerStats {
+  uint64_t offloaded_bytes = 0;
+  uint64_t fetched_bytes = 0;
+};
 
 struct TrlOptions {
   uint64_t min_offload_size = 1024;         // bytes; tensors of this size are offloaded

@@ -10,30 +10,22 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/flags/flag.h"
-#include "absl/flags/usage.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/bench/bench_main.h"
 #include "pinion/bench/goals.h"
-#include "pinion/bench/presets_to_run.h"
 #include "pinion/bench/weights/weights_case.h"
-#include "pinion/programs/command_line.h"
-#include "pinion/programs/output_file.h"
-#include "pinion/programs/working_directory.h"
 
 ABSL_FLAG(std::vector<std::string>, presets, {}, "of the emulated device; default: all");
 ABSL_FLAG(bool, quick, false, "one batch size, two presets");
-ABSL_FLAG(std::string, json, "", "file to write rows and goals to");
 
 namespace pinion {
 namespace {
@@ -54,28 +46,6 @@ const WeightsRow& Find(const Rows& rows, const WeightsRow& like, Kind kind) {
     return row.preset == like.preset && row.batch == like.batch && row.training == like.training &&
            row.way.kind == kind;
   });
-}
-
-// Returns the text of one case.
-std::string TextOf(const Rows& rows) {
-  std::string text = absl::StrFormat("%s on %s, a batch of %d (modelled)\n",
-                                     ModeOf(rows[0].training), rows[0].preset, rows[0].batch);
-  absl::StrAppendFormat(&text, "  %-21s %9s %9s %9s %9s %9s %9s %9s  %s\n", "", "phase us",
-                        "step us", "peak MiB", "fetched", "gradients", "bound us", "of bound",
-                        "values");
-  for (const WeightsRow& row : rows) {
-    absl::StrAppendFormat(&text, "  %-21s %9.1f %9.1f %9.2f %9.2f %9.2f", row.way.name(),
-                          row.cost.phase_us, row.cost.host_step_us, Mib(row.cost.peak_bytes),
-                          Mib(row.cost.fetched_bytes), Mib(row.cost.gradient_bytes));
-    if (row.way.visits()) {
-      absl::StrAppendFormat(&text, " %9.1f %9.3f", row.bound.total_us(), OfBound(row));
-    } else {
-      absl::StrAppendFormat(&text, " %9s %9s", "", "");
-    }
-    absl::StrAppend(&text, row.same_values ? "  same" : "  OTHERS", row.is_hidden ? ", hidden" : "",
-                    "\n");
-  }
-  return text;
 }
 
 nlohmann::ordered_json JsonOf(const WeightsRow& row) {
@@ -100,79 +70,66 @@ nlohmann::ordered_json JsonOf(const WeightsRow& row) {
   return json;
 }
 
-// The greatest or least value of the rows of one mode with a WeightOffloader.
-struct Worst {
-  std::optional<double> value;
-  int rows = 0;
-};
-Worst WorstOf(const Rows& rows, bool training, bool most,
-              const std::function<std::optional<double>(const WeightsRow&)>& value) {
-  Worst worst;
-  for (const WeightsRow& row : rows) {
-    if (row.training != training || !row.way.visits()) continue;
-    const std::optional<double> of_row = value(row);
-    if (!of_row.has_value()) continue;
-    ++worst.rows;
-    const double before = worst.value.value_or(*of_row);
-    worst.value = most ? std::max(before, *of_row) : std::min(before, *of_row);
-  }
-  return worst;
-}
-
-BenchReport ReportOf(const Rows& rows) {
-  BenchReport report;
-  for (const WeightsRow& row : rows) report.AddRow(JsonOf(row));
+void AddGoals(const Rows& rows, BenchReport& report) {
   for (const bool training : {true, false}) {
     const std::string mode = ModeOf(training);
+    // Of the rows of one mode with a WeightOffloader.
+    const auto in_mode = [training](const auto& value) {
+      return [=](const WeightsRow& row) -> std::optional<double> {
+        if (row.training != training || !row.way.visits()) return std::nullopt;
+        return value(row);
+      };
+    };
+    const auto count = [&rows](const auto& value) {
+      return std::count_if(rows.begin(), rows.end(),
+                           [&](const WeightsRow& row) { return value(row).has_value(); });
+    };
     for (const int window_layers : {2, 4, kModelLayers / 2}) {
-      const Worst least = WorstOf(rows, training, /*most=*/false, [&](const WeightsRow& row) {
-        return row.way.window_layers == window_layers ? std::optional(OfBound(row)) : std::nullopt;
-      });
       report.AddGoal(
           absl::StrCat(mode, ", windows of ", window_layers, " layers: bound over time, the least"),
-          AtLeast(kOfBound), least.value);
+          AtLeast(kOfBound), rows, in_mode([=](const WeightsRow& row) {
+            return row.way.window_layers == window_layers ? std::optional(OfBound(row))
+                                                          : std::nullopt;
+          }));
     }
     for (const Kind kind : {Kind::kTarget, Kind::kShared}) {
       if (kind == Kind::kShared && !training) continue;
-      const Worst least = WorstOf(rows, training, /*most=*/false, [&](const WeightsRow& row) {
+      const auto of_bound = in_mode([=](const WeightsRow& row) {
         return row.way.kind == kind ? std::optional(OfBound(row)) : std::nullopt;
       });
-      report.AddGoal(absl::StrCat(mode, ", targets of ", least.rows, " rows",
+      report.AddGoal(absl::StrCat(mode, ", targets of ", count(of_bound), " rows",
                                   kind == Kind::kShared ? " that activations share" : "",
                                   ": bound over time, the least"),
-                     AtLeast(kOfBound), least.value);
+                     AtLeast(kOfBound), rows, of_bound);
     }
-    const Worst hidden = WorstOf(rows, training, /*most=*/true, [&](const WeightsRow& row) {
+    const auto over_none = in_mode([&](const WeightsRow& row) {
       const double none_us = Find(rows, row, Kind::kNone).cost.phase_us;
       return row.is_hidden ? std::optional((row.cost.phase_us - row.bound.ends_us) / none_us)
                            : std::nullopt;
     });
-    report.AddGoal(absl::StrCat(mode, ", of ", hidden.rows,
+    report.AddGoal(absl::StrCat(mode, ", of ", count(over_none),
                                 " rows whose weights the link hides: time but for the two ends "
                                 "over no offload"),
-                   AtMost(kOfNoOffload), hidden.value);
-    const Worst blocking = WorstOf(rows, training, /*most=*/true, [&](const WeightsRow& row) {
-      return std::optional(row.cost.phase_us / Find(rows, row, Kind::kBlocking).cost.phase_us);
-    });
-    report.AddGoal(absl::StrCat(mode, ": time over blocking copies"), AtMost(1), blocking.value);
+                   AtMost(kOfNoOffload), rows, over_none);
+    report.AddGoal(
+        absl::StrCat(mode, ": time over blocking copies"), AtMost(1), rows,
+        in_mode([&](const WeightsRow& row) {
+          return std::optional(row.cost.phase_us / Find(rows, row, Kind::kBlocking).cost.phase_us);
+        }));
   }
-  report.AddGoal(
-      "rows with other values than without offload", AtMost(0),
-      static_cast<double>(std::count_if(rows.begin(), rows.end(),
-                                        [](const WeightsRow& r) { return !r.same_values; })));
-  report.AddGoal(
-      "rows with more on the device than their target", AtMost(0),
-      static_cast<double>(std::count_if(rows.begin(), rows.end(), [](const WeightsRow& row) {
-        return row.target_bytes > 0 && row.cost.peak_bytes > row.target_bytes;
-      })));
-  return report;
+  const auto count = [&rows](const auto& counts) {
+    return static_cast<double>(std::count_if(rows.begin(), rows.end(), counts));
+  };
+  report.AddGoal("rows with other values than without offload", AtMost(0),
+                 count([](const WeightsRow& row) { return !row.same_values; }));
+  report.AddGoal("rows with more on the device than their target", AtMost(0),
+                 count([](const WeightsRow& row) {
+                   return row.target_bytes > 0 && row.cost.peak_bytes > row.target_bytes;
+                 }));
 }
 
-absl::Status Main() {
+absl::Status Run(BenchReport& report) {
   const bool quick = absl::GetFlag(FLAGS_quick);
-  const std::string json = absl::GetFlag(FLAGS_json);
-  PINION_RETURN_IF_ERROR(EnterWorkingDirectory());
-  if (!json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(json));
   PINION_ASSIGN_OR_RETURN(const std::vector<std::string> presets,
                           PresetsToRun(absl::GetFlag(FLAGS_presets), quick));
   // The link hides hardly any weights of the smallest batch, and all of the largest on every
@@ -183,22 +140,21 @@ absl::Status Main() {
   for (const std::string& preset : presets) {
     for (const int64_t batch : batches) {
       for (const bool training : {true, false}) {
-        PINION_ASSIGN_OR_RETURN(const WeightsCase of, WeightsCase::Create(preset, batch, training));
-        PINION_ASSIGN_OR_RETURN(const Rows of_case, of.RunAll());
-        std::printf("%s\n", TextOf(of_case).c_str());
-        std::fflush(stdout);
+        PINION_ASSIGN_OR_RETURN(const Rows of_case, RunWeights(preset, batch, training));
+        for (const WeightsRow& row : of_case) report.AddRow(JsonOf(row));
+        report.PrintRows();
         rows.insert(rows.end(), of_case.begin(), of_case.end());
       }
     }
   }
-  return ReportOf(rows).Finish(json);
+  AddGoals(rows, report);
+  return absl::OkStatus();
 }
 
 }  // namespace
 }  // namespace pinion
 
 int main(int argc, char** argv) {
-  absl::SetProgramUsageMessage("the cost of weights on the host; docs/results/benchmarks.md");
-  pinion::ParseFlags(argc, argv);
-  return pinion::ExitCode("weights_bench", pinion::Main());
+  return pinion::BenchMain(argc, argv, "weights_bench", "the cost of weights on the host",
+                           pinion::Run);
 }

@@ -1,32 +1,55 @@
 // Steps of a model on the emulated device, with resident weights, copies by hand or streamed
 // weights.
 //
-//   PINION_ASSIGN_OR_RETURN(const WeightsCase of, WeightsCase::Create("a100_pcie4", 32, true));
-//   PINION_ASSIGN_OR_RETURN(const std::vector<WeightsRow> rows, of.RunAll());
+//   PINION_ASSIGN_OR_RETURN(const auto rows, RunWeights("a100_pcie4", 32, /*training=*/true));
 //
-// The model is 24 residual layers, x + relu(Linear(x)). They stand for layers of kModelScale times
-// the width and the batch, on a preset scaled to match (device/emulated/cost_model.h). Times are
-// those of the large model divided by kModelScale^2.
+// The model is 24 residual layers, x + relu(Linear(x)). They stand for layers of 32 times the width
+// and the batch, on a preset scaled to match (device/emulated/cost_model.h). Times are those of the
+// large model divided by 32^2.
 //
 // Thread safety: none: each run registers an emulated machine of its own as "emu".
 
 #ifndef PINION_BENCH_WEIGHTS_WEIGHTS_CASE_H_
 #define PINION_BENCH_WEIGHTS_WEIGHTS_CASE_H_
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "pinion/bench/weights/phase_bound.h"
-#include "pinion/bench/weights/trainee.h"
-#include "pinion/device/emulated/cost_model.h"
 
 namespace pinion {
 
-constexpr int64_t kModelScale = 32;
+constexpr int kModelLayers = 24;
+
+// The placement of the weights.
+struct WeightsWay {
+  enum class Kind {
+    kNone,      // all of them on the device, and so is the optimizer's step
+    kBlocking,  // by hand: a copy before each layer's use, and one of its gradient
+    kVisiting,  // a WeightOffloader with a window
+    kTarget,    // a WeightOffloader with a memory target
+    kShared,    // the same target also for an OffloadSession's activations
+  };
+  Kind kind = Kind::kNone;
+  int window_layers = 0;   // of kVisiting
+  int target_percent = 0;  // of the peak without offload; of kTarget and kShared
+
+  bool visits() const { return kind != Kind::kNone && kind != Kind::kBlocking; }
+  // "no offload", "blocking", "visiting, 2 layers", "target 50 %", "target 50 %, shared"
+  std::string name() const;
+};
+
+// The bound of a step's forward and backward.
+struct PhaseBound {
+  // The first fetch and the last gradient's copy, which nothing can hide.
+  double ends_us = 0;
+  // Forward and backward without the ends: the larger of compute and transfers, at the link's
+  // duplex rates.
+  double overlapped_us = 0;
+
+  double total_us() const { return ends_us + overlapped_us; }
+};
 
 // Averages of the measured steps. The phase is forward and backward until the optimizer has the
 // gradients.
@@ -51,32 +74,10 @@ struct WeightsRow {
   bool same_values = true;    // results and weights equal those without offload
 };
 
-class WeightsCase {
- public:
-  // `batch` examples of the small model. NotFound names all presets.
-  static absl::StatusOr<WeightsCase> Create(const std::string& preset, int64_t batch,
-                                            bool training);
-
-  // Runs every placement, no offload first.
-  absl::StatusOr<std::vector<WeightsRow>> RunAll() const;
-
- private:
-  struct Outcome {
-    WeightsCost cost;
-    ComputeTimes compute;
-    uint64_t others_bytes = 0;       // without offload, at the end of forward
-    std::vector<at::Tensor> values;  // in pageable memory
-  };
-
-  WeightsCase() = default;
-  absl::StatusOr<Outcome> Run(const WeightsWay& way, uint64_t target_bytes = 0) const;
-  PhaseBound BoundOf(const WeightsRow& row, const Outcome& none) const;
-
-  std::string preset_name_;
-  DevicePreset preset_;  // scaled
-  int64_t batch_ = 0;
-  bool training_ = false;
-};
+// Runs every placement, no offload first, with `batch` examples of the small model. NotFound names
+// all presets.
+absl::StatusOr<std::vector<WeightsRow>> RunWeights(const std::string& preset, int64_t batch,
+                                                   bool training);
 
 }  // namespace pinion
 

@@ -12,7 +12,6 @@
 #include "pinion/bench/bandwidth_result.h"
 #include "pinion/bench/bandwidth_text.h"
 #include "pinion/bench/goals.h"
-#include "pinion/bench/nvbandwidth_json.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/link/link_curve.h"

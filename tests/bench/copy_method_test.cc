@@ -3,15 +3,11 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/bench/copy_world.h"
 #include "pinion/bench/engine_cases.h"
 #include "pinion/bench/null_device.h"
 #include "pinion/device/device.h"
@@ -21,12 +17,6 @@ namespace pinion {
 namespace {
 
 using ::testing::HasSubstr;
-
-absl::StatusOr<std::unique_ptr<CopyMethod>> NewCopies(CopyWorld& world, const BenchCase& of) {
-  std::vector<CopyLane> lanes = NewLanes(world, of).value();
-  return of.method == BenchMethod::kRaw ? NewRawCopies(world, std::move(lanes))
-                                        : NewEngineCopies(world, std::move(lanes));
-}
 
 // The parameter is the copy method.
 class CopyMethodTest : public ::testing::TestWithParam<BenchMethod> {
@@ -108,7 +98,7 @@ TEST_P(CopyMethodTest, TimeIsTheClocksFromTheFirstCallToTheLastByte) {
 INSTANTIATE_TEST_SUITE_P(All, CopyMethodTest,
                          ::testing::Values(BenchMethod::kRaw, BenchMethod::kEngine),
                          [](const auto& info) {
-                           return std::string(MethodName(BenchCase{.method = info.param}));
+                           return MethodName(BenchCase{.method = info.param});
                          });
 
 }  // namespace

@@ -1,5 +1,3 @@
-#include "pinion/bench/engine_goals.h"
-
 #include <optional>
 #include <string>
 #include <tuple>

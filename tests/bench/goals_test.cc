@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
@@ -45,6 +46,25 @@ TEST(GoalsTest, ARunThatMissesAGoalExitsWith1AndNamesIt) {
 TEST(GoalsTest, ARunThatWentWrongExitsWith2) {
   EXPECT_EQ(ExitCode("bench", absl::InternalError("wrong bytes")), 2);
   EXPECT_EQ(ExitCode("bench", BenchReport().Finish("/no/such/dir/file")), 2);
+}
+
+TEST(GoalsTest, TheWorstRowDecidesAndRowsWithoutAValueDoNotCount) {
+  const std::vector<double> rows = {3, -1, 5, 4};
+  const auto value = [](double row) { return row < 0 ? std::nullopt : std::optional(row); };
+  EXPECT_EQ(Worst(AtLeast(4), rows, value), 3);
+  EXPECT_EQ(Worst(AtMost(4), rows, value), 5);
+  EXPECT_EQ(Worst(AtMost(4), std::vector<double>{-1}, value), std::nullopt);
+}
+
+TEST(GoalsTest, ATableHasAColumnPerFieldAndAHeadingOfWhatAllRowsShare) {
+  const std::vector<nlohmann::ordered_json> rows = {
+      {{"model", "gpt"}, {"way", "none"}, {"us", 12345.6}, {"same_bits", true}},
+      {{"model", "gpt"}, {"way", "planned"}, {"us", 0.123456}}};
+  EXPECT_EQ(RowsText(rows),
+            "model gpt\n"
+            "      way      us  same_bits\n"
+            "     none   12346       true\n"
+            "  planned  0.1235          -\n");
 }
 
 TEST(GoalsTest, TheFileHasRowsAndGoals) {

@@ -1,17 +1,15 @@
-#include "pinion/bench/attribution/path_table.h"
+// The goals of methods along a path.
 
 #include <string>
 #include <vector>
 
-#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/bench/attribution/attribution_table.h"
 #include "pinion/bench/goals.h"
 
 namespace pinion {
 namespace path_table_test {
-
-using ::testing::HasSubstr;
 
 PathRow Row(const PathWay& way, double time_us) {
   return {.model = "convnet float32",
@@ -27,7 +25,7 @@ constexpr PathWay kPinion = {.n_steps = 32, .budget_steps = 8, .is_pinion = true
 
 Goal GoalOf(const std::vector<PathRow>& rows, const std::string& name) {
   BenchReport report;
-  AddPathGoals(rows, report);
+  AddAttributionGoals({.paths = rows}, report);
   for (const Goal& goal : report.goals()) {
     if (goal.name.find(name) != std::string::npos) return goal;
   }
@@ -67,14 +65,6 @@ TEST(PathTableTest, OtherValuesThanCaptumsAreAMissedGoal) {
   EXPECT_TRUE(GoalOf({row}, "values' difference").met());
   row.difference = 2e-5;
   EXPECT_TRUE(GoalOf({row}, "values' difference").missed());
-}
-
-TEST(PathTableTest, TheTextSaysInWhatBatchesCaptumWorks) {
-  const std::string text = PathText({Row(kCaptum, 100), Row(kPinion, 105)});
-  EXPECT_THAT(text, HasSubstr("captum, 8 "));
-  EXPECT_THAT(text, HasSubstr("1.050"));
-  EXPECT_THAT(text, HasSubstr("0.900"));
-  EXPECT_THAT(PathText({Row({.n_steps = 8, .budget_steps = 8}, 1)}), HasSubstr("captum, one"));
 }
 
 }  // namespace path_table_test

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "pinion/bench/peers/peer_stats.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
