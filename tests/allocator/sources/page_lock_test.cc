@@ -203,9 +203,9 @@ TEST_F(PageLockTest, WhereRamIsShortPlainMappedMemoryIsNotCalledPinnedEither) {
     EXPECT_THAT(log.text(), AllOf(HasSubstr("host memory is taken while RAM is short: 88.0 %"),
                                   Not(HasSubstr("pinned"))));
     const auto others = ram.ledger.Reserve(2 * kGiB);
-    EXPECT_THAT(allocator->Allocate(3 * kGiB),
+    EXPECT_THAT(allocator->Allocate(3 * kGiB / 2),
                 StatusIs(absl::StatusCode::kResourceExhausted,
-                         AllOf(HasSubstr("of pageable memory: to take 3 GiB more"),
+                         AllOf(HasSubstr("of pageable memory: to take 1.5 GiB more"),
                                HasSubstr("2 GiB about to be taken"), HasSubstr("high_percent (90)"),
                                Not(HasSubstr("pinned")))));
   });
