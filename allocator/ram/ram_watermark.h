@@ -57,12 +57,13 @@ class RamWatermark {
 
   // Returns the time since a fixed moment. Setting the system's time must not change it.
   using MonotonicClock = std::function<absl::Duration()>;
+  static MonotonicClock NewStopwatch() {
+    return [stopwatch = internal::Stopwatch()] { return stopwatch.Elapsed(); };
+  }
 
   // `options` must be valid. `clock` serves the warning's rate limit (one a minute) and the end of
   // waits.
-  RamWatermark(
-      const AllocatorOptions& options, HostRam ram,
-      MonotonicClock clock = [stopwatch = internal::Stopwatch()] { return stopwatch.Elapsed(); });
+  RamWatermark(const AllocatorOptions& options, HostRam ram, MonotonicClock clock = NewStopwatch());
 
   // Returns ResourceExhausted with the watermark or limit and the numbers. Waits up to `wait_left`
   // if only reservations of others are in the way, and subtracts the time that it took. So several

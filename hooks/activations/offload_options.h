@@ -55,11 +55,11 @@ struct OffloadOptions {
   // parameters and optimizer state. A step lasts from a scope's first save until backward needs
   // none of its tensors.
   //
-  // The session records steps, plans them (engine/planner/plan_step.h) and follows the plan in later
-  // ones: tensors that fit the target stay on the device. Steps without a plan, such as the first,
-  // use as little memory as possible. If the target is below the least possible, the log reports
-  // the least, and everything is offloaded. OffloadStats::steps_over_target counts steps that
-  // exceeded the target.
+  // The session records steps, plans them (engine/planner/plan_step.h) and follows the plan in
+  // later ones: tensors that fit the target stay on the device. Steps without a plan, such as the
+  // first, use as little memory as possible. If the target is below the least possible, the log
+  // reports the least, and everything is offloaded. OffloadStats::steps_over_target counts steps
+  // that exceeded the target.
   //
   // kAutoTarget: the least memory with which a step takes at most 1 % longer than without offload.
   // kNoTarget: the windows above apply, which a target replaces.
