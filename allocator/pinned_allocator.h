@@ -65,12 +65,13 @@ class PinnedAllocator {
   // Any other code comes from a source that is broken.
   //
   // Attempts, each with a counter:
-  // 1. a cached block
-  // 2. a deferred block whose tickets are done, after asking the device
-  // 3. a deferred block whose tickets become done within max_wait_for_deferred
-  // 4. growth
-  // 5. growth after freeing cached segments
-  // 6. with pageable_fallback, memory that is not pinned
+  //
+  //   1. a cached block
+  //   2. a deferred block whose tickets are done, after asking the device
+  //   3. a deferred block whose tickets become done within max_wait_for_deferred
+  //   4. growth
+  //   5. growth after freeing cached segments
+  //   6. with pageable_fallback, memory that is not pinned
   absl::StatusOr<PinnedBlock> Allocate(uint64_t size_bytes);
 
   // Grows until `size_bytes` more than the current use can be allocated without pinning, as blocks

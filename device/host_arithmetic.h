@@ -4,8 +4,8 @@
 //   sum.add_(gradient);
 //   CountHostArithmetic(3 * sum.nbytes());   // two tensors are read, one is written
 //
-// An emulated machine takes the calling thread's count at the next call of a device, and advances
-// the host's clock as far as all cores need for so many bytes. Other devices ignore the count.
+// At the next call of a device, an emulated machine takes the calling thread's count. It advances
+// the host's clock by the time that all cores need for these bytes. Other devices ignore the count.
 //
 // Thread safety: each thread has a count of its own.
 

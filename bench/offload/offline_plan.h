@@ -2,12 +2,12 @@
 //
 //   PINION_ASSIGN_OR_RETURN(const StepPlan best, SearchPlan(step, memory_bytes, link, {}));
 //
-// It goes on at random, once from what PlanStep finds and once from everything being away: another
-// choice of who leaves, from which everybody's leaving and coming back follows; or one object that
-// leaves or comes back earlier or later. Longer plans are gone on from less and less often
-// (simulated annealing). A plan is of whole tensors, in the order of their copies out and of their
-// reads, as the simulation has it (engine/planner/step_simulation.h). Of steps that are small
-// enough to try every plan it finds the best (tests/bench/offload/offline_plan_test.cc).
+// The search is simulated annealing. It starts once from PlanStep's plan and once from a plan that
+// offloads everything. A random change either chooses another set of objects to offload, or moves
+// one eviction or fetch. A longer plan is accepted with a probability that falls. Plans move whole
+// tensors in the order of their copies and reads, as engine/planner/step_simulation.h simulates.
+// For steps with few enough plans to try all, the search finds the best one
+// (tests/bench/offload/offline_plan_test.cc).
 //
 // Thread safety: a pure function.
 

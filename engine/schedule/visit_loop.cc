@@ -41,9 +41,9 @@ std::vector<SizedObject> Spread(const std::vector<SizedObject>& round, uint64_t 
 }
 
 // Chooses what stays. The window keeps room for the two largest objects: one is used while the
-// other is fetched. Exception: where some objects are much larger than the rest, such as an
-// embedding and a head, these stay and the room is for three of the rest, if that is smaller. Room
-// for two of the rest would fetch those that lie close together late.
+// other is fetched. Exception: objects much larger than the rest, such as an embedding and a head,
+// stay, and the room is for three of the rest, if that room is smaller. With room for two, fetches
+// of streamed objects that lie close together would be late.
 std::vector<SizedObject> ChooseWhatStays(const std::vector<SizedObject>& round,
                                          uint64_t window_bytes) {
   std::vector<uint64_t> sizes;

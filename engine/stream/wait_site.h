@@ -5,11 +5,10 @@
 //   ...
 //   if (kFlowControl.enabled()) ... wait ...
 //
-// No stream waits for another, and the host for none by itself, except at a site that is declared
-// beside the code that waits. A layer lists the names of its sites; a site that its list does not
-// name does not compile. Tests read the lists: they disable one site at a time and must then see a
-// race, wrong bytes or a broken bound (mutation of synchronisation), so that no wait is decoration
-// and none is missing. tests/hooks/wait_sites.md lists what each site orders and its tests.
+// Every wait between streams, and every wait of the host for a stream, has a site beside its code.
+// A layer lists the names of its sites; a site outside the list does not compile. Tests read the
+// lists and disable one site at a time. They must then see a race, wrong bytes or a broken bound:
+// this proves that each wait is needed. tests/hooks/wait_sites.md says what each site orders.
 //
 // Thread safety: thread-safe.
 

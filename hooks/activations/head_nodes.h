@@ -1,10 +1,10 @@
 // Recognises the nodes that belong to a head of the scope's module (module_heads.h).
 //
-// LibTorch's C++ modules have no hooks around their forward, so a node is known by what it saves: a
-// parameter or buffer of the head, or the cast of a parameter that autocast has made. A cast of a
-// frozen parameter has no history, and is not known. A node saves its tensors one by
-// one, in any order; what it has saved before its parameter is still pending then, since nothing
-// leaves before its operator has returned (docs/maintainers/decisions/0030).
+// LibTorch's C++ modules have no hooks around their forward. So a node is recognised by its saved
+// tensors: a parameter or buffer of the head, or autocast's cast of a parameter. A cast of a frozen
+// parameter has no history and is not recognised. A node saves its tensors one by one, in any
+// order. Tensors that it saved before its parameter are still pending, because no tensor is
+// offloaded before its operator has returned (docs/maintainers/decisions/0030).
 //
 // Thread safety: thread-safe.
 

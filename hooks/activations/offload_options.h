@@ -40,10 +40,10 @@ struct OffloadOptions {
   // A tensor that is larger than half of that window counts as half.
   uint64_t eviction_window_bytes = kAutoWindow;
 
-  // The eviction window in tensors instead of bytes: a tensor is evicted when its copy was
-  // submitted and this many others were saved on the device after it, including tensors that stay.
-  // At least 1. TRL's max_fwd_stash_size, which is 5 by default. Tensors are not batched: each has
-  // its own copy, except small ones that one operator saves. kNoTensorWindow: the window in bytes
+  // The eviction window in tensors instead of bytes. A tensor is evicted when its copy was
+  // submitted and this many tensors were saved after it. Tensors that stay on the device count. At
+  // least 1. TRL's max_fwd_stash_size, which is 5 by default. Tensors are not batched: each has its
+  // own copy, except small ones that one operator saves. kNoTensorWindow: the window in bytes
   // applies. Without overlap there is no window.
   uint64_t eviction_window_tensors = kNoTensorWindow;
 

@@ -116,11 +116,11 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
 // The parameters and buffers of `module` stay on the device, recognised by storage. Without a
 // module, leaves that require a gradient count as parameters.
 //
-// With `heads`, found once (module_heads.h), what their nodes save stays as well. A node is known
-// for a head's by a parameter or buffer of it that it saves: heads without parameters, heads whose
-// input needs no gradient, and frozen heads under autocast, whose casts have no link to their
-// parameters, open a NoOffloadScope or are wrapped (no_offload_module.h). With a memory target the
-// plan decides what stays, and heads are no exception (docs/maintainers/decisions/0030).
+// With `heads`, found once (module_heads.h), the tensors that their nodes save stay as well. A node
+// belongs to a head if it saves a parameter or buffer of the head. Three kinds of heads save none:
+// heads without parameters, heads whose input needs no gradient, and frozen heads under autocast.
+// Open a NoOffloadScope in these, or wrap them (no_offload_module.h). With a memory target the plan
+// decides what stays, and heads are no exception (docs/maintainers/decisions/0030).
 class [[nodiscard]] OffloadScope {
  public:
   [[nodiscard]] explicit OffloadScope(std::shared_ptr<OffloadSession> session);
