@@ -22,6 +22,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <thread>
 
 #include "pinion/allocator/base/check.h"
 #include "pinion/device/device.h"
@@ -73,23 +74,26 @@ class TraceSink {
   virtual void OnStall(const StallRecord& /*stall*/) {}
 };
 
-// Records a range that lasts as long as the object. Costs one pointer test if the sink is null.
+// Records a range that lasts as long as the object. Costs one pointer test if the sink is null. An
+// object that ends on another thread leaves its range open, because ranges nest per thread.
 class [[nodiscard]] ScopedRange {
  public:
   [[nodiscard]] ScopedRange(TraceSink* sink, const char* name, uint64_t size_bytes = 0)
       : sink_(sink) {
     if (sink_ == nullptr) return;
     PINION_CHECK(name != nullptr) << "a range has a name";
+    thread_ = std::this_thread::get_id();
     sink_->BeginRange(name, size_bytes);
   }
   ~ScopedRange() {
-    if (sink_ != nullptr) sink_->EndRange();
+    if (sink_ != nullptr && thread_ == std::this_thread::get_id()) sink_->EndRange();
   }
   ScopedRange(const ScopedRange&) = delete;
   ScopedRange& operator=(const ScopedRange&) = delete;
 
  private:
   TraceSink* const sink_;
+  std::thread::id thread_;  // set if there is a sink
 };
 
 }  // namespace pinion

@@ -81,24 +81,6 @@ void SayThatNothingLeavesInBackward() {
   });
 }
 
-// Ends only on its own thread: a sink's ranges nest per thread. A scope that ends on another thread
-// leaves its range open.
-class ScopeRange {
- public:
-  explicit ScopeRange(TraceSink* sink) : sink_(sink) {
-    if (sink_ != nullptr) sink_->BeginRange("pinion.scope", /*size_bytes=*/0);
-  }
-  ~ScopeRange() {
-    if (sink_ != nullptr && thread_ == std::this_thread::get_id()) sink_->EndRange();
-  }
-  ScopeRange(const ScopeRange&) = delete;
-  ScopeRange& operator=(const ScopeRange&) = delete;
-
- private:
-  TraceSink* const sink_;
-  const std::thread::id thread_ = std::this_thread::get_id();
-};
-
 }  // namespace
 
 struct OffloadScope::State {
@@ -106,7 +88,7 @@ struct OffloadScope::State {
       : target(TargetOf(session)),
         outer(OuterScope(target.get())),
         saved(outer != nullptr ? outer : NewPackScope(target.get())),
-        range(target == nullptr ? nullptr : session->options().engine.trace.get()),
+        range(target == nullptr ? nullptr : session->options().engine.trace.get(), "pinion.scope"),
         observed(target == nullptr || outer != nullptr ? nullptr : target->Observer()),
         scope(PackerFor(target, std::move(module), saved), "OffloadScope") {
     if (target != nullptr && CurrentBackward() != -1) SayThatNothingLeavesInBackward();
@@ -120,7 +102,7 @@ struct OffloadScope::State {
   const std::shared_ptr<PackTarget> target;
   const std::shared_ptr<PackScope> outer;
   const std::shared_ptr<PackScope> saved;
-  const ScopeRange range;
+  const ScopedRange range;
   const MemoryScope observed;
   const SavedTensorScope scope;
 };
