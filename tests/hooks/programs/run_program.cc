@@ -6,20 +6,19 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
-#include <cstdio>
 #include <exception>
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/device/allocation_bytes.h"
@@ -32,6 +31,7 @@
 #include "pinion/tests/hooks/support/cpu_kernels.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/test_net.h"
+#include "pinion/tests/support/captured_log.h"
 
 namespace pinion::testing {
 namespace {
@@ -51,47 +51,20 @@ struct Run {
   Verdict failure;  // but for bits
 };
 
-class QuietLog {
- public:
-  QuietLog() : outer_(SetLogSink([](LogSeverity, const std::string&) {})) {}
-  ~QuietLog() { SetLogSink(outer_); }
-  QuietLog(const QuietLog&) = delete;
-  QuietLog& operator=(const QuietLog&) = delete;
-
- private:
-  const LogSink outer_;
-};
-
-// Reads in the log the least target that a session names once it cannot meet its own.
-class NamedLeast {
- public:
-  NamedLeast() : outer_(SetLogSink({})) {
-    SetLogSink(
-        [this](LogSeverity severity, const std::string& message) { Read(severity, message); });
+// Returns the largest least target that a session has named because it could not meet its own. 0:
+// the log has none.
+uint64_t LeastNamedIn(const std::string& log) {
+  constexpr absl::string_view kBefore = "least is ";
+  uint64_t most_bytes = 0;
+  for (const absl::string_view line : absl::StrSplit(log, '\n')) {
+    if (!absl::StrContains(line, "memory_target_bytes cannot be met")) continue;
+    const size_t at = line.rfind(kBefore);
+    PINION_CHECK(at != absl::string_view::npos) << line;
+    most_bytes =
+        std::max<uint64_t>(most_bytes, std::stoull(std::string(line.substr(at + kBefore.size()))));
   }
-  ~NamedLeast() { SetLogSink(outer_); }
-  NamedLeast(const NamedLeast&) = delete;
-  NamedLeast& operator=(const NamedLeast&) = delete;
-
-  uint64_t bytes() const { return bytes_; }  // 0: no target was too small
-
- private:
-  void Read(LogSeverity severity, const std::string& message) {
-    constexpr std::string_view kBefore = "least is ";
-    if (!absl::StrContains(message, "memory_target_bytes cannot be met")) {
-      outer_ != nullptr ? outer_(severity, message)
-                        : void(std::fprintf(stderr, "%s\n", message.c_str()));
-      return;
-    }
-    const size_t at = message.rfind(kBefore);
-    PINION_CHECK(at != std::string::npos) << message;
-    const uint64_t bytes = std::stoull(message.substr(at + kBefore.size()));
-    bytes_ = std::max(bytes_.load(), bytes);
-  }
-
-  std::atomic<uint64_t> bytes_ = 0;
-  const LogSink outer_;
-};
+  return most_bytes;
+}
 
 // Returns the first line; later lines list the owners of device memory.
 std::string MessageOf(const std::exception& error) {
@@ -223,7 +196,7 @@ std::string Verdict::ToString() const {
 Verdict RunProgram(const Program& program) {
   at::set_num_threads(1);
   ChooseCpuKernels();
-  std::optional<QuietLog> quiet;
+  std::optional<CapturedLog> quiet;
   // Each such end is an error there, and a link that cannot be measured a warning.
   const bool is_quiet = program.scopes_end != 0 || program.measured_link != 0 ||
                         program.host_is_full != 0 || program.host_kib != 0;
@@ -251,12 +224,13 @@ Verdict RunProgram(const Program& program) {
   Verdict verdict;
   // Another least is named where a later step needs more.
   for (bool is_too_small = true; is_too_small;) {
-    const NamedLeast named;
+    const CapturedLog log;
     mode.limit_bytes = mode.target_bytes;
     run = RunIn(program, mode);
     verdict = Compare(plain, run);
-    is_too_small = verdict.kind == FailureKind::kOutOfMemory && named.bytes() > *mode.target_bytes;
-    if (is_too_small) mode.target_bytes = named.bytes();
+    const uint64_t named_bytes = LeastNamedIn(log.text());
+    is_too_small = verdict.kind == FailureKind::kOutOfMemory && named_bytes > *mode.target_bytes;
+    if (is_too_small) mode.target_bytes = named_bytes;
   }
   if (verdict.kind != FailureKind::kOutOfMemory) {
     if (verdict.kind == FailureKind::kNone && *mode.target_bytes != target_bytes) {
