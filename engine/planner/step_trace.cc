@@ -85,6 +85,19 @@ StepTrace StepTrace::WithMore(uint64_t size_bytes) const {
   return step;
 }
 
+void StepTrace::TakeMostOf(const StepTrace& before) {
+  recorded = intervals;
+  const auto& others = before.recorded.empty() ? before.intervals : before.recorded;
+  for (size_t i = 0; i < std::min(intervals.size(), others.size()); ++i) {
+    const uint64_t end_bytes = std::max(intervals[i].other_bytes, others[i].other_bytes);
+    const uint64_t peak_bytes =
+        std::max(intervals[i].peak_other_bytes(), others[i].peak_other_bytes());
+    intervals[i].other_bytes = end_bytes;
+    intervals[i].transient_bytes = peak_bytes - std::min(peak_bytes, end_bytes);
+    intervals[i].released_bytes = end_bytes - std::min(peak_bytes, end_bytes);
+  }
+}
+
 double StepTrace::compute_us() const {
   double total_us = 0;
   for (const StepInterval& interval : intervals) total_us += interval.compute_us;

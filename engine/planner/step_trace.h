@@ -121,7 +121,15 @@ struct StepTrace {
   // order of magnitude at best.
   bool timed_by_host = false;
 
+  // What this record of the step has in its intervals, if those above are the most of two records
+  // (TakeMostOf).
+  std::vector<StepInterval> recorded = {};
+
   double compute_us() const;  // of all intervals
+  // Raises the memory of each interval to that of `before`, the record of a step with the same
+  // accesses. Two steps may differ in memory alone, because small tensors are no objects, and take
+  // turns. `before` counts as it was recorded, so that only two records in a row matter.
+  void TakeMostOf(const StepTrace& before);
   // Returns the same step with `size_bytes` more of other bytes everywhere.
   StepTrace WithMore(uint64_t size_bytes) const;
 

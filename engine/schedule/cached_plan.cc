@@ -168,6 +168,18 @@ bool CachedPlan::IsLike(const StepTrace& other) const {
                     });
 }
 
+size_t CachedPlan::AccessesAlike(const CachedPlan& other) const {
+  const size_t most = std::min(step_.accesses.size(), other.step_.accesses.size());
+  size_t alike = 0;
+  for (; alike < most; ++alike) {
+    const uint32_t one = step_.accesses[alike];
+    const uint32_t another = other.step_.accesses[alike];
+    if (one != another) break;
+    if (step_.objects[one].signature != other.step_.objects[another].signature) break;
+  }
+  return alike;
+}
+
 absl::StatusOr<std::shared_ptr<const CachedPlan>> MakeCachedPlan(
     StepTrace step, std::optional<uint64_t> memory_bytes, double slowdown,
     const LinkCalibration& link, bool may_recompute, const SetAside& aside, uint64_t margin_bytes) {

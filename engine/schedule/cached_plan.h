@@ -100,6 +100,8 @@ class CachedPlan {
   const std::vector<uint32_t>& overs() const { return overs_; }
   // Whether the other step saves and reads the same.
   bool IsLike(const StepTrace& other) const;
+  // How many accesses both steps begin with alike.
+  size_t AccessesAlike(const CachedPlan& other) const;
   // How often the object is saved.
   size_t Saves(uint32_t object) const;
   bool Moves(uint32_t object) const { return batch_key_[object] != 0; }

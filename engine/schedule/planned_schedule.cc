@@ -46,6 +46,7 @@ void PlannedSchedule::FindCached(bool begins) {
   matcher_.FollowNone();
   residency_.ForgetPlan();
   cursor_ = PlanCursor();
+  alike_.clear();
   has_late_ = true;
   // A step that begins with a segment may try recomputation now. Its record will tell whether it is
   // the step that the trial is for.
@@ -63,7 +64,30 @@ void PlannedSchedule::FindCached(bool begins) {
     return;
   }
   cursor_ = PlanCursor(*found);
+  for (const std::shared_ptr<const CachedPlan>& other : cache_.all()) {
+    const size_t alike = other == found ? 0 : found->AccessesAlike(*other);
+    if (alike > match->now && cache_.MayBe(*other)) alike_.emplace_back(other, alike);
+  }
   matcher_.Follow(std::move(found), *std::move(match));
+}
+
+void PlannedSchedule::ForEachPossible(absl::FunctionRef<void(const CachedPlan&)> visit) const {
+  visit(*followed());
+  for (const auto& [other, accesses] : alike_) {
+    if (matcher_.now() < accesses) visit(*other);
+  }
+}
+
+std::optional<StepPromise> PlannedSchedule::Promise() const {
+  if (!IsInStep() || !IsPlanned()) return std::nullopt;
+  StepPromise promise;
+  ForEachPossible([&](const CachedPlan& cached) {
+    const uint64_t bytes = cached.plan().peak_bytes + cached.ExcessBytes(begin_bytes_);
+    promise.most_bytes = std::max(promise.most_bytes, bytes);
+    promise.moves = promise.moves || !cached.plan().moves.empty();
+  });
+  promise.most_bytes += residency_.overdue_bytes();
+  return promise;
 }
 
 std::optional<uint32_t> PlannedSchedule::OnSegment(ScopeId scope) {
@@ -80,6 +104,7 @@ SaveDecision PlannedSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
   if (begins) {
     matcher_.Begin();
     residency_.Clear();
+    begin_bytes_ = Beyond(visiting_bytes_, device_bytes_);
     cache_.OnBegin();
     trials_.OnBegin(saved.signature);
   }
@@ -278,8 +303,11 @@ std::vector<std::pair<size_t, ScheduledParcel*>> PlannedSchedule::Unread() const
 PlannedSchedule::Missing PlannedSchedule::MissingFor(uint64_t more_bytes) const {
   if (!options_.memory_bytes.has_value()) return {};
   // The position of a step that left accesses out is not known.
-  const uint64_t growth_bytes =
-      matcher_.skips() ? followed()->MostGrowthBytes() : followed()->GrowthBytes(matcher_.now());
+  uint64_t growth_bytes = 0;
+  ForEachPossible([&](const CachedPlan& cached) {
+    growth_bytes = std::max(growth_bytes, matcher_.skips() ? cached.MostGrowthBytes()
+                                                           : cached.GrowthBytes(matcher_.now()));
+  });
   const uint64_t wanted_bytes = device_bytes_ + growth_bytes + more_bytes;
   // The plan leaves room for a layer of streamed weights, which the next operator may fetch.
   const uint64_t visitors_bytes =

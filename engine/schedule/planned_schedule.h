@@ -30,8 +30,9 @@
 //
 // A step may turn out to be another one than recognised. It saves or reads something else, or still
 // needs an object that the plan has released. The schedule notices at the next access at the
-// latest. The step then follows another cached plan that matches so far. If there is none, it
-// continues without a plan, and resident tensors are offloaded as well.
+// latest. Until then it leaves room for each cached step that begins alike. The step then follows
+// another cached plan that matches so far. If there is none, it continues without a plan, and
+// resident tensors are offloaded as well.
 //
 // Recomputable segments are kept unless a plan recomputes them (recompute_trials.h). A step may
 // begin with a segment, before anything is saved.
@@ -94,6 +95,10 @@ class PlannedSchedule final : public OffloadSchedule {
   bool MayRecompute(const RecomputeTrials::SegmentLog& log, const StepTrace& step) const {
     return trials_.MayRecompute(log, step, cache_);
   }
+  // The plan that Learn will replace by that of the recorded step; null without one.
+  std::shared_ptr<const CachedPlan> FindLike(const StepTrace& step) const {
+    return cache_.FindLike(step);
+  }
   // Plans a recorded step, for Learn (MakeCachedPlan). A pure function of the options: no lock is
   // needed. `aside`: for memory that the trace leaves out. `margin_bytes`: PlanValidator's.
   absl::StatusOr<std::shared_ptr<const CachedPlan>> Plan(StepTrace step, bool may_recompute = false,
@@ -102,15 +107,11 @@ class PlannedSchedule final : public OffloadSchedule {
     return MakeCachedPlan(std::move(step), options_.memory_bytes, TargetOptions::kSlowdown,
                           options_.link, may_recompute, aside, margin_bytes);
   }
-  // While a step runs as planned: an upper bound of what its trace counts. That is the plan's peak
-  // plus the bytes of objects that should be offloaded and are still resident or externally
-  // referenced.
-  std::optional<StepPromise> Promise() const {
-    if (!IsInStep() || !IsPlanned()) return std::nullopt;
-    const StepPlan& plan = followed()->plan();
-    return StepPromise{.most_bytes = plan.peak_bytes + residency_.overdue_bytes(),
-                       .moves = !plan.moves.empty()};
-  }
+  // While a step runs as planned: an upper bound of what its trace counts. That is the plan's peak,
+  // plus what the step began with beyond its trace, plus the bytes of objects that should be
+  // offloaded and are still resident or externally referenced. The most of all cached plans, while
+  // the step may still turn out to be another one.
+  std::optional<StepPromise> Promise() const;
   // The parcel was evicted, but the object's memory is externally referenced.
   void OnNotFreed(uint32_t object) { residency_.OnNotFreed(object, matcher_.now()); }
   void Learn(std::shared_ptr<const CachedPlan> cached,
@@ -230,6 +231,8 @@ class PlannedSchedule final : public OffloadSchedule {
   void OffloadForTarget(std::vector<uint32_t>& late);
   // TakeEvictions without a plan, but with a target: all that can be evicted.
   ScheduledParcels TakeUnplanned();
+  // Calls `visit` with the followed plan, and all that begin alike and have not differed yet.
+  void ForEachPossible(absl::FunctionRef<void(const CachedPlan&)> visit) const;
   // Marks what the plan has evicted by now.
   void EvictAsPlanned();
   // Evicts offloaded and then prefetched parcels, as many bytes as the device lacks until the next
@@ -264,10 +267,13 @@ class PlannedSchedule final : public OffloadSchedule {
   // --- of the running step ---
   StepMatcher matcher_;  // may follow no plan
   ResidencyTracker residency_;
-  PlanCursor cursor_;       // of the followed plan
-  bool is_lost_ = false;    // no cached plan matches
-  bool has_late_ = false;   // resident objects may have to be offloaded
-  bool all_leave_ = false;  // deferred copies are due now
+  PlanCursor cursor_;  // of the followed plan
+  // Other plans of steps that begin like the followed one, with the number of accesses alike.
+  std::vector<std::pair<std::shared_ptr<const CachedPlan>, size_t>> alike_;
+  uint64_t begin_bytes_ = 0;  // on the device without streamed weights, when the step began
+  bool is_lost_ = false;      // no cached plan matches
+  bool has_late_ = false;     // resident objects may have to be offloaded
+  bool all_leave_ = false;    // deferred copies are due now
 };
 
 }  // namespace pinion

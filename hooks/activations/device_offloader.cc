@@ -66,9 +66,9 @@ class DeviceOffloader::Handle final : public SavedTensor, public SlabObject<Hand
 
   Parcel::Reader reader;  // for the record's parcel, once it has one
   std::atomic<bool> was_cast_again = false;
-  // The storage that the only reader got; set with a memory target. It is freed with the handle,
-  // like the storage of a resident tensor. Freeing it earlier would make the recorded memory of the
-  // rest of the node ambiguous.
+  // The fetched storage; set with a memory target. It is freed with the handle, like the storage of
+  // a resident tensor. Freed earlier, what the node allocates behind its read would be recorded as
+  // if that were free, also for steps in which the tensor stays.
   c10::Storage fetched;
 
  private:
@@ -260,8 +260,9 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   // memory, which other handles find while it lives.
   if (bytes.is_copy && backward != -1 && !BackwardKeepsGraph()) {
     SettleLoans();
-    if (bytes.storage.use_count() == 1) {
-      if (learner_ != nullptr) handle.fetched = bytes.storage;
+    const bool is_alone = bytes.storage.use_count() == 1;
+    if (learner_ != nullptr) handle.fetched = bytes.storage;
+    if (is_alone) {
       return handle.view().Over(std::move(bytes.storage), bytes.shift_bytes, bytes.keys, nullptr);
     }
   }

@@ -313,10 +313,13 @@ void StepLearner::Learn(DeviceRecording& recording, bool had_gradients,
   step->begins_with_gradients = had_gradients;
   RecomputeTrials::Note(log, *step);
   bool may_recompute = false;
+  std::shared_ptr<const CachedPlan> before;
   {
     OffloadLock lock(state_);
     may_recompute = state_.schedule.target->MayRecompute(log, *step);
+    before = state_.schedule.target->FindLike(*step);
   }
+  if (before != nullptr) step->TakeMostOf(before->step());
   absl::StatusOr<std::shared_ptr<const CachedPlan>> cached =
       Plan(*std::move(step), may_recompute, wanted);
   if (!cached.ok()) {
