@@ -35,7 +35,11 @@ class WindowPrefetchTest : public ::testing::Test {
   }
   // Adds parcels 1 to `count` of scope 1.
   void SendMany(uint64_t count, uint64_t size_bytes) {
-    for (uint64_t sequence = 1; sequence <= count; ++sequence) Send(1, sequence, size_bytes);
+    SendAll(std::vector<uint64_t>(count, size_bytes));
+  }
+  // Adds parcels of scope 1 with these sizes.
+  void SendAll(const std::vector<uint64_t>& sizes_bytes) {
+    for (uint64_t i = 0; i < sizes_bytes.size(); ++i) Send(1, i + 1, sizes_bytes[i]);
   }
   ScheduledParcel& Number(uint64_t sequence) { return parcels_[sequence - 1]; }
 
@@ -103,8 +107,7 @@ TEST_F(WindowPrefetchTest, TheNewestComeFirstAsManyAsTheWindowHolds) {
 
 // A reader releases the bytes before it reports the read.
 TEST_F(WindowPrefetchTest, WhatIsAwayAgainBeforeItsReaderHasSaidSoIsNotCountedTwice) {
-  Send(1, 1, 100);
-  Send(1, 2, 40);
+  SendAll({100, 40});
   EXPECT_THAT(Fetch(3, /*backward=*/1), ElementsAre(2));
   on_device_.erase(&Number(2));
   EXPECT_THAT(Fetch(3, /*backward=*/2), IsEmpty());
@@ -119,12 +122,8 @@ TEST_F(WindowPrefetchTest, ABatchHoldsNoMoreThanFillsTheLink) {
 }
 
 TEST_F(WindowPrefetchTest, WhatFillsTheLinkByItselfComesAlone) {
-  Send(1, 1, 1);
-  Send(1, 2, 60);
-  Send(1, 3, 1);
-  EXPECT_THAT(Fetch(4), ElementsAre(3));
-  EXPECT_THAT(Fetch(4), ElementsAre(2));
-  EXPECT_THAT(Fetch(4), ElementsAre(1));
+  SendAll({1, 60, 1});
+  for (const uint64_t next : {3, 2, 1}) EXPECT_THAT(Fetch(4), ElementsAre(next));
 }
 
 TEST_F(WindowPrefetchTest, ABatchIsOfOneStream) {
@@ -158,8 +157,7 @@ TEST_F(WindowPrefetchTest, WhatGoesUnreadMakesRoomAndIsToldAsWasted) {
 }
 
 TEST_F(WindowPrefetchTest, WhatIsLargerThanTheWindowComesWhenNothingElseIsAhead) {
-  Send(1, 1, 500);
-  Send(1, 2, 10);
+  SendAll({500, 10});
   EXPECT_THAT(FetchAll(3), ElementsAre(2));
   Read(Number(2));
   EXPECT_THAT(FetchAll(2), ElementsAre(1));
@@ -203,8 +201,7 @@ TEST_F(WindowPrefetchTest, ABatchThatIsFullAsksForAnotherAndAWindowThatIsFullDoe
 // ---------------------------------------------------------------------------------------- order
 
 TEST_F(WindowPrefetchTest, AnotherScopeIsNotFetchedFor) {
-  Send(1, 1, 1);
-  Send(1, 2, 1);
+  SendMany(2, 1);
   ScheduledParcel& other = Send(2, 1, 1);
   Send(2, 2, 1);
   EXPECT_THAT(FetchAll(3), ElementsAre(2, 1));

@@ -70,12 +70,6 @@ class AutoWindowTest : public WindowScheduleTest {
   AutoWindowTest() : WindowScheduleTest(WindowOf(WindowOptions::kAuto)) {}
 };
 
-TEST_F(WindowScheduleTest, NothingIsEvictedAsLongAsTheWindowHoldsIt) {
-  Leave(60);
-  Leave(40);
-  EXPECT_THAT(Evict(), IsEmpty());
-}
-
 TEST_F(WindowScheduleTest, TheOldestAreEvictedFirstAndOnlyDownToTheWindow) {
   for (const uint64_t size_bytes : {30, 40, 30, 45}) Leave(size_bytes);
   EXPECT_THAT(Evict(), ElementsAre(1, 2)) << "145 bytes are held, and 115 without the first";
@@ -182,31 +176,23 @@ TEST_F(WindowScheduleTest, EvictionGoesOnUntilTheLastHolderHasLetGo) {
   EXPECT_THAT(Evict(), ElementsAre(3));
 }
 
-TEST_F(WindowScheduleTest, AHolderThatGoesHandsTheBytesToTheOneBeforeIt) {
+TEST_F(WindowScheduleTest, AHolderThatGoesHandsTheBytesToTheOneBeforeItThatIsLeft) {
   const Memory shared = {60};
-  const ScheduledParcel& first = Leave({&shared});
-  ScheduledParcel& second = Leave({&shared});
-  ScheduledParcel& third = Leave({&shared});
-  schedule_.OnGone(third);
-  EXPECT_EQ(first.scheduled.held_bytes, 0u);
-  EXPECT_EQ(second.scheduled.held_bytes, 60u);
-  schedule_.OnGone(second);
-  EXPECT_EQ(first.scheduled.held_bytes, 60u);
+  std::vector<ScheduledParcel*> holders;
+  for (int i = 0; i < 4; ++i) holders.push_back(&Leave({&shared}));
+  const auto held = [&holders] {
+    std::vector<uint64_t> bytes;
+    for (const ScheduledParcel* holder : holders) bytes.push_back(holder->scheduled.held_bytes);
+    return bytes;
+  };
+  schedule_.OnGone(*holders[3]);
+  EXPECT_THAT(held(), ElementsAre(0, 0, 60, 0));
+  schedule_.OnGone(*holders[1]);
+  EXPECT_THAT(held(), ElementsAre(0, 0, 60, 0)) << "one in the middle changes nothing";
+  schedule_.OnGone(*holders[2]);
+  EXPECT_THAT(held(), ElementsAre(60, 0, 0, 0)) << "not to the one that has gone";
   Leave(41);
   EXPECT_THAT(Evict(), ElementsAre(1)) << "101 bytes are held";
-}
-
-TEST_F(WindowScheduleTest, AHolderInTheMiddleThatGoesChangesNothing) {
-  const Memory shared = {60};
-  const ScheduledParcel& first = Leave({&shared});
-  ScheduledParcel& second = Leave({&shared});
-  ScheduledParcel& third = Leave({&shared});
-  schedule_.OnGone(second);
-  EXPECT_EQ(first.scheduled.held_bytes, 0u);
-  EXPECT_EQ(second.scheduled.held_bytes, 0u);
-  EXPECT_EQ(third.scheduled.held_bytes, 60u);
-  schedule_.OnGone(third);
-  EXPECT_EQ(first.scheduled.held_bytes, 60u) << "not to the one that has gone";
 }
 
 // A resized storage is the same storage. Each parcel holds it at the size at its offload.
@@ -321,12 +307,9 @@ TEST_F(AutoWindowTest, AScopeThatSavedNothingDoesNotShrinkTheWindow) {
   EXPECT_THAT(Evict(), IsEmpty());
 }
 
-TEST_F(WindowScheduleTest, ABatchFillsTheLinkOrAQuarterOfTheWindow) {
+TEST(WindowBatchTest, FillsTheLinkOrAQuarterOfTheWindowAndHalfAWindowMayWaitToBeLetGoOf) {
   EXPECT_EQ(WindowSchedule(WindowOf(100)).BatchBytes(), 25u);
   EXPECT_EQ(WindowSchedule(WindowOf(1 << 20)).BatchBytes(), 1000u);
-}
-
-TEST_F(WindowScheduleTest, HalfAWindowMayWaitToBeLetGoOf) {
   EXPECT_EQ(WindowSchedule(WindowOf(100)).LateBytes(), 50u);
 }
 
