@@ -72,10 +72,12 @@ class WindowPrefetchTest : public ::testing::Test {
       all.insert(all.end(), batch.begin(), batch.end());
     }
   }
-  // Reads as the parcel's last reader, after which it is offloaded again.
-  void Read(ScheduledParcel& parcel) {
-    schedule_.OnRead(parcel);
-    on_device_.erase(&parcel);
+  // Reads these parcels as their last reader, after which they are offloaded again.
+  void Read(const std::vector<uint64_t>& sequences) {
+    for (const uint64_t sequence : sequences) {
+      schedule_.OnRead(Number(sequence));
+      on_device_.erase(&Number(sequence));
+    }
   }
   void Refuse(uint64_t sequence) {
     const ScheduledParcels refused = Ask(sequence, 1);
@@ -159,7 +161,7 @@ TEST_F(WindowPrefetchTest, WhatGoesUnreadMakesRoomAndIsToldAsWasted) {
 TEST_F(WindowPrefetchTest, WhatIsLargerThanTheWindowComesWhenNothingElseIsAhead) {
   SendAll({500, 10});
   EXPECT_THAT(FetchAll(3), ElementsAre(2));
-  Read(Number(2));
+  Read({2});
   EXPECT_THAT(FetchAll(2), ElementsAre(1));
 }
 
@@ -248,7 +250,7 @@ TEST_F(WindowPrefetchTest, NothingIsAskedForOrLookedAtTwiceInOneBackward) {
   SendMany(10, 10);
   EXPECT_THAT(FetchAll(11), ElementsAre(10, 9, 8, 7, 6, 5, 4, 3, 2, 1));
   for (uint64_t sequence = 10; sequence >= 1; --sequence) {
-    Read(Number(sequence));
+    Read({sequence});
     EXPECT_THAT(Fetch(sequence), IsEmpty());
     EXPECT_EQ(looks_, 0u);
   }
@@ -258,25 +260,23 @@ TEST_F(WindowPrefetchTest, NothingIsAskedForOrLookedAtTwiceInOneBackward) {
 TEST_F(WindowPrefetchTest, WhatWasAskedForIsNotAskedForAgainOnceItWasRead) {
   SendMany(4, 20);
   EXPECT_THAT(Fetch(5, -1), ElementsAre(4));
-  Read(Number(4));
+  Read({4});
   EXPECT_THAT(Fetch(5, -1), ElementsAre(3));
 }
 
 TEST_F(WindowPrefetchTest, EachBackwardHasItsOwnPlace) {
   SendMany(6, 50);
   EXPECT_THAT(FetchAll(6, 1), ElementsAre(5, 4));
-  Read(Number(5));
-  Read(Number(4));
+  Read({5, 4});
   EXPECT_THAT(FetchAll(6, 2), ElementsAre(5, 4));
-  Read(Number(5));
+  Read({5});
   EXPECT_THAT(FetchAll(5, 1), ElementsAre(3));
 }
 
 TEST_F(WindowPrefetchTest, ABackwardThatHasEndedBeginsAnew) {
   SendMany(4, 50);
   EXPECT_THAT(FetchAll(4, -1), ElementsAre(3, 2));
-  Read(Number(3));
-  Read(Number(2));
+  Read({3, 2});
   schedule_.OnBackwardEnd(-1);
   EXPECT_THAT(FetchAll(4, -1), ElementsAre(3, 2));
 }
@@ -285,10 +285,10 @@ TEST_F(WindowPrefetchTest, ABackwardThatHasEndedBeginsAnew) {
 TEST_F(WindowPrefetchTest, WhatWasSavedEarlyAndIsReadInBetweenDoesNotLoseThePlace) {
   SendMany(12, 20);
   EXPECT_THAT(FetchAll(12), ElementsAre(11, 10, 9, 8, 7));
-  for (const uint64_t sequence : {11, 10}) Read(Number(sequence));
+  Read({11, 10});
   EXPECT_THAT(FetchAll(2), ElementsAre(1)) << "what comes before the mask";
   EXPECT_THAT(FetchAll(10), ElementsAre(6)) << "the next, which were not looked at before";
-  Read(Number(9));
+  Read({9});
   EXPECT_THAT(FetchAll(9), ElementsAre(5));
 }
 
@@ -336,7 +336,7 @@ TEST_F(WindowPrefetchTest, AFetchThatWorkedMakesTheNextPauseShortAgain) {
   Refuse(3);
   for (int i = 0; i < 2; ++i) EXPECT_THAT(Ask(3, 1), IsEmpty());
   EXPECT_THAT(Fetch(3), ElementsAre(2));
-  Read(Number(2));
+  Read({2});
   Refuse(2);
   EXPECT_THAT(Fetch(2), IsEmpty());
   EXPECT_THAT(Fetch(2), ElementsAre(1));
@@ -349,7 +349,7 @@ TEST_F(WindowPrefetchTest, AFetchForWhichRoomWasMadeIsFollowedByAPauseLikeARefus
   for (const int pause : {0, 1, 2}) {
     for (int i = 0; i < pause; ++i) EXPECT_THAT(Fetch(next), IsEmpty()) << pause;
     EXPECT_THAT(Fetch(next, /*backward=*/1, /*room_was_made=*/true), ElementsAre(next - 1));
-    Read(Number(--next));
+    Read({--next});
   }
 }
 

@@ -44,6 +44,9 @@ class WindowScheduleTest : public ::testing::Test {
   ScheduledParcel& Leave(uint64_t size_bytes) {
     return Leave({&memory_.emplace_back(Memory{size_bytes})});
   }
+  void LeaveAll(const std::vector<uint64_t>& sizes_bytes) {
+    for (const uint64_t size_bytes : sizes_bytes) Leave(size_bytes);
+  }
 
   // Sequence numbers, from 1.
   static std::vector<uint64_t> Numbers(const ScheduledParcels& parcels) {
@@ -71,7 +74,7 @@ class AutoWindowTest : public WindowScheduleTest {
 };
 
 TEST_F(WindowScheduleTest, TheOldestAreEvictedFirstAndOnlyDownToTheWindow) {
-  for (const uint64_t size_bytes : {30, 40, 30, 45}) Leave(size_bytes);
+  LeaveAll({30, 40, 30, 45});
   EXPECT_THAT(Evict(), ElementsAre(1, 2)) << "145 bytes are held, and 115 without the first";
   EXPECT_THAT(Evict(), IsEmpty());
   Leave(25);
@@ -81,13 +84,12 @@ TEST_F(WindowScheduleTest, TheOldestAreEvictedFirstAndOnlyDownToTheWindow) {
 }
 
 TEST_F(WindowScheduleTest, AParcelThatIsLargerThanTheWindowGoesAtOnce) {
-  Leave(20);
-  Leave(101);
+  LeaveAll({20, 101});
   EXPECT_THAT(Evict(), ElementsAre(1, 2));
 }
 
 TEST_F(WindowScheduleTest, AllThatHoldsMemoryCanBeAskedForAtOnceAndOnce) {
-  for (const uint64_t size_bytes : {10, 20, 30}) Leave(size_bytes);
+  LeaveAll({10, 20, 30});
   EXPECT_THAT(EvictAll(), ElementsAre(1, 2, 3));
   EXPECT_THAT(EvictAll(), IsEmpty());
   EXPECT_THAT(Evict(), IsEmpty());
@@ -273,7 +275,7 @@ TEST_F(AutoWindowTest, AWindowThatGrowsMeanwhileKeepsTheBooks) {
   Save(1, {50, 50, 50, 50});
   EXPECT_EQ(outlier.scheduled.window_bytes, 10u);
   schedule_.OnGone(outlier);
-  for (int i = 0; i < 2; ++i) Leave(50);
+  LeaveAll({50, 50});
   EXPECT_THAT(Evict(), IsEmpty()) << "the window is 100 bytes and holds as many";
   Leave(1);
   EXPECT_THAT(Evict(), ElementsAre(2));
@@ -283,8 +285,7 @@ TEST_F(AutoWindowTest, TheScopeThatEndedLastSizesTheWindowOfTheNext) {
   Save(1, {30, 30, 30, 30});
   schedule_.OnScopeEnd(1);
   Save(2, {1});
-  Leave(30);
-  Leave(30);
+  LeaveAll({30, 30});
   EXPECT_THAT(Evict(), IsEmpty());
   schedule_.OnScopeEnd(2);
   EXPECT_THAT(Evict(), ElementsAre(1, 2)) << "a scope that saves 1 byte has a window of 2";
@@ -293,15 +294,13 @@ TEST_F(AutoWindowTest, TheScopeThatEndedLastSizesTheWindowOfTheNext) {
 TEST_F(AutoWindowTest, OfScopesThatRunAtOnceTheLargestWindowCounts) {
   Save(1, {30, 30, 30, 30});
   Save(2, {5, 5, 5, 5});
-  Leave(30);
-  Leave(30);
+  LeaveAll({30, 30});
   EXPECT_THAT(Evict(), IsEmpty());
 }
 
 TEST_F(AutoWindowTest, AScopeThatSavedNothingDoesNotShrinkTheWindow) {
   Save(1, {30, 30, 30, 30});
-  Leave(30);
-  Leave(30);
+  LeaveAll({30, 30});
   schedule_.OnScopeEnd(1);
   schedule_.OnScopeEnd(2);
   EXPECT_THAT(Evict(), IsEmpty());
