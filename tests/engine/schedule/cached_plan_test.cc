@@ -197,6 +197,7 @@ TEST(CachedPlan, WhatNeedsMemoryOfItsOwnTravelsAlone) {
   for (StepObject& object : step.objects) object.needed_until = 6;
   step.operators = {0, 1, 2, 3, 4, 4};
   for (const bool comes_alone : {false, true}) {
+    SCOPED_TRACE(comes_alone ? "memory of its own" : "shared memory");
     step.objects[1].comes_alone = comes_alone;
     const CachedPlan cached =
         Cached(step, {{.object = 0, .evict_at = 2, .fetch_at = 4, .read_at = 5},

@@ -121,6 +121,7 @@ std::vector<uint64_t> FirstSignatures(const PlannedSchedule& schedule) {
 
 TEST(PlannedSchedule, AnUnknownStepTakesTheLeastMemoryHoweverMuchThereIs) {
   for (const auto& known : std::vector<std::vector<CachedPtr>>{{}, {PlannedChain({1, 2})}}) {
+    SCOPED_TRACE(known.empty() ? "nothing is known" : "another step is known");
     auto [schedule, player] = WithAmpleTarget(known);
     EXPECT_THAT(player.SaveAll({7, 8, 9}), ElementsAre("out 0", "drop 0", "out 1", "drop 1"));
     EXPECT_THAT(player.EndForward(), ElementsAre("out 2", "drop 2"));
@@ -979,6 +980,7 @@ TEST(PlannedSchedule, SegmentsOfAScopeThatSavesNothingAreNoneOfTheNextStep) {
 
 TEST(PlannedSchedule, AMixedStepThatAnotherOneBeginsLikeIsForgottenOnceItHasMixed) {
   for (const bool has_mixed : {true, false}) {
+    SCOPED_TRACE(has_mixed ? "has mixed" : "has not mixed");
     auto [schedule, player] = WithAmpleTarget({Mixed({1, 2})});
     player.Save(1);
     EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u);
@@ -1169,6 +1171,7 @@ TEST(PlannedSchedule, AStepThatReadsMoreOftenThanTheKnownOneGoesOnLikeTheFirst) 
 
 TEST(PlannedSchedule, AStepThatLeavesOutAReadOfWhatIsStillNeededGoesOnLikeTheFirst) {
   for (const bool is_needed : {true, false}) {
+    SCOPED_TRACE(is_needed ? "still needed" : "released");
     auto [schedule, player] = WithAmpleTarget({FourTensors()});
     player.PlayForward({1, 2, 3, 4});
     if (!is_needed) player.Release(3);
@@ -1528,6 +1531,7 @@ TEST(PlannedSchedule, WhatNeverLeavesIsPromisedBesideThePeakUntilItIsToBeBack) {
 TEST(PlannedSchedule, WhatGoesWhileOthersHoldItIsPromisedBesideThePeakUntilItIsReleased) {
   StepTrace step = FourTensors()->step();
   for (const bool frees : {true, false}) {
+    SCOPED_TRACE(frees ? "frees its memory" : "frees nothing");
     step.objects[0].frees = frees;
     auto [schedule, player] = WithAmpleTarget({Planned(step, FourTensors()->plan().moves)});
     player.SaveAll({1, 2});

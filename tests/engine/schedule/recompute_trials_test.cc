@@ -71,7 +71,7 @@ class RecomputeTrialsTest : public ::testing::Test {
   // Learns a plan of an ordinary step.
   void Learn(const KnownPtr& cached) { choice_.Learn({}, cached, cached_); }
   bool MayRecompute(const StepTrace& step) { return choice_.MayRecompute({}, step, cached_); }
-  // Runs a step, and returns the plan that it was looked for in first. Null: nobody knows the step.
+  // Runs a step of this plan; null: of none. Returns the plan that the cache offered first.
   KnownPtr Run(const KnownPtr& step) {
     cached_.OnBegin();
     KnownPtr first = cached_.all().front();
