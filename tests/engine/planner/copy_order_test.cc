@@ -41,6 +41,14 @@ std::vector<uint32_t> Ordered(const StepTrace& step, const std::vector<StepMove>
   return CopyAt(InEvictionOrder(step, moves, TimesOf(step, moves)));
 }
 
+// Moves of objects 2, 1 and 0 that are evicted at these accesses, and are fetched when they are
+// read.
+std::vector<StepMove> EvictedAt(uint32_t second, uint32_t first, uint32_t zeroth) {
+  return {{.object = 2, .evict_at = second, .fetch_at = 5, .read_at = 5},
+          {.object = 1, .evict_at = first, .fetch_at = 6, .read_at = 6},
+          {.object = 0, .evict_at = zeroth, .fetch_at = 7, .read_at = 7}};
+}
+
 // Made at 10, 20, 30 and 40 us, each copied in as much time as it has thousands of bytes.
 StepTrace FourObjects(uint64_t first_kb, uint64_t others_kb) {
   std::vector<StepObject> objects(4, {.size_bytes = 1000 * others_kb});
@@ -50,57 +58,38 @@ StepTrace FourObjects(uint64_t first_kb, uint64_t others_kb) {
 
 TEST(CopyOrder, ACopyThatIsNeededLaterWaitsForOneThatIsNeededSooner) {
   // Objects 1 and 2 are created while object 0 is copied, from 20 to 50 us.
-  EXPECT_THAT(
-      Ordered(FourObjects(30, 10), {{.object = 2, .evict_at = 3, .fetch_at = 5, .read_at = 5},
-                                    {.object = 1, .evict_at = 4, .fetch_at = 6, .read_at = 6},
-                                    {.object = 0, .evict_at = 3, .fetch_at = 7, .read_at = 7}}),
-      ElementsAre(StepMove::kAtOnce, 3, StepMove::kAtOnce));
+  EXPECT_THAT(Ordered(FourObjects(30, 10), EvictedAt(3, 4, 3)),
+              ElementsAre(StepMove::kAtOnce, 3, StepMove::kAtOnce));
 }
 
-TEST(CopyOrder, WhereTheLinkIsFreeNothingWaits) {
-  EXPECT_THAT(
-      Ordered(FourObjects(10, 10), {{.object = 2, .evict_at = 3, .fetch_at = 5, .read_at = 5},
-                                    {.object = 1, .evict_at = 4, .fetch_at = 6, .read_at = 6},
-                                    {.object = 0, .evict_at = 4, .fetch_at = 7, .read_at = 7}}),
-      ElementsAre(StepMove::kAtOnce, StepMove::kAtOnce, StepMove::kAtOnce));
-}
-
-TEST(CopyOrder, CopiesThatAreNeededTogetherGoAsTheirObjectsWereMade) {
-  EXPECT_THAT(
-      Ordered(FourObjects(30, 10), {{.object = 2, .evict_at = 4, .fetch_at = 5, .read_at = 5},
-                                    {.object = 1, .evict_at = 4, .fetch_at = 6, .read_at = 6},
-                                    {.object = 0, .evict_at = 4, .fetch_at = 7, .read_at = 7}}),
-      ElementsAre(StepMove::kAtOnce, StepMove::kAtOnce, StepMove::kAtOnce));
+TEST(CopyOrder, WhereTheLinkIsFreeOrCopiesAreNeededTogetherNothingWaits) {
+  const auto none_waits = ElementsAre(StepMove::kAtOnce, StepMove::kAtOnce, StepMove::kAtOnce);
+  EXPECT_THAT(Ordered(FourObjects(10, 10), EvictedAt(3, 4, 4)), none_waits) << "the link is free";
+  EXPECT_THAT(Ordered(FourObjects(30, 10), EvictedAt(4, 4, 4)), none_waits) << "needed together";
 }
 
 TEST(CopyOrder, WhatOneOperatorHasMadeGoesInTheOrderOfDropsAsWell) {
   StepTrace step = FourObjects(10, 10);
   step.operators = {1, 1, 1, 2, 3, 4, 5, 6};
-  EXPECT_THAT(Ordered(step, {{.object = 2, .evict_at = 3, .fetch_at = 5, .read_at = 5},
-                             {.object = 1, .evict_at = 5, .fetch_at = 6, .read_at = 6},
-                             {.object = 0, .evict_at = 4, .fetch_at = 7, .read_at = 7}}),
-              ElementsAre(StepMove::kAtOnce, 3, 3));
+  EXPECT_THAT(Ordered(step, EvictedAt(3, 5, 4)), ElementsAre(StepMove::kAtOnce, 3, 3));
 }
 
 // If a copy waits until all could be submitted, copies of objects that are dropped later wait too.
 TEST(CopyOrder, WhatOneOperatorHasMadeWaitsBehindWhatIsDroppedSooner) {
   StepTrace step = FourObjects(10, 10);
   step.operators = {1, 1, 1, 2, 3, 4, 5, 6};
-  const std::vector<StepMove> moves = {{.object = 2, .evict_at = 5, .fetch_at = 6, .read_at = 6},
-                                       {.object = 1, .evict_at = 3, .fetch_at = 6, .read_at = 6},
-                                       {.object = 0, .evict_at = 4, .fetch_at = 7, .read_at = 7}};
+  std::vector<StepMove> moves = EvictedAt(5, 3, 4);
+  moves[0].fetch_at = moves[0].read_at = 6;
   const std::vector<StepMove> ordered = InEvictionOrder(step, moves, TimesOf(step, moves));
   EXPECT_THAT(CopyAt(ordered), ElementsAre(3, StepMove::kAtOnce, 3));
   EXPECT_THAT(TimesOf(step, ordered).out_us, ElementsAre(70, 50, 60));
 }
 
 TEST(CopyOrder, WhatIsNotCopiedHasNoPlace) {
-  EXPECT_THAT(
-      Ordered(FourObjects(30, 10),
-              {{.object = 2, .evict_at = 3, .fetch_at = 5, .read_at = 5, .copies_out = false},
-               {.object = 1, .evict_at = 4, .fetch_at = 6, .read_at = 6},
-               {.object = 0, .evict_at = 3, .fetch_at = 7, .read_at = 7}}),
-      ElementsAre(StepMove::kAtOnce, StepMove::kAtOnce, StepMove::kAtOnce));
+  std::vector<StepMove> moves = EvictedAt(3, 4, 3);
+  moves[0].copies_out = false;
+  EXPECT_THAT(Ordered(FourObjects(30, 10), moves),
+              ElementsAre(StepMove::kAtOnce, StepMove::kAtOnce, StepMove::kAtOnce));
 }
 
 // An earlier order has no influence.

@@ -44,9 +44,7 @@ bool IsAway(const StepMove& move, size_t interval) {
 }
 
 // Every move that one gap of an object allows.
-struct GapMoves {
-  std::vector<StepMove> moves;
-};
+using GapMoves = std::vector<StepMove>;
 
 std::vector<GapMoves> AllGaps(const StepTrace& step) {
   std::vector<GapMoves> idle_intervals;
@@ -65,20 +63,20 @@ std::vector<GapMoves> AllGaps(const StepTrace& step) {
           std::max<size_t>(accesses.until[i], step.objects[object].held_until);
       for (size_t drop = in_use_until; drop < end && drop < step.accesses.size(); ++drop) {
         if (last) {
-          idle.moves.push_back({.object = object,
-                                .evict_at = static_cast<uint32_t>(drop),
-                                .fetch_at = StepMove::kNever,
-                                .read_at = StepMove::kNever});
+          idle.push_back({.object = object,
+                          .evict_at = static_cast<uint32_t>(drop),
+                          .fetch_at = StepMove::kNever,
+                          .read_at = StepMove::kNever});
           continue;
         }
         for (size_t fetch = is_recomputed ? end : drop + 1; fetch <= end; ++fetch) {
-          idle.moves.push_back({.object = object,
-                                .evict_at = static_cast<uint32_t>(drop),
-                                .fetch_at = static_cast<uint32_t>(fetch),
-                                .read_at = static_cast<uint32_t>(end)});
+          idle.push_back({.object = object,
+                          .evict_at = static_cast<uint32_t>(drop),
+                          .fetch_at = static_cast<uint32_t>(fetch),
+                          .read_at = static_cast<uint32_t>(end)});
         }
       }
-      if (!idle.moves.empty()) idle_intervals.push_back(std::move(idle));
+      if (!idle.empty()) idle_intervals.push_back(std::move(idle));
     }
   }
   return idle_intervals;
@@ -88,7 +86,7 @@ void ForAllPlans(const std::vector<GapMoves>& idle_intervals, std::vector<StepMo
                  size_t from, absl::FunctionRef<void(const std::vector<StepMove>&)> visit) {
   if (from == idle_intervals.size()) return visit(chosen);
   ForAllPlans(idle_intervals, chosen, from + 1, visit);
-  for (const StepMove& move : idle_intervals[from].moves) {
+  for (const StepMove& move : idle_intervals[from]) {
     chosen.push_back(move);
     ForAllPlans(idle_intervals, chosen, from + 1, visit);
     chosen.pop_back();

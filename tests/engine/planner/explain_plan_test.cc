@@ -24,10 +24,10 @@ StepTrace TwoObjects() {
   return ForwardAndBackward({{.size_bytes = 10 << 10}, {.size_bytes = 10 << 10}});
 }
 
+constexpr StepMove kMove = {.object = 0, .evict_at = 1, .fetch_at = 3, .read_at = 3};
+
 TEST(ExplainPlan, SaysWhatMovesWhenAndWhatWaits) {
-  StepPlan plan;
-  plan.moves = {{.object = 0, .evict_at = 1, .fetch_at = 3, .read_at = 3}};
-  plan.peak_bytes = 20 << 10;
+  const StepPlan plan = {.moves = {kMove}, .peak_bytes = 20 << 10};
   EXPECT_EQ(ExplainPlan(TwoObjects(), plan, RoundLink()),
             "0.070 ms (modelled), 1.410 x the compute alone (0.050 ms), within 20 KiB; 1 of 2 "
             "objects move, 10 KiB of 20 KiB\n"
@@ -37,8 +37,7 @@ TEST(ExplainPlan, SaysWhatMovesWhenAndWhatWaits) {
 }
 
 TEST(ExplainPlan, AStepOfWhichNothingMovesHasNoTable) {
-  StepPlan plan;
-  plan.peak_bytes = 20 << 10;
+  const StepPlan plan = {.moves = {}, .peak_bytes = 20 << 10};
   EXPECT_EQ(ExplainPlan(TwoObjects(), plan, RoundLink()),
             "0.050 ms (modelled), 1.000 x the compute alone (0.050 ms), within 20 KiB; 0 of 2 "
             "objects move, 0 B of 20 KiB\n"
@@ -46,8 +45,8 @@ TEST(ExplainPlan, AStepOfWhichNothingMovesHasNoTable) {
 }
 
 TEST(ExplainPlan, WhatNeverComesBackIsSaidSo) {
-  StepPlan plan;
-  plan.moves = {{.object = 1, .evict_at = 3, .fetch_at = StepMove::kNever, .copies_out = false}};
+  const StepPlan plan = {
+      .moves = {{.object = 1, .evict_at = 3, .fetch_at = StepMove::kNever, .copies_out = false}}};
   EXPECT_THAT(ExplainPlan(TwoObjects(), plan, RoundLink()),
               HasSubstr("       1     10 KiB      1          -      3  never  never          -\n"));
 }
@@ -55,8 +54,8 @@ TEST(ExplainPlan, WhatNeverComesBackIsSaidSo) {
 TEST(ExplainPlan, WhatIsComputedAgainDoesNotMove) {
   StepTrace step = TwoObjects();
   step.objects[0].recast_us = 3;
-  StepPlan plan;
-  plan.moves = {{.object = 0, .evict_at = 1, .fetch_at = 3, .read_at = 3, .copies_out = false}};
+  StepPlan plan = {.moves = {kMove}};
+  plan.moves[0].copies_out = false;
   const std::string text = ExplainPlan(step, plan, RoundLink());
   EXPECT_THAT(text, HasSubstr("; 0 of 2 objects move, 0 B of 20 KiB\n"));
   EXPECT_THAT(text, HasSubstr("recast: 1, 10 KiB\n"));
@@ -95,12 +94,11 @@ TEST(ExplainPlan, ANoteStandsBelow) {
 TEST(ExplainPlan, WhatIsNoStepNoMoveOrNoLinkIsSaid) {
   StepTrace no_intervals = TwoObjects();
   no_intervals.intervals.clear();
-  StepPlan impossible;
-  impossible.moves = {{.object = 7, .evict_at = 1, .fetch_at = 3, .read_at = 3}};
+  const StepPlan impossible = {
+      .moves = {{.object = 7, .evict_at = 1, .fetch_at = 3, .read_at = 3}}};
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const double infinity = std::numeric_limits<double>::infinity();
-  StepPlan moves;
-  moves.moves = {{.object = 0, .evict_at = 1, .fetch_at = 3, .read_at = 3}};
+  const StepPlan moves = {.moves = {kMove}};
   const struct {
     StepTrace step;
     StepPlan plan;

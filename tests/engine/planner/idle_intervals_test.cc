@@ -19,10 +19,9 @@ using ::testing::Pair;
 
 constexpr uint64_t kSize = 100;
 
-std::vector<std::pair<size_t, size_t>> IntervalsOf(const std::vector<IdleInterval>& idle_intervals,
-                                                   uint32_t object) {
+std::vector<std::pair<size_t, size_t>> IntervalsOf(const StepTrace& step, uint32_t object) {
   std::vector<std::pair<size_t, size_t>> intervals;
-  for (const IdleInterval& idle : idle_intervals) {
+  for (const IdleInterval& idle : IdleIntervalsOf(step)) {
     if (idle.object == object) intervals.emplace_back(idle.first, idle.last);
   }
   return intervals;
@@ -32,42 +31,37 @@ std::vector<std::pair<size_t, size_t>> IntervalsOf(const std::vector<IdleInterva
 StepTrace FourObjects() { return ForwardAndBackward(kSize, {1, 2, 3, 4}); }
 
 TEST(IdleIntervals, AnObjectMayBeAwayBehindItsOperatorUntilItIsRead) {
-  EXPECT_THAT(IntervalsOf(IdleIntervalsOf(FourObjects()), 0), ElementsAre(Pair(2, 7)));
-  EXPECT_THAT(IntervalsOf(IdleIntervalsOf(FourObjects()), 3), IsEmpty());
+  EXPECT_THAT(IntervalsOf(FourObjects(), 0), ElementsAre(Pair(2, 7)));
+  EXPECT_THAT(IntervalsOf(FourObjects(), 3), IsEmpty());
 }
 
 TEST(IdleIntervals, NotBeforeTheProgramLetsGoOfIt) {
   StepTrace step = FourObjects();
   step.objects[0].held_until = 5;
-  EXPECT_THAT(IntervalsOf(IdleIntervalsOf(step), 0), ElementsAre(Pair(6, 7)));
-}
-
-TEST(IdleIntervals, WhatTheProgramHoldsUntilItIsReadStays) {
-  StepTrace step = FourObjects();
+  EXPECT_THAT(IntervalsOf(step, 0), ElementsAre(Pair(6, 7)));
   step.objects[0].held_until = 7;
-  EXPECT_THAT(IntervalsOf(IdleIntervalsOf(step), 0), IsEmpty());
+  EXPECT_THAT(IntervalsOf(step, 0), IsEmpty()) << "held until it is read";
 }
 
 TEST(IdleIntervals, WhatTheProgramHoldsBeyondAReadMayBeAwayBeforeTheNext) {
   StepTrace step = FourObjects();
   step.accesses = {0, 1, 0, 1, 2, 3, 3, 0};
   step.objects[0].held_until = 4;
-  EXPECT_THAT(IntervalsOf(IdleIntervalsOf(step), 0), ElementsAre(Pair(5, 7)));
+  EXPECT_THAT(IntervalsOf(step, 0), ElementsAre(Pair(5, 7)));
 }
 
 TEST(IdleIntervals, WhatFreesNothingStays) {
   StepTrace step = FourObjects();
   step.objects[0].frees = false;
-  EXPECT_THAT(IntervalsOf(IdleIntervalsOf(step), 0), IsEmpty());
+  EXPECT_THAT(IntervalsOf(step, 0), IsEmpty());
 }
 
 TEST(IdleIntervals, WhatIsNeverReadMayBeAwayToTheEnd) {
   StepTrace step = FourObjects();
   step.accesses.pop_back();
   step.intervals.pop_back();
-  const std::vector<IdleInterval> idle_intervals = IdleIntervalsOf(step);
-  EXPECT_THAT(IntervalsOf(idle_intervals, 0), ElementsAre(Pair(2, 7)));
-  EXPECT_EQ(idle_intervals.front().read_at, StepMove::kNever);
+  EXPECT_THAT(IntervalsOf(step, 0), ElementsAre(Pair(2, 7)));
+  EXPECT_EQ(IdleIntervalsOf(step).front().read_at, StepMove::kNever);
 }
 
 TEST(IdleIntervals, OfWhatGoesTwiceTheFirstCopyIsEnough) {
@@ -79,12 +73,11 @@ TEST(IdleIntervals, OfWhatGoesTwiceTheFirstCopyIsEnough) {
     idle.away_from = idle.first;
     idle.away_until = idle.last;
   }
-  const std::vector<StepMove> moves = MovesOf(step, idle_intervals);
-  ASSERT_EQ(moves.size(), 2u);
-  EXPECT_EQ(moves[0], (StepMove{.object = 0, .evict_at = 1, .fetch_at = 3, .read_at = 3}));
-  EXPECT_EQ(
-      moves[1],
-      (StepMove{.object = 0, .evict_at = 4, .fetch_at = 7, .read_at = 7, .copies_out = false}));
+  EXPECT_THAT(
+      MovesOf(step, idle_intervals),
+      ElementsAre(
+          StepMove{.object = 0, .evict_at = 1, .fetch_at = 3, .read_at = 3},
+          StepMove{.object = 0, .evict_at = 4, .fetch_at = 7, .read_at = 7, .copies_out = false}));
 }
 
 }  // namespace idle_intervals_test

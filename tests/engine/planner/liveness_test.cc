@@ -25,13 +25,6 @@ StepTrace Uses(const std::vector<uint32_t>& accesses) {
   return step;
 }
 
-TEST(Liveness, AnObjectLivesFromTheIntervalThatMakesItToTheOneBehindItsLastRead) {
-  const std::vector<ObjectLiveness> lives = LivenessOf(Uses({0, 1, 2, 1, 0}));
-  EXPECT_EQ(lives[1].made, 1u);
-  EXPECT_EQ(lives[1].over, 4u);
-  EXPECT_TRUE(lives[1].is_read);
-}
-
 TEST(Liveness, AnObjectIsInUseWhereItIsMadeAndBehindEachLaterUse) {
   EXPECT_THAT(LivenessOf(Uses({0, 1, 0, 1, 0}))[0].in_use, ElementsAre(0, 3, 5));
 }
@@ -53,10 +46,13 @@ TEST(Liveness, AnObjectIsInUseUntilTheProgramLetsGoOfIt) {
       << "longer than anybody asks";
 }
 
-TEST(Liveness, WhatIsNeverReadLivesToTheEndOfTheStep) {
-  const std::vector<ObjectLiveness> lives = LivenessOf(Uses({0, 1, 1}));
+TEST(Liveness, AnObjectLivesFromTheIntervalThatMakesItToTheOneBehindItsLastReadOrToTheEnd) {
+  const std::vector<ObjectLiveness> lives = LivenessOf(Uses({0, 1, 2, 1, 2}));
+  EXPECT_EQ(lives[1].made, 1u);
+  EXPECT_EQ(lives[1].over, 4u);
+  EXPECT_TRUE(lives[1].is_read);
   EXPECT_EQ(lives[0].made, 0u);
-  EXPECT_EQ(lives[0].over, 3u);
+  EXPECT_EQ(lives[0].over, 5u) << "nobody reads it";
   EXPECT_FALSE(lives[0].is_read);
 }
 
@@ -79,20 +75,13 @@ TEST(Liveness, WhatIsSavedOnceMoreBeforeItCanLeaveWaitsForThatOperatorToo) {
   EXPECT_THAT(EarliestOffloads(step), ElementsAre(1, 3, 4)) << "it has left by the time";
 }
 
-TEST(Liveness, WithoutOperatorsEachUseEndsItsOwn) {
-  EXPECT_THAT(OperatorEnds(Uses({0, 1, 1, 0})), ElementsAre(0, 1, 2, 3));
-}
-
-TEST(Liveness, NeighboursOfOneNumberEndWithTheLastOfThem) {
+TEST(Liveness, AnOperatorEndsWithTheLastOfTheNeighboursOfItsNumber) {
   StepTrace step = Uses({0, 1, 2, 2, 1, 0});
+  EXPECT_THAT(OperatorEnds(step), ElementsAre(0, 1, 2, 3, 4, 5)) << "each use has its own";
   step.operators = {7, 7, 8, 3, 3, 3};
   EXPECT_THAT(OperatorEnds(step), ElementsAre(1, 1, 2, 5, 5, 5));
-}
-
-TEST(Liveness, ANumberThatComesAgainLaterIsAnotherOperators) {
-  StepTrace step = Uses({0, 1, 1, 0});
-  step.operators = {5, 6, 5, 5};
-  EXPECT_THAT(OperatorEnds(step), ElementsAre(0, 1, 3, 3));
+  step.operators = {5, 6, 5, 5, 6, 6};
+  EXPECT_THAT(OperatorEnds(step), ElementsAre(0, 1, 3, 3, 5, 5)) << "5 and 6 come again";
 }
 
 TEST(Liveness, AStepWithoutObjectsHasNeither) {

@@ -51,33 +51,33 @@ struct TimesOverBest {
   }
 };
 
-TEST(StepPlanModel, OfEqualObjectsThePlanIsTheBestThereIs) {
-  std::mt19937 random(1);
+// Compares the plans of as many steps.
+TimesOverBest TimesOf(int rounds, uint32_t seed, StepTrace (*draw)(std::mt19937&)) {
+  std::mt19937 random(seed);
   TimesOverBest times;
-  for (int i = 0; i < RoundsWithoutThreads(40); ++i) {
+  for (int i = 0; i < RoundsWithoutThreads(rounds); ++i) {
     SCOPED_TRACE(i);
-    times.Add(RandomChain(random, 4, /*equal_sizes=*/true));
+    times.Add(draw(random));
   }
+  return times;
+}
+
+TEST(StepPlanModel, OfEqualObjectsThePlanIsTheBestThereIs) {
+  const TimesOverBest times = TimesOf(40, /*seed=*/1, [](std::mt19937& random) {
+    return RandomChain(random, 4, /*equal_sizes=*/true);
+  });
   EXPECT_LE(times.worst, 1 + 1e-9) << times.plans << " plans";
 }
 
 TEST(StepPlanModel, OfObjectsOfAnySizeThePlanIsCloseToTheBest) {
-  std::mt19937 random(2);
-  TimesOverBest times;
-  for (int i = 0; i < RoundsWithoutThreads(60); ++i) {
-    SCOPED_TRACE(i);
-    times.Add(RandomChain(random, 4, /*equal_sizes=*/false));
-  }
+  const TimesOverBest times = TimesOf(60, /*seed=*/2, [](std::mt19937& random) {
+    return RandomChain(random, 4, /*equal_sizes=*/false);
+  });
   EXPECT_LE(times.mean(), 1.003) << times.plans << " plans, worst " << times.worst;
 }
 
 TEST(StepPlanModel, InAnyOrderOfUsesThePlanKeepsWithinItsMemory) {
-  std::mt19937 random(3);
-  TimesOverBest times;
-  for (int i = 0; i < RoundsWithoutThreads(300); ++i) {
-    SCOPED_TRACE(i);
-    times.Add(RandomOrder(random));
-  }
+  const TimesOverBest times = TimesOf(300, /*seed=*/3, RandomOrder);
   EXPECT_LE(times.mean(), 1.005) << times.plans << " plans, worst " << times.worst;
 }
 

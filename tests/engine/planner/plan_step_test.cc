@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -39,9 +40,28 @@ StepTrace Chain(const std::vector<uint64_t>& sizes_kb) {
   return ForwardAndBackward(objects);
 }
 
+// The same objects, used in this order.
+StepTrace Accessed(const std::vector<uint64_t>& sizes_kb, std::vector<uint32_t> accesses) {
+  StepTrace step = Chain(sizes_kb);
+  step.accesses = std::move(accesses);
+  step.intervals.assign(step.accesses.size() + 1, {.compute_us = 10});
+  return step;
+}
+
+// Chain, whose intervals compute this long.
+StepTrace Computing(double compute_us, const std::vector<uint64_t>& sizes_kb) {
+  StepTrace step = Chain(sizes_kb);
+  for (StepInterval& interval : step.intervals) interval.compute_us = compute_us;
+  return step;
+}
+
+StepPlan Plan(const StepTrace& step, uint64_t memory_bytes) {
+  return PlanStep(step, memory_bytes, RoundLink()).value();
+}
+
 // If nothing is moved.
 uint64_t AllBytes(const StepTrace& step) {
-  const StepPlan plan = PlanStep(step, uint64_t{1} << 40, RoundLink()).value();
+  const StepPlan plan = Plan(step, uint64_t{1} << 40);
   EXPECT_THAT(plan.moves, IsEmpty());
   return plan.peak_bytes;
 }
@@ -54,14 +74,14 @@ std::vector<uint32_t> Moved(const StepPlan& plan) {
 
 TEST(StepPlan, WhereAllFitsNothingIsMoved) {
   const StepTrace step = Chain({4, 4, 4, 4});
-  const StepPlan plan = PlanStep(step, 16 * kKb, RoundLink()).value();
+  const StepPlan plan = Plan(step, 16 * kKb);
   EXPECT_THAT(plan.moves, IsEmpty());
   EXPECT_EQ(plan.peak_bytes, 16 * kKb);
   EXPECT_EQ(plan.step_us, step.compute_us());
 }
 
 TEST(StepPlan, OfAForwardAndItsBackwardTheOldestLeaveAndOnlyAsManyAsHaveTo) {
-  const StepPlan plan = PlanStep(Chain({4, 4, 4, 4}), 12 * kKb, RoundLink()).value();
+  const StepPlan plan = Plan(Chain({4, 4, 4, 4}), 12 * kKb);
   // Without offload all four would be resident after the forward. Object 0 is offloaded before
   // object 3 is created, and prefetched once object 3 was read.
   EXPECT_THAT(plan.moves,
@@ -72,27 +92,25 @@ TEST(StepPlan, OfAForwardAndItsBackwardTheOldestLeaveAndOnlyAsManyAsHaveTo) {
 
 TEST(StepPlan, MoreIsMovedTheLessMemoryThereIs) {
   const StepTrace step = Chain({4, 4, 4, 4, 4, 4});
-  EXPECT_THAT(Moved(PlanStep(step, 16 * kKb, RoundLink()).value()), ElementsAre(1, 0));
-  EXPECT_THAT(Moved(PlanStep(step, 12 * kKb, RoundLink()).value()), ElementsAre(2, 1, 0));
+  EXPECT_THAT(Moved(Plan(step, 16 * kKb)), ElementsAre(1, 0));
+  EXPECT_THAT(Moved(Plan(step, 12 * kKb)), ElementsAre(2, 1, 0));
 }
 
 TEST(StepPlan, OtherBytesTakeTheRoomOfObjects) {
   StepTrace step = Chain({4, 4, 4, 4});
   step.intervals[3].other_bytes = 4 * kKb;
-  EXPECT_THAT(Moved(PlanStep(step, 16 * kKb, RoundLink()).value()), ElementsAre(0));
+  EXPECT_THAT(Moved(Plan(step, 16 * kKb)), ElementsAre(0));
 }
 
 TEST(StepPlan, WhatFreesNothingStays) {
   StepTrace step = Chain({4, 4, 4, 4});
   step.objects[0].frees = false;
-  EXPECT_THAT(Moved(PlanStep(step, 8 * kKb, RoundLink()).value()), ElementsAre(1));
+  EXPECT_THAT(Moved(Plan(step, 8 * kKb)), ElementsAre(1));
 }
 
 TEST(StepPlan, WhatIsNeverReadLeavesFirstAndDoesNotComeBack) {
-  StepTrace step = Chain({4, 4, 4, 4});
-  step.accesses = {0, 1, 2, 3, 3, 2, 1};
-  step.intervals.pop_back();
-  const StepPlan plan = PlanStep(step, 12 * kKb, RoundLink()).value();
+  const StepTrace step = Accessed({4, 4, 4, 4}, {0, 1, 2, 3, 3, 2, 1});
+  const StepPlan plan = Plan(step, 12 * kKb);
   ASSERT_THAT(Moved(plan), ElementsAre(0));
   EXPECT_EQ(plan.moves[0].fetch_at, StepMove::kNever);
 }
@@ -104,16 +122,14 @@ TEST(StepPlan, WhatAKeptGraphNeedsIsThereUntilItIsReleased) {
   EXPECT_EQ(AllBytes(step), 16 * kKb);
   step.objects[3].needed_until = 8;
   EXPECT_EQ(AllBytes(step), 20 * kKb);
-  const StepPlan plan = PlanStep(step, 16 * kKb, RoundLink()).value();
+  const StepPlan plan = Plan(step, 16 * kKb);
   ASSERT_THAT(Moved(plan), ElementsAre(3));
   EXPECT_EQ(plan.moves[0].fetch_at, StepMove::kNever);
   EXPECT_EQ(plan.peak_bytes, 16 * kKb);
 }
 
 TEST(StepPlan, WhatIsReleasedUnreadTakesNoRoomBehindThat) {
-  StepTrace step = Chain({4, 4, 4, 4});
-  step.accesses = {0, 1, 2, 3, 3, 2, 0};
-  step.intervals.pop_back();
+  StepTrace step = Accessed({4, 4, 4, 4}, {0, 1, 2, 3, 3, 2, 0});
   step.intervals[5].other_bytes = 12 * kKb;
   EXPECT_EQ(AllBytes(step), 28 * kKb);
   step.objects[1].needed_until = 4;
@@ -121,29 +137,22 @@ TEST(StepPlan, WhatIsReleasedUnreadTakesNoRoomBehindThat) {
 }
 
 TEST(StepPlan, WhatIsOverMakesNoRoomForOthers) {
-  StepTrace step = Chain({5, 10, 10, 10});
-  step.accesses = {0, 1, 2, 3, 3, 2, 1};
-  step.intervals.pop_back();
+  StepTrace step = Accessed({5, 10, 10, 10}, {0, 1, 2, 3, 3, 2, 1});
   step.objects[0].needed_until = 2;
-  EXPECT_LE(PlanStep(step, 25 * kKb, RoundLink()).value().peak_bytes, 25 * kKb);
+  EXPECT_LE(Plan(step, 25 * kKb).peak_bytes, 25 * kKb);
 }
 
 TEST(StepPlan, WhatIsSavedAgainStaysUntilThen) {
-  StepTrace step;
-  step.objects = {{.size_bytes = 4 * kKb}, {.size_bytes = 4 * kKb}, {.size_bytes = 4 * kKb}};
-  step.accesses = {0, 1, 2, 0, 2, 1, 0};
-  step.intervals.assign(step.accesses.size() + 1, {.compute_us = 10});
+  StepTrace step = Accessed({4, 4, 4}, {0, 1, 2, 0, 2, 1, 0});
   EXPECT_EQ(LeastMemoryBytes(step).value(), 8 * kKb);
   step.objects[0].saved_until = 3;
   EXPECT_EQ(LeastMemoryBytes(step).value(), 12 * kKb);
 }
 
 TEST(StepPlan, WhatLeavesTwiceIsCopiedOutOnce) {
-  StepTrace step = Chain({4, 8, 8});
-  step.accesses = {0, 1, 1, 0, 2, 2, 0};
-  step.intervals.assign(8, {.compute_us = 10});
+  StepTrace step = Accessed({4, 8, 8}, {0, 1, 1, 0, 2, 2, 0});
   step.intervals[2].other_bytes = step.intervals[5].other_bytes = 4 * kKb;
-  const StepPlan plan = PlanStep(step, 12 * kKb, RoundLink()).value();
+  const StepPlan plan = Plan(step, 12 * kKb);
   ASSERT_THAT(Moved(plan), ElementsAre(0, 0));
   EXPECT_TRUE(plan.moves[0].copies_out);
   EXPECT_FALSE(plan.moves[1].copies_out);
@@ -152,24 +161,21 @@ TEST(StepPlan, WhatLeavesTwiceIsCopiedOutOnce) {
 TEST(StepPlan, WhatIsComputedAgainGoesWhereTheLinkCannotHideACopy) {
   StepTrace step = Chain({40, 40, 40, 40});
   step.objects[1].recast_us = 5;
-  const StepPlan plan = PlanStep(step, 120 * kKb, RoundLink()).value();
+  const StepPlan plan = Plan(step, 120 * kKb);
   ASSERT_THAT(Moved(plan), ElementsAre(1)) << "object 0 is farther away";
   EXPECT_EQ(plan.moves[0].fetch_at, plan.moves[0].read_at) << "nobody has it before";
   EXPECT_FALSE(plan.moves[0].copies_out);
   EXPECT_EQ(plan.step_us, 95);
-}
-
-TEST(StepPlan, WhatTakesLongToComputeAgainStaysWhereACopyIsHidden) {
-  StepTrace step = Chain({4, 4, 4, 4});
+  step = Chain({4, 4, 4, 4});
   step.objects[1].recast_us = 5;
-  EXPECT_THAT(Moved(PlanStep(step, 12 * kKb, RoundLink()).value()), ElementsAre(0));
+  EXPECT_THAT(Moved(Plan(step, 12 * kKb)), ElementsAre(0)) << "a copy is hidden";
 }
 
 TEST(StepPlan, WhatIsHeldByTheProgramMakesNoRoom) {
   StepTrace step = Chain({4, 4, 4, 4});
-  EXPECT_THAT(Moved(PlanStep(step, 12 * kKb, RoundLink()).value()), ElementsAre(0));
+  EXPECT_THAT(Moved(Plan(step, 12 * kKb)), ElementsAre(0));
   step.objects[0].held_until = 3;
-  EXPECT_THAT(Moved(PlanStep(step, 12 * kKb, RoundLink()).value()), ElementsAre(1));
+  EXPECT_THAT(Moved(Plan(step, 12 * kKb)), ElementsAre(1));
   EXPECT_EQ(LeastMemoryBytes(step).value(), 12 * kKb);
 }
 
@@ -191,7 +197,7 @@ TEST(StepPlan, AMemoryThatIsTooSmallIsToldTheLeastThatCanBe) {
 TEST(StepPlan, ASmallObjectGoesInsteadOfALargeOneWhereItMakesRoomEnough) {
   // Object 0 is farthest away, but its copy takes 40 us each way; object 1 is enough.
   const StepTrace step = Chain({40, 4, 4, 4});
-  EXPECT_THAT(Moved(PlanStep(step, 49 * kKb, RoundLink()).value()), ElementsAre(1));
+  EXPECT_THAT(Moved(Plan(step, 49 * kKb)), ElementsAre(1));
 }
 
 TEST(StepPlan, WhatHasToGoFirstIsCopiedFirst) {
@@ -201,7 +207,7 @@ TEST(StepPlan, WhatHasToGoFirstIsCopiedFirst) {
   step.objects[1].held_until = 5;
   step.intervals[4].other_bytes = 36 * kKb;
   step.intervals[6].other_bytes = 50 * kKb;
-  const StepPlan plan = PlanStep(step, 74 * kKb, RoundLink()).value();
+  const StepPlan plan = Plan(step, 74 * kKb);
   ASSERT_THAT(Moved(plan), ElementsAre(2, 1, 0));
   EXPECT_EQ(plan.moves[0].copy_at, StepMove::kAtOnce);
   EXPECT_EQ(plan.moves[1].copy_at, 3u);
@@ -215,40 +221,33 @@ TEST(StepPlan, WhatHasToGoFirstIsCopiedFirst) {
 TEST(StepPlan, ASmallObjectLeavesWhereAMuchLargerOneComesBackEarlierForIt) {
   // Object 0 has to go before object 2 is made, which then keeps it from coming back before its
   // read, where the compute would wait for 8 us.
-  StepTrace step;
-  step.objects = {{.size_bytes = 8 * kKb}, {.size_bytes = kKb}, {.size_bytes = kKb}};
-  step.accesses = {0, 1, 2, 1, 0, 2};
-  step.intervals.assign(step.accesses.size() + 1, {.compute_us = 10});
+  StepTrace step = Accessed({8, 1, 1}, {0, 1, 2, 1, 0, 2});
   step.intervals[2].other_bytes = 8 * kKb;
   step.intervals[4].other_bytes = 1500;
-  const StepPlan plan = PlanStep(step, 10 * kKb + 500, RoundLink()).value();
+  const StepPlan plan = Plan(step, 10 * kKb + 500);
   ASSERT_THAT(Moved(plan), ElementsAre(0, 2));
   EXPECT_EQ(plan.moves[0].fetch_at, 2u);
   EXPECT_EQ(plan.step_us, step.compute_us() + 8 + 1) << "for the copies out";
 }
 
 TEST(StepPlan, AsLittleAsIsNeededTakesTheLeastMemoryThatCostsNoTime) {
-  StepTrace step = Chain(std::vector<uint64_t>(12, 4));
-  for (StepInterval& interval : step.intervals) interval.compute_us = 3;  // a copy takes 4
+  const StepTrace step = Computing(3, std::vector<uint64_t>(12, 4));  // a copy takes 4 us
   const StepPlan plan = PlanStepWithin(step, 1.01, RoundLink()).value();
   EXPECT_LE(plan.step_us, 1.01 * step.compute_us());
   EXPECT_LT(plan.peak_bytes, 48 * kKb);
-  EXPECT_GT(PlanStep(step, plan.peak_bytes - 4 * kKb, RoundLink()).value().step_us,
-            1.01 * step.compute_us());
+  EXPECT_GT(Plan(step, plan.peak_bytes - 4 * kKb).step_us, 1.01 * step.compute_us());
 }
 
 TEST(StepPlan, AsLittleAsIsNeededIsTheLeastOfAllWhereTheLinkHidesEverything) {
-  StepTrace step = Chain(std::vector<uint64_t>(12, 4));
-  for (StepInterval& interval : step.intervals) interval.compute_us = 1000;
-  StepPlan plan = PlanStepWithin(step, 1.01, RoundLink()).value();
-  EXPECT_EQ(plan.peak_bytes, LeastMemoryBytes(step).value());
+  const StepTrace step = Computing(1000, std::vector<uint64_t>(12, 4));
+  EXPECT_EQ(PlanStepWithin(step, 1.01, RoundLink()).value().peak_bytes,
+            LeastMemoryBytes(step).value());
 }
 
 TEST(StepPlan, NoPlanIsShorterThanTheBound) {
-  StepTrace step = Chain({4, 8, 2, 4, 16, 4, 2, 8});
-  for (StepInterval& interval : step.intervals) interval.compute_us = 2;
+  const StepTrace step = Computing(2, {4, 8, 2, 4, 16, 4, 2, 8});
   for (uint64_t memory = LeastMemoryBytes(step).value(); memory < 50 * kKb; memory += kKb) {
-    EXPECT_GE(PlanStep(step, memory, RoundLink()).value().step_us,
+    EXPECT_GE(Plan(step, memory).step_us,
               StepLowerBoundUs(step, memory, RoundLink()).value() - 1e-6)
         << memory;
   }

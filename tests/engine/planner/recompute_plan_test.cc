@@ -8,6 +8,7 @@
 #include <set>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -59,12 +60,19 @@ StepTrace Blocks(const std::vector<std::vector<uint64_t>>& sizes) {
   return step;
 }
 
+// WithRecomputation, of and to a valid step.
+StepTrace Again(const StepTrace& step, const std::vector<uint32_t>& segments) {
+  EXPECT_THAT(step.Validate(), IsOk());
+  StepTrace again = WithRecomputation(step, segments);
+  EXPECT_THAT(again.Validate(), IsOk());
+  return again;
+}
+
 TEST(Recomputation, NothingIsLeftOfWhatASegmentAloneSaves) {
   // Uses: 0 | 1 2 | 3 | 4 5, and backward 5 4 3, 2 1 0.
   const StepTrace step = Blocks({{1000, 20, 3}, {4000, 50, 6}});
   ASSERT_THAT(step.accesses, ElementsAre(0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0));
-  const StepTrace again = WithRecomputation(step, {1});
-  EXPECT_THAT(again.Validate(), IsOk());
+  const StepTrace again = Again(step, {1});
   EXPECT_THAT(again.accesses, ElementsAre(0, 1, 2, 3, 3, 3, 3, 2, 1, 0))
       << "object 3 is saved, saved as an input, read by the second run, and read as before";
   EXPECT_EQ(again.objects.size(), 4u);
@@ -75,7 +83,7 @@ TEST(Recomputation, NothingIsLeftOfWhatASegmentAloneSaves) {
 
 TEST(Recomputation, EachSegmentSavesItsInputsAndReadsThemByOperatorsOfItsOwn) {
   const StepTrace step = Blocks({{1000, 20}, {4000, 50}, {2000, 30}});
-  const StepTrace again = WithRecomputation(step, {0, 1, 2});
+  const StepTrace again = Again(step, {0, 1, 2});
   EXPECT_THAT(again.accesses, ElementsAre(0, 0, 1, 1, 2, 2, 2, 2, 1, 1, 0, 0));
   EXPECT_THAT(again.operators, ElementsAre(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11));
 }
@@ -86,7 +94,7 @@ TEST(Recomputation, TheSecondRunTakesWhatForwardTookUntilItsLastSave) {
     step.intervals[i].compute_us = static_cast<double>(1 << i);
   }
   step.segments[1].before->compute_us = 5;
-  const StepTrace again = WithRecomputation(step, {1});
+  const StepTrace again = Again(step, {1});
   std::vector<double> us;
   for (const StepInterval& interval : again.intervals) us.push_back(interval.compute_us);
   EXPECT_THAT(us,
@@ -98,7 +106,7 @@ TEST(Recomputation, WhatIsMadeAgainIsThereFromTheSecondRunUntilItIsRead) {
   StepTrace step = Blocks({{1000, 20, 3}, {4000, 50, 6}});
   step.intervals[4].transient_bytes = 700;  // an operator of the segment, before it saves anything
   step.intervals[5].transient_bytes = 10;
-  const StepTrace again = WithRecomputation(step, {1});
+  const StepTrace again = Again(step, {1});
   const std::vector<int64_t> bytes = DeviceBytes(again, {});
   // Forward: all that is saved outside, and in interval 4 the segment at its peak.
   EXPECT_EQ(bytes[3], 100 + 1023 + 4000);
@@ -115,7 +123,7 @@ TEST(Recomputation, TheInputIsHeldUntilTheSegmentHasReadItForTheLastTime) {
   // Within the segment: the input is saved again, and its last reader belongs to that.
   step.segments[1].accesses.push_back(5);
   ASSERT_EQ(step.accesses[5], 2u);
-  const StepTrace again = WithRecomputation(step, {1});
+  const StepTrace again = Again(step, {1});
   EXPECT_THAT(again.accesses, ElementsAre(0, 1, 2, 2, 2, 1, 0));
   EXPECT_EQ(DeviceBytes(again, {})[5], 100 + 1020 + 4000 + 50);
 }
@@ -137,9 +145,7 @@ TEST(Recomputation, AnInputThatTheSegmentItselfSavesIsSavedWhenItBegins) {
   StepTrace step = OneSegment();
   step.segments[0].inputs = {2};
   step.intervals[1].other_bytes = step.segments[0].before->other_bytes = 600;
-  ASSERT_THAT(step.Validate(), IsOk());
-  const StepTrace again = WithRecomputation(step, {0});
-  EXPECT_THAT(again.Validate(), IsOk());
+  const StepTrace again = Again(step, {0});
   EXPECT_THAT(again.accesses, ElementsAre(0, 1, 1, 0));
   EXPECT_EQ(again.objects[1].size_bytes, 500u);
   const std::vector<int64_t> bytes = DeviceBytes(again, {});
@@ -158,9 +164,7 @@ TEST(Recomputation, AnInputThatNobodySavesIsSavedThenAndIsNoOtherByte) {
   step.segments[0].inputs = {4};
   step.segments[0].before->other_bytes = 400;
   step.intervals[1].other_bytes = step.intervals[2].other_bytes = 400;
-  ASSERT_THAT(step.Validate(), IsOk());
-  const StepTrace again = WithRecomputation(step, {0});
-  EXPECT_THAT(again.Validate(), IsOk());
+  const StepTrace again = Again(step, {0});
   EXPECT_THAT(again.accesses, ElementsAre(0, 1, 1, 0));
   EXPECT_EQ(again.objects[1].size_bytes, 300u);
   EXPECT_EQ(again.objects[1].held_until, 2u) << "old intervals 1 to 4 are the new ones 1 and 2";
@@ -178,8 +182,7 @@ TEST(Recomputation, AnInputOfTwoSegmentsIsOneObject) {
   step.segments = {{.accesses = {1, 6}, .inputs = {4}, .before = before},
                    {.accesses = {2, 3, 4, 5}, .inputs = {4, 0}, .before = before}};
   for (const size_t interval : {1, 2, 3}) step.intervals[interval].other_bytes = 400;
-  const StepTrace again = WithRecomputation(step, {0, 1});
-  EXPECT_THAT(again.Validate(), IsOk());
+  const StepTrace again = Again(step, {0, 1});
   EXPECT_THAT(again.accesses, ElementsAre(0, 1, 1, 0, 1, 0, 1, 0));
   EXPECT_THAT(again.operators, ElementsAre(0, 1, 2, 2, 3, 3, 4, 5));
   EXPECT_EQ(again.objects[1].saved_until, 2u);
@@ -196,9 +199,7 @@ TEST(Recomputation, WhatIsSavedOutsideAsWellIsSavedThereAlone) {
   step.segments = {{.accesses = {1, 6}, .inputs = {0}, .before = before},
                    {.accesses = {3, 4}, .inputs = {1}, .before = before}};
   step.intervals.assign(9, {.compute_us = 10, .other_bytes = 100});
-  ASSERT_THAT(step.Validate(), IsOk());
-  const StepTrace again = WithRecomputation(step, {0});
-  EXPECT_THAT(again.Validate(), IsOk());
+  const StepTrace again = Again(step, {0});
   EXPECT_THAT(again.accesses, ElementsAre(0, 0, 1, 2, 2, 1, 0, 0));
   EXPECT_EQ(again.objects[1].size_bytes, 20u);
   EXPECT_EQ(again.objects[1].saved_until, 0u);
@@ -345,8 +346,7 @@ TEST(Recomputation, WithAPartOfASegmentTheRestOfItStays) {
   // Uses: 0 | 1 2, and backward 2 1 0.
   const StepTrace step = BlocksOfParts({{1000, 20, 30}});
   ASSERT_THAT(step.accesses, ElementsAre(0, 1, 2, 2, 1, 0));
-  const StepTrace again = WithRecomputation(step, {1});
-  EXPECT_THAT(again.Validate(), IsOk());
+  const StepTrace again = Again(step, {1});
   EXPECT_THAT(again.accesses, ElementsAre(0, 0, 1, 1, 0, 0));
   EXPECT_EQ(again.objects[1].size_bytes, 30u);
 }
@@ -422,6 +422,21 @@ void DrawIntervals(std::mt19937& random, StepTrace& step) {
   }
 }
 
+// Adds as many steps of `draw`, with random intervals.
+MixesOverBest MixesOf(int rounds, absl::FunctionRef<StepTrace(int round, std::mt19937&)> draw) {
+  std::mt19937 random(1);
+  MixesOverBest sets;
+  for (int round = 0; round < RoundsWithoutThreads(rounds); ++round) {
+    SCOPED_TRACE(::testing::Message() << "round " << round);
+    StepTrace step = draw(round, random);
+    DrawIntervals(random, step);
+    sets.Add(step);
+  }
+  EXPECT_LE(sets.worst, 1.02) << sets.plans << " plans";
+  EXPECT_GT(sets.shorter, sets.plans / 10);
+  return sets;
+}
+
 // Each is a segment, whose input is no object.
 StepTrace FourTensors(const std::vector<uint64_t>& sizes) {
   std::vector<StepObject> objects;
@@ -432,54 +447,33 @@ StepTrace FourTensors(const std::vector<uint64_t>& sizes) {
 }
 
 TEST(RecomputePlanModel, OfBlocksThatAreAlikeTheMixIsTheBestThereIs) {
-  std::mt19937 random(1);
-  MixesOverBest sets;
-  for (int round = 0; round < RoundsWithoutThreads(40); ++round) {
-    SCOPED_TRACE(::testing::Message() << "round " << round);
+  const MixesOverBest sets = MixesOf(40, [](int round, std::mt19937& random) {
     const uint64_t input = 1000 * Draw(random, 1, 2);
     const uint64_t inner = 1000 * Draw(random, 1, 4);
-    StepTrace step = round % 2 == 0 ? Blocks({{input, inner}, {input, inner}})
-                                    : FourTensors({inner, inner, inner, inner});
-    DrawIntervals(random, step);
-    sets.Add(step);
-  }
-  EXPECT_LE(sets.worst, 1.02) << sets.plans << " plans";
+    return round % 2 == 0 ? Blocks({{input, inner}, {input, inner}})
+                          : FourTensors({inner, inner, inner, inner});
+  });
   EXPECT_LE(sets.mean(), 1.001);
-  EXPECT_GT(sets.shorter, sets.plans / 10);
   EXPECT_GE(sets.with_recompute, sets.shorter);
 }
 
 TEST(RecomputePlanModel, OfBlocksOfAnySizeTheMixIsCloseToTheBest) {
-  std::mt19937 random(1);
-  MixesOverBest sets;
-  for (int round = 0; round < RoundsWithoutThreads(40); ++round) {
-    SCOPED_TRACE(::testing::Message() << "round " << round);
+  const MixesOverBest sets = MixesOf(40, [](int round, std::mt19937& random) {
     std::vector<uint64_t> sizes;
     for (int i = 0; i < 4; ++i) sizes.push_back(1000 * Draw(random, 1, 4));
-    StepTrace step =
-        round % 2 == 0 ? Blocks({{sizes[0], sizes[1]}, {sizes[2], sizes[3]}}) : FourTensors(sizes);
-    DrawIntervals(random, step);
-    sets.Add(step);
-  }
-  EXPECT_LE(sets.worst, 1.02) << sets.plans << " plans";
+    return round % 2 == 0 ? Blocks({{sizes[0], sizes[1]}, {sizes[2], sizes[3]}})
+                          : FourTensors(sizes);
+  });
   EXPECT_LE(sets.mean(), 1.003);
-  EXPECT_GT(sets.shorter, sets.plans / 10);
 }
 
 TEST(RecomputePlanModel, OfABlockInPartsTheMixIsCloseToTheBest) {
-  std::mt19937 random(1);
-  MixesOverBest sets;
-  for (int round = 0; round < RoundsWithoutThreads(20); ++round) {
-    SCOPED_TRACE(::testing::Message() << "round " << round);
+  const MixesOverBest sets = MixesOf(20, [](int, std::mt19937& random) {
     std::vector<uint64_t> sizes = {1000};
     for (int i = 0; i < 3; ++i) sizes.push_back(1000 * Draw(random, 1, 4));
-    StepTrace step = BlocksOfParts({sizes});
-    DrawIntervals(random, step);
-    sets.Add(step);
-  }
-  EXPECT_LE(sets.worst, 1.02) << sets.plans << " plans";
+    return BlocksOfParts({sizes});
+  });
   EXPECT_LE(sets.mean(), 1.003);
-  EXPECT_GT(sets.shorter, sets.plans / 10);
 }
 
 // More sets than can be tried.

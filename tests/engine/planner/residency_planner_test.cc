@@ -31,11 +31,14 @@ StepTrace Step(uint64_t small_bytes, uint64_t other_bytes) {
   return step;
 }
 
+PlannedMoves PlannedWithin(int64_t limit_bytes, const StepTrace& step) {
+  const ResidencyPlanner planner(step);
+  return planner.MovesWithin(limit_bytes, EvictionRule::kHighest, planner.ByNextUse());
+}
+
 TEST(ResidencyPlanner, WhatIsMuchSmallerAndWouldMakeRoomIsInTheWay) {
   const StepTrace step = Step(/*small_bytes=*/1000, /*other_bytes=*/1500);
-  const ResidencyPlanner planner(step);
-  const PlannedMoves planned =
-      planner.MovesWithin(kLimitBytes, EvictionRule::kHighest, planner.ByNextUse());
+  const PlannedMoves planned = PlannedWithin(kLimitBytes, step);
   EXPECT_THAT(planned.moves,
               ElementsAre(StepMove{.object = 0, .evict_at = 1, .fetch_at = 4, .read_at = 4}));
   ASSERT_THAT(planned.blockers, SizeIs(1));
@@ -47,8 +50,7 @@ TEST(ResidencyPlanner, WithoutWhatWasInTheWayTheOtherComesBackEarlier) {
   const StepTrace step = Step(/*small_bytes=*/1000, /*other_bytes=*/1500);
   const ResidencyPlanner planner(step);
   PlanPreferences preferences = planner.ByNextUse();
-  preferences.EvictEarlier(
-      planner.MovesWithin(kLimitBytes, EvictionRule::kHighest, preferences).blockers);
+  preferences.EvictEarlier(PlannedWithin(kLimitBytes, step).blockers);
   const PlannedMoves planned =
       planner.MovesWithin(kLimitBytes, EvictionRule::kHighest, preferences);
   EXPECT_THAT(planned.moves,
@@ -57,28 +59,20 @@ TEST(ResidencyPlanner, WithoutWhatWasInTheWayTheOtherComesBackEarlier) {
   EXPECT_THAT(planned.blockers, IsEmpty());
 }
 
-TEST(ResidencyPlanner, WhatIsNotMuchSmallerIsNotInTheWay) {
-  const StepTrace step = Step(/*small_bytes=*/2001, /*other_bytes=*/1500);
-  const ResidencyPlanner planner(step);
+TEST(ResidencyPlanner, WhatIsNotMuchSmallerOrWouldNotMakeRoomEnoughIsNotInTheWay) {
   EXPECT_THAT(
-      planner.MovesWithin(kLimitBytes + 1000, EvictionRule::kHighest, planner.ByNextUse()).blockers,
+      PlannedWithin(kLimitBytes + 1000, Step(/*small_bytes=*/2001, /*other_bytes=*/1500)).blockers,
       IsEmpty());
-}
-
-TEST(ResidencyPlanner, WhatWouldNotMakeRoomEnoughIsNotInTheWay) {
-  const StepTrace step = Step(/*small_bytes=*/1000, /*other_bytes=*/1501);
-  const ResidencyPlanner planner(step);
-  EXPECT_THAT(
-      planner.MovesWithin(kLimitBytes, EvictionRule::kHighest, planner.ByNextUse()).blockers,
-      IsEmpty());
+  EXPECT_THAT(PlannedWithin(kLimitBytes, Step(/*small_bytes=*/1000, /*other_bytes=*/1501)).blockers,
+              IsEmpty());
 }
 
 TEST(PlanPreferences, OfTwoIntervalsTheEarlierOneCounts) {
   PlanPreferences preferences;
   preferences.offloaded_by.assign(2, IdleInterval::kStays);
-  preferences.EvictEarlier(Blocker{.idle = 1, .interval = 7});
-  preferences.EvictEarlier(Blocker{.idle = 1, .interval = 5});
-  preferences.EvictEarlier(Blocker{.idle = 1, .interval = 6});
+  for (const size_t interval : {7, 5, 6}) {
+    preferences.EvictEarlier(Blocker{.idle = 1, .interval = interval});
+  }
   EXPECT_THAT(preferences.offloaded_by, ElementsAre(IdleInterval::kStays, 5));
 }
 

@@ -31,19 +31,13 @@ TEST(StepTraceTest, AStepOfTwoTensorsIsValid) { EXPECT_THAT(TwoTensors().Validat
 
 TEST(StepTraceTest, AStepWithoutObjectsIsOneInterval) {
   StepTrace step;
+  ExpectRefused(step, "there are 0 intervals around 0 accesses");
   step.intervals = {{.compute_us = 5}};
   EXPECT_THAT(step.Validate(), IsOk());
-  ExpectRefused(StepTrace(), "there are 0 intervals around 0 accesses");
 }
 
 TEST(StepTraceTest, ComputeIsTheSumOfAllIntervals) {
   EXPECT_DOUBLE_EQ(TwoTensors().compute_us(), 10);
-}
-
-TEST(StepTraceTest, RefusesAnObjectWithoutBytes) {
-  StepTrace step = TwoTensors();
-  step.objects[1].size_bytes = 0;
-  ExpectRefused(step, "object 1 has 0 bytes: leave it out");
 }
 
 TEST(StepTraceTest, RefusesATimeToComputeAgainThatIsNone) {
@@ -56,42 +50,42 @@ TEST(StepTraceTest, RefusesATimeToComputeAgainThatIsNone) {
   }
 }
 
-TEST(StepTraceTest, RefusesAUseOfAnObjectThatThereIsNot) {
-  StepTrace step = TwoTensors();
-  step.accesses[3] = 2;
-  ExpectRefused(step, "access 3 is of object 2, but there are 2");
-}
-
-TEST(StepTraceTest, RefusesObjectsThatAreNotNumberedByTheirFirstUses) {
-  StepTrace step = TwoTensors();
-  step.accesses = {1, 0, 0, 1};
-  ExpectRefused(step, "access 0 is the first of object 1, and object 0 has not been used yet");
-}
-
-TEST(StepTraceTest, RefusesAnObjectThatIsNeverUsed) {
-  StepTrace step = TwoTensors();
-  step.objects.push_back({.size_bytes = 1});
-  ExpectRefused(step, "object 2 is never used");
-}
-
-TEST(StepTraceTest, RefusesIntervalsThatDoNotSurroundTheUses) {
-  StepTrace step = TwoTensors();
-  step.intervals.pop_back();
-  ExpectRefused(step, "there are 4 intervals around 4 accesses");
+TEST(StepTraceTest, RefusesObjectsUsesAndIntervalsThatDoNotFit) {
+  const struct {
+    void (*spoil)(StepTrace&);
+    const char* message;
+  } rows[] = {
+      {[](StepTrace& step) { step.objects[1].size_bytes = 0; },
+       "object 1 has 0 bytes: leave it out"},
+      {[](StepTrace& step) { step.accesses[3] = 2; }, "access 3 is of object 2, but there are 2"},
+      {[](StepTrace& step) {
+         step.accesses = {1, 0, 0, 1};
+       },
+       "access 0 is the first of object 1, and object 0 has not been used yet"},
+      {[](StepTrace& step) { step.objects.push_back({.size_bytes = 1}); },
+       "object 2 is never used"},
+      {[](StepTrace& step) { step.intervals.pop_back(); },
+       "there are 4 intervals around 4 accesses"},
+      {[](StepTrace& step) {
+         step.operators = {1, 2, 3};
+       },
+       "there are 3 operators for 4 accesses"},
+      {[](StepTrace& step) {
+         step.operators = {1, 2, 3, 4, 5};
+       },
+       "there are 5 operators for 4 accesses"},
+  };
+  for (const auto& row : rows) {
+    StepTrace step = TwoTensors();
+    row.spoil(step);
+    ExpectRefused(step, row.message);
+  }
 }
 
 TEST(StepTraceTest, AnOperatorForEachUseIsValid) {
   StepTrace step = TwoTensors();
   step.operators = {9, 9, 4, 9};
   EXPECT_THAT(step.Validate(), IsOk());
-}
-
-TEST(StepTraceTest, RefusesOperatorsThatAreNotThoseOfTheUses) {
-  StepTrace step = TwoTensors();
-  step.operators = {1, 2, 3};
-  ExpectRefused(step, "there are 3 operators for 4 accesses");
-  step.operators = {1, 2, 3, 4, 5};
-  ExpectRefused(step, "there are 5 operators for 4 accesses");
 }
 
 TEST(StepTraceTest, ReadsOfABackwardThatMakesAGraphAreAscendingUses) {

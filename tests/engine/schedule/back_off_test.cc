@@ -28,15 +28,10 @@ TEST(BackOffTest, NothingIsLeftOutBeforeARefusal) {
   for (int i = 0; i < 10; ++i) EXPECT_TRUE(back_off.MayTry());
 }
 
-TEST(BackOffTest, PausesDoubleWithEachRefusal) {
+TEST(BackOffTest, PausesDoubleWithEachRefusalUpToTheLongest) {
   BackOff back_off;
-  EXPECT_THAT(PausesOf(back_off, 6), ElementsAre(0, 1, 2, 4, 8, 16));
-}
-
-TEST(BackOffTest, NoPauseIsLongerThanTheLongest) {
-  BackOff back_off;
-  PausesOf(back_off, 11);
-  EXPECT_THAT(PausesOf(back_off, 3), ElementsAre(1024, 1024, 1024));
+  EXPECT_THAT(PausesOf(back_off, 14),
+              ElementsAre(0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024, 1024));
 }
 
 TEST(BackOffTest, AfterAPauseEveryAttemptMayBeMadeUntilTheNextRefusal) {

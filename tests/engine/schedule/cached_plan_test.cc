@@ -25,66 +25,42 @@ StepTrace Chain(const std::vector<uint64_t>& signatures) {
   return ForwardAndBackward(/*size_bytes=*/100, signatures);
 }
 
-StepPlan Moves(const std::vector<StepMove>& moves) {
-  StepPlan plan;
-  plan.moves = moves;
-  return plan;
+CachedPlan Cached(const StepTrace& step, const std::vector<StepMove>& moves = {}) {
+  return CachedPlan(step, StepPlan{.moves = moves});
 }
 
 // --- What is saved ---
 
-TEST(CachedPlan, AnObjectIsFoundByItsSignature) {
-  const CachedPlan cached(Chain({7, 8, 9}), StepPlan());
-  EXPECT_EQ(cached.Find(8, /*before=*/0), 1u);
-  EXPECT_EQ(cached.Find(9, /*before=*/0), 2u);
-}
-
-TEST(CachedPlan, OfOneSignatureTheObjectsAreFoundInTheirOrder) {
-  const CachedPlan cached(Chain({7, 8, 7, 7}), StepPlan());
+TEST(CachedPlan, ObjectsOfOneSignatureAreFoundInTheirOrderAndNoMoreThanTheStepSaves) {
+  const CachedPlan cached = Cached(Chain({7, 8, 7, 7}));
   EXPECT_EQ(cached.Find(7, /*before=*/0), 0u);
   EXPECT_EQ(cached.Find(7, /*before=*/1), 2u);
   EXPECT_EQ(cached.Find(7, /*before=*/2), 3u);
-}
-
-TEST(CachedPlan, WhatTheStepDoesNotSaveIsNotFound) {
-  const CachedPlan cached(Chain({7, 8}), StepPlan());
-  EXPECT_EQ(cached.Find(9, /*before=*/0), std::nullopt);
-}
-
-TEST(CachedPlan, MoreOfOneSignatureThanTheStepSavesAreNotFound) {
-  const CachedPlan cached(Chain({7, 8, 7}), StepPlan());
-  EXPECT_EQ(cached.Find(7, /*before=*/2), std::nullopt);
+  EXPECT_EQ(cached.Find(7, /*before=*/3), std::nullopt);
+  EXPECT_EQ(cached.Find(8, /*before=*/0), 1u);
   EXPECT_EQ(cached.Find(8, /*before=*/1), std::nullopt);
+  EXPECT_EQ(cached.Find(9, /*before=*/0), std::nullopt);
 }
 
 // --- When it is used ---
 
-TEST(CachedPlan, UsesOfAnObjectAreCountedFromItsFirst) {
-  const CachedPlan cached(Chain({7, 8, 9}), StepPlan());
+TEST(CachedPlan, UsesOfAnObjectAreCountedFromItsFirstToItsLast) {
+  const CachedPlan cached = Cached(Chain({7, 8, 9}));
   EXPECT_EQ(cached.AccessIndex(/*object=*/1, /*n=*/0), 1u);
   EXPECT_EQ(cached.AccessIndex(/*object=*/1, /*n=*/1), 4u);
-}
-
-TEST(CachedPlan, AUseThatTheStepDoesNotHaveIsTheLastOne) {
-  const CachedPlan cached(Chain({7, 8, 9}), StepPlan());
-  EXPECT_EQ(cached.AccessIndex(/*object=*/0, /*n=*/2), 5u);
+  EXPECT_EQ(cached.AccessIndex(/*object=*/0, /*n=*/2), 5u) << "more than the step has";
   EXPECT_EQ(cached.AccessIndex(/*object=*/2, /*n=*/9), 3u);
 }
 
 // --- What its plan does ---
 
-TEST(CachedPlan, AnObjectMovesIfThePlanHasAMoveOfIt) {
-  const CachedPlan cached(Chain({7, 8, 9}),
-                          Moves({{.object = 1, .evict_at = 2, .fetch_at = 3, .read_at = 4}}));
+// Uses 0 to 2 save, 3 to 5 read in reverse.
+TEST(CachedPlan, AnObjectIsHereUntilItsNextUseUnlessItComesBackForIt) {
+  const CachedPlan cached =
+      Cached(Chain({7, 8, 9}), {{.object = 1, .evict_at = 2, .fetch_at = 3, .read_at = 4}});
   EXPECT_FALSE(cached.Moves(0));
   EXPECT_TRUE(cached.Moves(1));
   EXPECT_FALSE(cached.Moves(2));
-}
-
-// Uses 0 to 2 save, 3 to 5 read in reverse.
-TEST(CachedPlan, AnObjectIsHereUntilItsNextUseUnlessItComesBackForIt) {
-  const CachedPlan cached(Chain({7, 8, 9}),
-                          Moves({{.object = 1, .evict_at = 2, .fetch_at = 3, .read_at = 4}}));
   EXPECT_TRUE(cached.IsResidentUntilNextAccess(/*object=*/0, /*now=*/0));
   EXPECT_TRUE(cached.IsResidentUntilNextAccess(/*object=*/0, /*now=*/4));
   EXPECT_FALSE(cached.IsResidentUntilNextAccess(/*object=*/0, /*now=*/5)) << "there is none";
@@ -93,10 +69,10 @@ TEST(CachedPlan, AnObjectIsHereUntilItsNextUseUnlessItComesBackForIt) {
 }
 
 TEST(CachedPlan, DropsComeInTheOrderOfTheirUses) {
-  const CachedPlan cached(Chain({7, 8, 9, 9}),
-                          Moves({{.object = 2, .evict_at = 3, .fetch_at = 4, .read_at = 5},
-                                 {.object = 1, .evict_at = 2, .fetch_at = 5, .read_at = 6},
-                                 {.object = 0, .evict_at = 1, .fetch_at = 5, .read_at = 7}}));
+  const CachedPlan cached =
+      Cached(Chain({7, 8, 9, 9}), {{.object = 2, .evict_at = 3, .fetch_at = 4, .read_at = 5},
+                                   {.object = 1, .evict_at = 2, .fetch_at = 5, .read_at = 6},
+                                   {.object = 0, .evict_at = 1, .fetch_at = 5, .read_at = 7}});
   EXPECT_THAT(cached.evictions(), ElementsAre(2, 1, 0));
 }
 
@@ -105,17 +81,16 @@ TEST(CachedPlan, DropsOfOneUseComeInTheOrderOfTheMoves) {
   for (uint32_t object = 20; object-- > 0;) {
     moves.push_back({.object = object, .evict_at = object < 10 ? 19u : 25u});
   }
-  const CachedPlan cached(Chain(std::vector<uint64_t>(20, 7)), Moves(moves));
+  const CachedPlan cached = Cached(Chain(std::vector<uint64_t>(20, 7)), moves);
   EXPECT_THAT(cached.evictions(), ElementsAre(10, 11, 12, 13, 14, 15, 16, 17, 18, 19,  //
                                               0, 1, 2, 3, 4, 5, 6, 7, 8, 9));
 }
 
 TEST(CachedPlan, CopiesThatWaitComeInTheOrderInWhichTheyGo) {
-  StepPlan plan;
-  plan.moves = {{.object = 0, .evict_at = 5, .fetch_at = 6, .read_at = 7, .copy_at = 3},
-                {.object = 1, .evict_at = 4, .fetch_at = 5, .read_at = 6, .copy_at = 3},
-                {.object = 2, .evict_at = 3, .fetch_at = 4, .read_at = 5}};
-  const CachedPlan cached(ForwardAndBackward(100, {1, 2, 3, 4}), plan);
+  const CachedPlan cached = Cached(
+      Chain({1, 2, 3, 4}), {{.object = 0, .evict_at = 5, .fetch_at = 6, .read_at = 7, .copy_at = 3},
+                            {.object = 1, .evict_at = 4, .fetch_at = 5, .read_at = 6, .copy_at = 3},
+                            {.object = 2, .evict_at = 3, .fetch_at = 4, .read_at = 5}});
   EXPECT_THAT(cached.deferred_copies(), ElementsAre(1, 0));
   EXPECT_TRUE(cached.Stays(0, /*now=*/2));
   EXPECT_FALSE(cached.Stays(0, /*now=*/3));
@@ -131,32 +106,40 @@ TEST(CachedPlan, AShortfallIsWhatItWasGiven) {
 
 // --- What comes until the next use ---
 
-TEST(CachedPlan, OtherBytesGrowByWhatTheNextIntervalHasMore) {
-  StepTrace step = Chain({7});
-  step.intervals[1].other_bytes = 30;
-  step.intervals[2].other_bytes = 45;
-  EXPECT_EQ(CachedPlan(step, StepPlan()).GrowthBytes(1), 15u);
-}
-
-TEST(CachedPlan, TransientBytesOfTheNextIntervalGrowOnTop) {
-  StepTrace step = Chain({7});
-  step.intervals[1] = {.other_bytes = 30};
-  step.intervals[2] = {.other_bytes = 10, .transient_bytes = 45};
-  EXPECT_EQ(CachedPlan(step, StepPlan()).GrowthBytes(1), 25u);
-}
-
-TEST(CachedPlan, TransientBytesOfTheIntervalBeforeAreThereNoMore) {
-  StepTrace step = Chain({7});
-  step.intervals[1] = {.other_bytes = 30, .transient_bytes = 1000};
-  step.intervals[2] = {.other_bytes = 45};
-  EXPECT_EQ(CachedPlan(step, StepPlan()).GrowthBytes(1), 15u);
+TEST(CachedPlan, WhatTheNextIntervalHasMoreAtItsPeakIsGrowth) {
+  const struct {
+    const char* name;
+    StepInterval before;
+    StepInterval next;
+    uint64_t growth_bytes;
+  } rows[] = {
+      {"other bytes grow", {.other_bytes = 30}, {.other_bytes = 45}, 15},
+      {"transient bytes grow on top",
+       {.other_bytes = 30},
+       {.other_bytes = 10, .transient_bytes = 45},
+       25},
+      {"transient bytes of the interval before are there no more",
+       {.other_bytes = 30, .transient_bytes = 1000},
+       {.other_bytes = 45},
+       15},
+      {"what is freed until the next use is no growth",
+       {.other_bytes = 500},
+       {.other_bytes = 100, .transient_bytes = 300},
+       0},
+  };
+  for (const auto& row : rows) {
+    StepTrace step = Chain({7});
+    step.intervals[1] = row.before;
+    step.intervals[2] = row.next;
+    EXPECT_EQ(Cached(step).GrowthBytes(1), row.growth_bytes) << row.name;
+  }
 }
 
 TEST(CachedPlan, AnObjectThatIsMadeNextIsGrowth) {
   StepTrace step = Chain({7, 8});
   step.objects[1].size_bytes = 200;
   step.intervals[1].other_bytes = 5;
-  const CachedPlan cached(step, StepPlan());
+  const CachedPlan cached = Cached(step);
   EXPECT_EQ(cached.GrowthBytes(0), 205u);
   EXPECT_EQ(cached.GrowthBytes(1), 0u) << "what is read next is there, or fetched by the plan";
 }
@@ -165,21 +148,14 @@ TEST(CachedPlan, WhatIsMadeNextAndFreesNothingIsAmongTheOtherBytesAlready) {
   StepTrace step = Chain({7, 8});
   step.objects[1].frees = false;
   for (const size_t i : {1, 2, 3}) step.intervals[i].other_bytes = 100;
-  EXPECT_EQ(CachedPlan(step, StepPlan()).GrowthBytes(0), 100u);
-}
-
-TEST(CachedPlan, WhatIsFreedUntilTheNextUseIsNoGrowth) {
-  StepTrace step = Chain({7});
-  step.intervals[1].other_bytes = 500;
-  step.intervals[2] = {.other_bytes = 100, .transient_bytes = 300};
-  EXPECT_EQ(CachedPlan(step, StepPlan()).GrowthBytes(1), 0u);
+  EXPECT_EQ(Cached(step).GrowthBytes(0), 100u);
 }
 
 TEST(CachedPlan, TellsPeopleThatItAddsToGradients) {
   StepTrace step = Chain({7, 8});
-  EXPECT_EQ(CachedPlan(step, StepPlan()).note(), "");
+  EXPECT_EQ(Cached(step).note(), "");
   step.begins_with_gradients = true;
-  EXPECT_EQ(CachedPlan(step, StepPlan()).note(), "adds to gradients");
+  EXPECT_EQ(Cached(step).note(), "adds to gradients");
   EXPECT_EQ(CachedPlan(step, StepPlan(), absl::ResourceExhaustedError("too little")).note(),
             "adds to gradients; not run as planned: too little");
 }
@@ -187,19 +163,19 @@ TEST(CachedPlan, TellsPeopleThatItAddsToGradients) {
 TEST(CachedPlan, WhatIsMoreThanItsRecordBeganWithCountsTheFirstObjectOnce) {
   StepTrace step = Chain({7, 8});
   step.intervals[0].other_bytes = 1000;
-  EXPECT_EQ(CachedPlan(step, StepPlan()).ExcessBytes(1150), 50u);
-  EXPECT_EQ(CachedPlan(step, StepPlan()).ExcessBytes(900), 0u);
+  EXPECT_EQ(Cached(step).ExcessBytes(1150), 50u);
+  EXPECT_EQ(Cached(step).ExcessBytes(900), 0u);
   step.objects[0].frees = false;
-  EXPECT_EQ(CachedPlan(step, StepPlan()).ExcessBytes(1150), 150u) << "it is among the other bytes";
+  EXPECT_EQ(Cached(step).ExcessBytes(1150), 150u) << "it is among the other bytes";
 }
 
 TEST(CachedPlan, TheMostGrowthIsThatOfAnyUse) {
   StepTrace step = Chain({7, 8});
   step.intervals[2].transient_bytes = 40;
   step.intervals[4].transient_bytes = 30;
-  EXPECT_EQ(CachedPlan(step, StepPlan()).MostGrowthBytes(), 100u) << "object 8 is made";
+  EXPECT_EQ(Cached(step).MostGrowthBytes(), 100u) << "object 8 is made";
   step.intervals[3].transient_bytes = 300;
-  EXPECT_EQ(CachedPlan(step, StepPlan()).MostGrowthBytes(), 300u);
+  EXPECT_EQ(Cached(step).MostGrowthBytes(), 300u);
 }
 
 TEST(CachedPlan, AReadOfABackwardThatMakesAGraphIsAnotherThanOneThatDoesNot) {
@@ -207,7 +183,7 @@ TEST(CachedPlan, AReadOfABackwardThatMakesAGraphIsAnotherThanOneThatDoesNot) {
   for (StepObject& object : step.objects) object.needed_until = 4;
   StepTrace makes_graph = step;
   makes_graph.graph_reads = {2, 3};
-  const CachedPlan plain(step, StepPlan()), other(makes_graph, StepPlan());
+  const CachedPlan plain = Cached(step), other = Cached(makes_graph);
   EXPECT_EQ(plain.NextRead(1, /*now=*/1, AccessKind::kReadAndKept), 2u);
   EXPECT_EQ(plain.NextRead(1, /*now=*/1, AccessKind::kReadIntoGraph), std::nullopt);
   EXPECT_EQ(other.NextRead(1, /*now=*/1, AccessKind::kReadIntoGraph), 2u);
@@ -220,42 +196,35 @@ TEST(CachedPlan, WhatNeedsMemoryOfItsOwnTravelsAlone) {
   StepTrace step = Chain({7, 7, 7});
   for (StepObject& object : step.objects) object.needed_until = 6;
   step.operators = {0, 1, 2, 3, 4, 4};
-  StepPlan plan;
-  plan.moves = {{.object = 0, .evict_at = 2, .fetch_at = 4, .read_at = 5},
-                {.object = 1, .evict_at = 2, .fetch_at = 4, .read_at = 4}};
-  EXPECT_EQ(CachedPlan(step, plan).BatchKey(0), CachedPlan(step, plan).BatchKey(1));
-  step.objects[1].comes_alone = true;
-  const CachedPlan cached(step, plan);
-  EXPECT_EQ(cached.BatchKey(1), CachedPlan::UniqueBatchKey(1));
-  EXPECT_NE(cached.BatchKey(0), cached.BatchKey(1));
+  for (const bool comes_alone : {false, true}) {
+    SCOPED_TRACE(comes_alone ? "memory of its own" : "shared memory");
+    step.objects[1].comes_alone = comes_alone;
+    const CachedPlan cached =
+        Cached(step, {{.object = 0, .evict_at = 2, .fetch_at = 4, .read_at = 5},
+                      {.object = 1, .evict_at = 2, .fetch_at = 4, .read_at = 4}});
+    EXPECT_EQ(cached.BatchKey(1) == CachedPlan::UniqueBatchKey(1), comes_alone);
+    EXPECT_EQ(cached.BatchKey(0) != cached.BatchKey(1), comes_alone);
+  }
 }
 
 TEST(CachedPlan, WhatGoesComesBackAndIsOverAtTheSameUsesHasOneCompany) {
   StepTrace step = Chain({7, 7, 7, 7});
   for (StepObject& object : step.objects) object.needed_until = 8;
   step.operators = {0, 1, 2, 3, 4, 5, 6, 6};  // one operator reads objects 1 and 0
-  const StepMove move = {.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 7};
   const auto company_with = [&](const StepMove& other) {
-    StepPlan plan;
-    plan.moves = {move, other};
-    const CachedPlan cached(step, plan);
+    const CachedPlan cached =
+        Cached(step, {{.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 7}, other});
     EXPECT_EQ(cached.BatchKey(3), 0u) << "it stays";
     return cached.BatchKey(0) == cached.BatchKey(1);
   };
   const StepMove alike = {.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 6};
   EXPECT_TRUE(company_with(alike));
-  StepMove other = alike;
-  other.evict_at = 2;
-  EXPECT_FALSE(company_with(other));
-  other = alike;
-  other.fetch_at = 4;
-  EXPECT_FALSE(company_with(other));
-  other = alike;
-  other.read_at = 5;
-  EXPECT_FALSE(company_with(other)) << "the parcel would stay until both were read";
-  other = alike;
+  EXPECT_FALSE(company_with({.object = 1, .evict_at = 2, .fetch_at = 5, .read_at = 6}));
+  EXPECT_FALSE(company_with({.object = 1, .evict_at = 3, .fetch_at = 4, .read_at = 6}));
+  EXPECT_FALSE(company_with({.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 5}))
+      << "the parcel would stay until both were read";
   step.objects[0].needed_until = 9;
-  EXPECT_FALSE(company_with(other)) << "the parcel would stay until both are over";
+  EXPECT_FALSE(company_with(alike)) << "the parcel would stay until both are over";
 }
 
 // Where nobody has said until when they are needed.
@@ -264,19 +233,18 @@ TEST(CachedPlan, WhatIsReadOnceMoreHasAnotherCompanyThanWhatIsNot) {
   step.accesses.push_back(1);  // 0 1 2 | 2 1 0 1
   step.intervals.emplace_back();
   step.operators = {0, 0, 1, 2, 3, 3, 4};  // one operator makes, and one reads, objects 0 and 1
-  StepPlan plan;
-  plan.moves = {{.object = 0, .evict_at = 2, .fetch_at = 3, .read_at = 5},
-                {.object = 1, .evict_at = 2, .fetch_at = 3, .read_at = 4}};
-  const CachedPlan cached(step, plan);
+  const CachedPlan cached =
+      Cached(step, {{.object = 0, .evict_at = 2, .fetch_at = 3, .read_at = 5},
+                    {.object = 1, .evict_at = 2, .fetch_at = 3, .read_at = 4}});
   EXPECT_NE(cached.BatchKey(0), cached.BatchKey(1));
 }
 
 TEST(CachedPlan, WhatLeavesSeveralTimesIsAlone) {
-  StepPlan plan;
-  plan.moves = {{.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 5},
-                {.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 5},
-                {.object = 0, .evict_at = 6, .fetch_at = 7, .read_at = 7, .copies_out = false}};
-  const CachedPlan cached(Chain({7, 7, 7, 7}), plan);
+  const CachedPlan cached =
+      Cached(Chain({7, 7, 7, 7}),
+             {{.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 5},
+              {.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 5},
+              {.object = 0, .evict_at = 6, .fetch_at = 7, .read_at = 7, .copies_out = false}});
   EXPECT_NE(cached.BatchKey(0), cached.BatchKey(1));
   EXPECT_NE(cached.BatchKey(0), 0u);
 }

@@ -114,17 +114,15 @@ class Played {
       player_.SetOtherBytes(step_.intervals[access].other_bytes);
       if (access > 0 && step_.operators[access] != step_.operators[access - 1])
         ReleaseReadBefore(access);
-      if (makes) {
-        player_.Save(step_.objects[object].signature, step_.objects[object].size_bytes,
-                     step_.operators[access], step_.objects[object].frees,
-                     step_.objects[object].recast_us.has_value());
-        if (step_.objects[object].held_until > access) player_.Hold(object);
-      } else {
-        player_.Read(object, step_.operators[access]);
-      }
+      const StepObject& accessed = step_.objects[object];
+      TargetPlayer::Log log =
+          makes ? player_.Save(accessed.signature, accessed.size_bytes, step_.operators[access],
+                               accessed.frees, accessed.recast_us.has_value())
+                : player_.Read(object, step_.operators[access]);
+      if (makes && accessed.held_until > access) player_.Hold(object);
       EXPECT_TRUE(player_.IsHere(object));
       std::vector<std::string> outs;
-      const std::vector<std::string> evictions = Drops(outs);
+      const std::vector<std::string> evictions = Drops(std::move(log), outs);
       if (is_followed) {
         EXPECT_THAT(evictions, ElementsAreArray(PlannedDrops(access)));
         EXPECT_THAT(outs, ElementsAreArray(PlannedOuts(access)));
@@ -165,9 +163,9 @@ class Played {
     }
   }
 
-  std::vector<std::string> Drops(std::vector<std::string>& outs) {
+  std::vector<std::string> Drops(TargetPlayer::Log log, std::vector<std::string>& outs) {
     std::vector<std::string> evictions;
-    for (std::string& note : player_.Happened()) {
+    for (std::string& note : log) {
       if (note.starts_with("demand")) ++demands_;
       if (note.starts_with("fetch")) ++fetches_;
       if (note.starts_with("drop")) {

@@ -42,29 +42,71 @@ TargetOptions Within(uint64_t memory_bytes) {
   return {.memory_bytes = memory_bytes, .link = RoundLink()};
 }
 
+using CachedPtr = std::shared_ptr<const CachedPlan>;
+
+PlayedSchedule WithTarget(uint64_t memory_bytes, const std::vector<CachedPtr>& known = {}) {
+  return PlayedSchedule(Within(memory_bytes), known);
+}
+PlayedSchedule WithAmpleTarget(const std::vector<CachedPtr>& known = {}) {
+  return WithTarget(100 * kSize, known);
+}
+
 // Tensors with these signatures.
 StepTrace Chain(const std::vector<uint64_t>& signatures) {
   return ForwardAndBackward(kSize, signatures);
 }
 
 // A plan of the test's own.
-std::shared_ptr<const CachedPlan> Planned(StepTrace step, std::vector<StepMove> moves) {
-  StepPlan plan;
-  plan.moves = std::move(moves);
-  return std::make_shared<const CachedPlan>(std::move(step), std::move(plan));
+CachedPtr Planned(StepTrace step, std::vector<StepMove> moves = {}, uint64_t peak_bytes = 0) {
+  return std::make_shared<const CachedPlan>(
+      std::move(step), StepPlan{.moves = std::move(moves), .peak_bytes = peak_bytes});
+}
+// Each moved object is read when the backward reads it.
+CachedPtr PlannedChain(const std::vector<uint64_t>& signatures, std::vector<StepMove> moves = {}) {
+  const auto last_read = static_cast<uint32_t>(2 * signatures.size() - 1);
+  for (StepMove& move : moves) move.read_at = last_read - move.object;
+  return Planned(Chain(signatures), std::move(moves));
 }
 
 // Four tensors, uses 0 to 3 and in reverse 4 to 7. Tensor 0 goes when the third one has been saved,
 // and is fetched when the third one is read.
-std::shared_ptr<const CachedPlan> FourTensors() {
-  return Planned(Chain({1, 2, 3, 4}), {{.object = 0, .evict_at = 2, .fetch_at = 5, .read_at = 7}});
+CachedPtr FourTensors() {
+  return PlannedChain({1, 2, 3, 4}, {{.object = 0, .evict_at = 2, .fetch_at = 5}});
 }
 
 // Four tensors. The operator behind the second one takes as much as three for a moment.
-std::shared_ptr<const CachedPlan> MuchBehindTheSecond() {
+CachedPtr MuchBehindTheSecond() {
   StepTrace step = Chain({1, 2, 3, 4});
   step.intervals[2].transient_bytes = 3 * kSize;
   return Planned(std::move(step), {{.object = 0, .evict_at = 4, .fetch_at = 5, .read_at = 7}});
+}
+
+// Four tensors. Tensor 0 goes twice, and is read twice: 0 1 2 3 | 3 2 0 1 0.
+CachedPtr FourTensorsOfWhichOneGoesTwice() {
+  StepTrace step = Chain({1, 2, 3, 4});
+  step.accesses.insert(step.accesses.begin() + 6, 0);
+  step.intervals.emplace_back();
+  return Planned(std::move(step),
+                 {{.object = 0, .evict_at = 2, .fetch_at = 4, .read_at = 6},
+                  {.object = 0, .evict_at = 7, .fetch_at = 8, .read_at = 8, .copies_out = false}});
+}
+
+// Five tensors. Tensor 0 goes when the third one has been saved, and is fetched when the fourth one
+// is read.
+CachedPtr FiveTensors() {
+  return PlannedChain({1, 2, 3, 4, 5}, {{.object = 0, .evict_at = 2, .fetch_at = 6}});
+}
+
+// Returns the bytes that the promise adds to the peak of the followed plan.
+uint64_t MoreBytes(const PlannedSchedule& schedule) {
+  return schedule.Promise().value().most_bytes - schedule.followed()->plan().peak_bytes;
+}
+
+// Plays the step until it is not worth recording. Returns how many of its runs were.
+int PlayWhileRecorded(PlayedSchedule& played, const std::vector<uint64_t>& signatures) {
+  int steps = 0;
+  for (; played.schedule.WantsRecord() && steps < 1000; ++steps) played.player.Play(signatures);
+  return steps;
 }
 
 std::vector<uint64_t> FirstSignatures(const PlannedSchedule& schedule) {
@@ -77,37 +119,18 @@ std::vector<uint64_t> FirstSignatures(const PlannedSchedule& schedule) {
 
 // --- Unknown steps ---
 
-TEST(PlannedSchedule, WhileNoStepIsKnownAllLeaveAndAreDroppedAtOnce) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3});
-  EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0", "out 1", "drop 1"));
-  player.EndForward();
-  EXPECT_THAT(player.Happened(), ElementsAre("out 2", "drop 2"));
-}
-
-TEST(PlannedSchedule, WhileNoStepIsKnownNothingIsFetchedAhead) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  TargetPlayer player(schedule);
-  player.Play({1, 2, 3});
-  EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0", "out 1", "drop 1", "out 2",
-                                             "drop 2", "demand 2", "demand 1", "demand 0"));
-}
-
-// What several readers have saved is unpacked once for each of them, and each fetch brings another
-// copy: the one before has its own.
-TEST(PlannedSchedule, WhileNoStepIsKnownWhatIsReadSeveralTimesInARowGoesBehindTheLast) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3});
-  player.EndForward();
-  player.Happened();
-  player.Read(2);
-  player.Read(2);
-  player.Read(2);
-  EXPECT_THAT(player.Happened(), ElementsAre("demand 2"));
-  player.Read(1);
-  EXPECT_THAT(player.Happened(), ElementsAre("drop 2", "demand 1"));
+TEST(PlannedSchedule, AnUnknownStepTakesTheLeastMemoryHoweverMuchThereIs) {
+  for (const auto& known : std::vector<std::vector<CachedPtr>>{{}, {PlannedChain({1, 2})}}) {
+    SCOPED_TRACE(known.empty() ? "nothing is known" : "another step is known");
+    auto [schedule, player] = WithAmpleTarget(known);
+    EXPECT_THAT(player.SaveAll({7, 8, 9}), ElementsAre("out 0", "drop 0", "out 1", "drop 1"));
+    EXPECT_THAT(player.EndForward(), ElementsAre("out 2", "drop 2"));
+    EXPECT_THAT(player.Read({2, 2, 2}), ElementsAre("demand 2")) << "nothing is fetched ahead";
+    EXPECT_THAT(player.Read(1), ElementsAre("drop 2", "demand 1"))
+        << "each reader of tensor 2 has its own copy, and nobody else may have one for long";
+    player.Release(1);
+    EXPECT_THAT(player.Read(0), ElementsAre("demand 0"));
+  }
 }
 
 TEST(PlannedSchedule, WithATargetNothingWaitsForCompany) {
@@ -118,10 +141,12 @@ TEST(PlannedSchedule, WithATargetNothingWaitsForCompany) {
   EXPECT_EQ(schedule.LateBytes(), 0u);
 }
 
+// An ample target and a link of which 20,000 bytes are small, so that tensors may share a parcel.
+TargetOptions WithParcels() { return {.memory_bytes = 100 * kSize, .link = AssumedLink()}; }
+
 // A parcel that comes back brings all that is in it, which nobody has planned for.
 TEST(PlannedSchedule, WithATargetNothingSmallSharesAParcelUntilTheStepIsKnown) {
-  TargetOptions options = Within(100 * kSize);
-  options.link = AssumedLink();  // of which 20,000 bytes are small
+  TargetOptions options = WithParcels();
   PlannedSchedule schedule(options);
   const auto batch_key = [&schedule](uint64_t size_bytes) {
     return schedule.BatchKey(schedule.OnSaved(/*scope=*/1, {size_bytes, /*signature=*/9}).object);
@@ -136,10 +161,8 @@ TEST(PlannedSchedule, WithATargetNothingSmallSharesAParcelUntilTheStepIsKnown) {
 }
 
 TEST(PlannedSchedule, WhatHasStayedAndLeavesLateSharesNoParcelEither) {
-  TargetOptions options = Within(100 * kSize);
-  options.link = AssumedLink();
-  PlannedSchedule schedule(options);
-  schedule.Learn(Planned(Chain({1, 2, 3}), {}));
+  PlannedSchedule schedule(WithParcels());
+  schedule.Learn(PlannedChain({1, 2, 3}));
   const uint32_t first = schedule.OnSaved(/*scope=*/1, {kSize, 1}).object;
   const uint32_t second = schedule.OnSaved(/*scope=*/1, {kSize, 2}).object;
   schedule.OnSaved(/*scope=*/1, {kSize, /*signature=*/77});
@@ -149,9 +172,7 @@ TEST(PlannedSchedule, WhatHasStayedAndLeavesLateSharesNoParcelEither) {
 }
 
 TEST(PlannedSchedule, WhatIsSmallSharesAParcelWithWhatThePlanMovesAtTheSameTimes) {
-  TargetOptions options = Within(100 * kSize);
-  options.link = AssumedLink();
-  PlannedSchedule schedule(options);
+  PlannedSchedule schedule(WithParcels());
   StepTrace step = Chain({1, 2, 3});
   step.operators = {0, 1, 2, 3, 4, 4};  // one reads both that the plan moves
   schedule.Learn(Planned(step, {{.object = 0, .evict_at = 2, .fetch_at = 3, .read_at = 5},
@@ -163,8 +184,7 @@ TEST(PlannedSchedule, WhatIsSmallSharesAParcelWithWhatThePlanMovesAtTheSameTimes
 }
 
 TEST(PlannedSchedule, AStepLastsAsLongAsAnyTensorIsNeeded) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithAmpleTarget();
   EXPECT_FALSE(schedule.IsInStep());
   player.SaveAll({1, 2});
   player.Release(1);
@@ -176,69 +196,52 @@ TEST(PlannedSchedule, AStepLastsAsLongAsAnyTensorIsNeeded) {
 // --- Steps worth recording ---
 
 TEST(PlannedSchedule, TheFirstStepIsWorthRecording) {
-  PlannedSchedule schedule(Within(3 * kSize));
+  auto [schedule, player] = WithTarget(3 * kSize);
   EXPECT_TRUE(schedule.WantsRecord());
-  TargetPlayer(schedule).Play({1, 2, 3, 4});
+  player.Play({1, 2, 3, 4});
   EXPECT_TRUE(schedule.WantsRecord());
 }
+
+constexpr int kKnownInARow = PlannedSchedule::kKnownInARow;
 
 TEST(PlannedSchedule, AfterThreeKnownStepsInARowNothingIsWorthRecording) {
-  PlannedSchedule schedule(Within(3 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  for (int step = 0; step < PlannedSchedule::kKnownInARow; ++step) {
-    EXPECT_TRUE(schedule.WantsRecord()) << step;
-    player.Play({1, 2, 3, 4});
-  }
-  EXPECT_FALSE(schedule.WantsRecord());
+  PlayedSchedule played = WithTarget(3 * kSize, {FourTensors()});
+  EXPECT_EQ(PlayWhileRecorded(played, {1, 2, 3, 4}), kKnownInARow);
 }
 
-TEST(PlannedSchedule, AStepThatTurnsOutToBeUnknownMakesTheNextThreeWorthRecording) {
-  PlannedSchedule schedule(Within(3 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  for (int step = 0; step < PlannedSchedule::kKnownInARow; ++step) player.Play({1, 2, 3, 4});
-  ASSERT_FALSE(schedule.WantsRecord());
-  player.SaveAll({1, 2});
-  player.Save(9);
-  player.EndStep();
-  for (int step = 0; step < PlannedSchedule::kKnownInARow; ++step) {
-    EXPECT_TRUE(schedule.WantsRecord()) << step;
-    player.Play({1, 2, 3, 4});
+TEST(PlannedSchedule, AStepThatSavesOrReadsOtherwiseMakesTheNextThreeWorthRecording) {
+  for (const bool saves_otherwise : {true, false}) {
+    SCOPED_TRACE(saves_otherwise ? "saves otherwise" : "reads otherwise");
+    PlayedSchedule played = WithTarget(3 * kSize, {FourTensors()});
+    PlayWhileRecorded(played, {1, 2, 3, 4});
+    if (saves_otherwise) {
+      played.player.SaveAll({1, 2, 9});
+    } else {
+      played.player.PlayForward({1, 2, 3, 4});
+      played.player.Read({3, 2, 3});
+    }
+    played.player.EndStep();
+    EXPECT_EQ(PlayWhileRecorded(played, {1, 2, 3, 4}), kKnownInARow);
   }
-  EXPECT_FALSE(schedule.WantsRecord());
 }
 
 TEST(PlannedSchedule, AStepThatIsNoLongerWhatIsKnownOfItIsWorthRecordingTwice) {
-  PlannedSchedule schedule(Within(3 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  for (int step = 0; step < PlannedSchedule::kKnownInARow; ++step) player.Play({1, 2, 3, 4});
-  ASSERT_FALSE(schedule.WantsRecord());
-  schedule.RecordAgain();
-  for (int step = 0; step < 2; ++step) {
-    EXPECT_TRUE(schedule.WantsRecord()) << step;
-    player.Play({1, 2, 3, 4});
-  }
-  EXPECT_FALSE(schedule.WantsRecord());
+  PlayedSchedule played = WithTarget(3 * kSize, {FourTensors()});
+  PlayWhileRecorded(played, {1, 2, 3, 4});
+  played.schedule.RecordAgain();
+  EXPECT_EQ(PlayWhileRecorded(played, {1, 2, 3, 4}), 2);
 }
 
 TEST(PlannedSchedule, StepsThatAddToGradientsAreRecordedAsOftenAsThoseThatMakeThem) {
-  PlannedSchedule schedule(Within(3 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  for (int step = 0; step < PlannedSchedule::kKnownInARow; ++step) player.Play({1, 2, 3, 4});
-  EXPECT_FALSE(schedule.WantsRecord());
-  schedule.set_begins_with_gradients(true);
-  for (int step = 0; step < PlannedSchedule::kKnownInARow; ++step) {
-    EXPECT_TRUE(schedule.WantsRecord()) << step;
-    player.Play({1, 2, 3, 4});
+  PlayedSchedule played = WithTarget(3 * kSize, {FourTensors()});
+  for (const bool begins_with_gradients : {false, true}) {
+    played.schedule.set_begins_with_gradients(begins_with_gradients);
+    EXPECT_EQ(PlayWhileRecorded(played, {1, 2, 3, 4}), kKnownInARow) << begins_with_gradients;
   }
-  EXPECT_FALSE(schedule.WantsRecord());
-  schedule.RecordAgain();
-  EXPECT_TRUE(schedule.WantsRecord());
-  schedule.set_begins_with_gradients(false);
-  EXPECT_FALSE(schedule.WantsRecord()) << "nothing is wrong with those";
+  played.schedule.RecordAgain();
+  EXPECT_TRUE(played.schedule.WantsRecord());
+  played.schedule.set_begins_with_gradients(false);
+  EXPECT_FALSE(played.schedule.WantsRecord()) << "nothing is wrong with those";
 }
 
 TEST(PlannedSchedule, AStepThatIsRaisedMayHaveAMixUnlessItWasTried) {
@@ -246,7 +249,7 @@ TEST(PlannedSchedule, AStepThatIsRaisedMayHaveAMixUnlessItWasTried) {
   step.segments.resize(1);
   for (const bool was_tried : {false, true}) {
     PlannedSchedule schedule(Within(100 * kSize));
-    auto cached = Planned(step, {});
+    auto cached = Planned(step);
     if (was_tried) cached = cached->WithRecomputeTried();
     schedule.Learn(cached);
     schedule.LearnRaised(Planned(step.WithMore(kSize), {}), *cached);
@@ -257,8 +260,7 @@ TEST(PlannedSchedule, AStepThatIsRaisedMayHaveAMixUnlessItWasTried) {
 }
 
 TEST(PlannedSchedule, WhatIsForgottenRunsLikeTheFirstStepAndIsWorthRecording) {
-  PlannedSchedule schedule(Within(3 * kSize));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithTarget(3 * kSize);
   const std::vector<std::vector<uint64_t>> shapes = {{1, 2, 3, 4}, {11, 12, 13, 14}, {21, 22, 23}};
   for (const auto& shape : shapes) schedule.Learn(schedule.Plan(Chain(shape)).value());
   for (int turn = 0; turn < 2; ++turn) {
@@ -275,15 +277,11 @@ TEST(PlannedSchedule, WhatIsForgottenRunsLikeTheFirstStepAndIsWorthRecording) {
 }
 
 TEST(PlannedSchedule, AStepThatRunsWhenAllIsForgottenGoesOnAsPlanned) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  const std::shared_ptr<const CachedPlan> cached = FourTensors();
-  schedule.Learn(cached);
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2});
+  const CachedPtr cached = FourTensors();
+  auto [schedule, player] = WithAmpleTarget({cached});
+  EXPECT_THAT(player.SaveAll({1, 2}), ElementsAre("stay 1", "out 0"));
   schedule.ForgetPlans();
-  player.SaveAll({3, 4});
-  player.EndForward();
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "stay 2", "drop 0", "stay 3"));
+  EXPECT_THAT(player.PlayForward({3, 4}), ElementsAre("stay 2", "drop 0", "stay 3"));
   EXPECT_EQ(schedule.followed(), cached);
   player.EndStep();
   player.Save(1);
@@ -291,53 +289,48 @@ TEST(PlannedSchedule, AStepThatRunsWhenAllIsForgottenGoesOnAsPlanned) {
 }
 
 // How many of that many steps, which are all different, are recorded.
-int RecordsOf(PlannedSchedule& schedule, uint64_t steps) {
-  TargetPlayer player(schedule);
+int RecordsOf(PlayedSchedule& played, uint64_t steps) {
   int records = 0;
   for (uint64_t step = 1; step <= steps; ++step) {
-    const bool is_recorded = schedule.WantsRecord();
-    player.Play({100 * step, 100 * step + 1});
+    const bool is_recorded = played.schedule.WantsRecord();
+    played.player.Play({100 * step, 100 * step + 1});
     if (!is_recorded) continue;
     ++records;
-    schedule.Learn(Planned(Chain({100 * step, 100 * step + 1}), {}));
+    played.schedule.Learn(PlannedChain({100 * step, 100 * step + 1}));
   }
   return records;
 }
 
 TEST(PlannedSchedule, WhereStepsAreNeverAlikeTheyAreRecordedLessAndLessOften) {
-  PlannedSchedule schedule(Within(3 * kSize));
-  const int of_the_first = RecordsOf(schedule, 1000);
+  PlayedSchedule some = WithTarget(3 * kSize), many = WithTarget(3 * kSize);
+  const int of_the_first = RecordsOf(some, 1000);
   EXPECT_LT(of_the_first, 250);
-  PlannedSchedule other(Within(3 * kSize));
-  EXPECT_LT(RecordsOf(other, 8000), of_the_first + 3 * PlannedSchedule::kMaxCached + 3);
+  EXPECT_LT(RecordsOf(many, 8000), of_the_first + 3 * PlannedSchedule::kMaxCached + 3);
 }
 
 TEST(PlannedSchedule, WhereStepsBeginToBeAlikeTheyAreRecordedAgainSoon) {
-  PlannedSchedule schedule(Within(3 * kSize));
-  RecordsOf(schedule, 1000);
-  TargetPlayer player(schedule);
+  PlayedSchedule played = WithTarget(3 * kSize);
+  RecordsOf(played, 1000);
   int steps = 0;
-  for (; !schedule.WantsRecord(); ++steps) player.Play({1, 2, 3, 4});
+  for (; !played.schedule.WantsRecord(); ++steps) played.player.Play({1, 2, 3, 4});
   EXPECT_LE(steps, 1000 / 32);
 }
 
 TEST(PlannedSchedule, AKnownStepAmongOthersMakesAllOfThemWorthRecording) {
-  PlannedSchedule schedule(Within(3 * kSize));
-  RecordsOf(schedule, 1000);
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  player.Play({1, 2, 3, 4});
-  EXPECT_TRUE(schedule.WantsRecord());
-  player.Play({7, 8});
-  EXPECT_TRUE(schedule.WantsRecord());
+  PlayedSchedule played = WithTarget(3 * kSize);
+  RecordsOf(played, 1000);
+  played.schedule.Learn(FourTensors());
+  played.player.Play({1, 2, 3, 4});
+  EXPECT_TRUE(played.schedule.WantsRecord());
+  played.player.Play({7, 8});
+  EXPECT_TRUE(played.schedule.WantsRecord());
 }
 
 TEST(PlannedSchedule, WhatWasFollowedIsToldUntilTheNextStepBegins) {
-  PlannedSchedule schedule(Within(3 * kSize));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithTarget(3 * kSize);
   player.Play({1, 2, 3, 4});
   EXPECT_EQ(schedule.followed(), nullptr);
-  const std::shared_ptr<const CachedPlan> cached = FourTensors();
+  const CachedPtr cached = FourTensors();
   schedule.Learn(cached);
   player.Play({1, 2, 3, 4});
   EXPECT_EQ(schedule.followed(), cached);
@@ -347,104 +340,63 @@ TEST(PlannedSchedule, WhatWasFollowedIsToldUntilTheNextStepBegins) {
 
 // --- A cached plan ---
 
-TEST(PlannedSchedule, WhatThePlanDoesNotMoveStays) {
-  PlannedSchedule schedule(Within(3 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "stay 2", "drop 0", "stay 3"));
-}
-
 TEST(PlannedSchedule, AKnownStepIsDroppedAtThePlannedUsesAndNotBefore) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(
-      Planned(Chain({1, 2, 3, 4}), {{.object = 1, .evict_at = 3, .fetch_at = 6, .read_at = 6},
-                                    {.object = 0, .evict_at = 4, .fetch_at = 7, .read_at = 7}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3});
-  EXPECT_THAT(player.Happened(), ElementsAre("out 0", "stay 2", "out 1"));
-  player.Save(4);
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 3", "drop 1"));
-  player.EndForward();
-  EXPECT_THAT(player.Happened(), IsEmpty());
-  player.Read(3);
-  EXPECT_THAT(player.Happened(), ElementsAre("drop 0"));
+  auto [schedule, player] =
+      WithAmpleTarget({PlannedChain({1, 2, 3, 4}, {{.object = 1, .evict_at = 3, .fetch_at = 6},
+                                                   {.object = 0, .evict_at = 4, .fetch_at = 7}})});
+  EXPECT_THAT(player.SaveAll({1, 2, 3}), ElementsAre("out 0", "stay 2", "out 1"));
+  EXPECT_THAT(player.Save(4), ElementsAre("stay 3", "drop 1"));
+  EXPECT_THAT(player.EndForward(), IsEmpty());
+  EXPECT_THAT(player.Read(3), ElementsAre("drop 0"));
 }
 
 TEST(PlannedSchedule, AKnownStepIsFetchedFromThePlannedUsesOnAndNotBefore) {
-  PlannedSchedule schedule(Within(3 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  player.Read(3);
-  player.Release(3);
-  player.Happened();
-  player.Read(2);
-  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
+  auto [schedule, player] = WithTarget(3 * kSize, {FourTensors()});
+  player.PlayForward({1, 2, 3, 4});
+  player.ReadAndRelease({3});
+  EXPECT_THAT(player.Read(2), ElementsAre("fetch 0"));
 }
 
 // Tensor 1 is copied before tensor 0, which it is dropped before.
-std::shared_ptr<const CachedPlan> FourTensorsOfWhichOneWaits() {
-  return Planned(Chain({1, 2, 3, 4}),
-                 {{.object = 1, .evict_at = 2, .fetch_at = 5, .read_at = 6},
-                  {.object = 0, .evict_at = 3, .fetch_at = 6, .read_at = 7, .copy_at = 2}});
+CachedPtr FourTensorsOfWhichOneWaits() {
+  return PlannedChain({1, 2, 3, 4}, {{.object = 1, .evict_at = 2, .fetch_at = 5},
+                                     {.object = 0, .evict_at = 3, .fetch_at = 6, .copy_at = 2}});
 }
 
 TEST(PlannedSchedule, WhatIsCopiedBehindOthersStaysUntilTheyHaveLeft) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensorsOfWhichOneWaits());
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2});
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 0"));
-  player.Save(3);
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 2", "out 1", "out 0", "drop 1"));
-  player.Save(4);
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 3", "drop 0"));
+  auto [schedule, player] = WithAmpleTarget({FourTensorsOfWhichOneWaits()});
+  EXPECT_THAT(player.SaveAll({1, 2}), ElementsAre("stay 0"));
+  EXPECT_THAT(player.Save(3), ElementsAre("stay 2", "out 1", "out 0", "drop 1"));
+  EXPECT_THAT(player.Save(4), ElementsAre("stay 3", "drop 0"));
 }
 
 TEST(PlannedSchedule, OfThoseThatWaitForOneUseTheFirstToBeDroppedLeavesFirst) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(Planned(Chain({1, 2, 3, 4}),
-                         {{.object = 1, .evict_at = 3, .fetch_at = 6, .read_at = 6, .copy_at = 3},
-                          {.object = 0, .evict_at = 4, .fetch_at = 7, .read_at = 7, .copy_at = 3},
-                          {.object = 2, .evict_at = 3, .fetch_at = 5, .read_at = 5}}));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithAmpleTarget(
+      {PlannedChain({1, 2, 3, 4}, {{.object = 1, .evict_at = 3, .fetch_at = 6, .copy_at = 3},
+                                   {.object = 0, .evict_at = 4, .fetch_at = 7, .copy_at = 3},
+                                   {.object = 2, .evict_at = 3, .fetch_at = 5}})});
   player.SaveAll({1, 2, 3});
-  player.Happened();
-  player.Save(4);
-  EXPECT_THAT(player.Happened(),
-              ElementsAre("stay 3", "out 2", "out 1", "out 0", "drop 1", "drop 2"));
+  EXPECT_THAT(player.Save(4), ElementsAre("stay 3", "out 2", "out 1", "out 0", "drop 1", "drop 2"));
 }
 
 TEST(PlannedSchedule, WhatComesWhenItsCopyIsDueDoesNotWait) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensorsOfWhichOneWaits());
-  TargetPlayer player(schedule);
-  player.SaveAll({2, 3, 1});
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "drop 0"));
-  player.Save(4);
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 3", "out 2", "drop 2"));
+  auto [schedule, player] = WithAmpleTarget({FourTensorsOfWhichOneWaits()});
+  EXPECT_THAT(player.SaveAll({2, 3, 1}), ElementsAre("stay 1", "out 0", "drop 0"));
+  EXPECT_THAT(player.Save(4), ElementsAre("stay 3", "out 2", "drop 2"));
 }
 
 TEST(PlannedSchedule, WhatWaitsInAStepThatIsAnotherOneLeavesWithTheRest) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensorsOfWhichOneWaits());
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2});
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 0"));
-  player.Save(77);
-  EXPECT_THAT(player.Happened(), ElementsAre("out 1", "out 0", "drop 1", "drop 0"));
+  auto [schedule, player] = WithAmpleTarget({FourTensorsOfWhichOneWaits()});
+  EXPECT_THAT(player.SaveAll({1, 2}), ElementsAre("stay 0"));
+  EXPECT_THAT(player.Save(77), ElementsAre("out 1", "out 0", "drop 1", "drop 0"));
 }
 
 // What leaves together has left when all of it has.
 TEST(PlannedSchedule, OfWhatIsLargeOnlyWhatIsDroppedTogetherLeavesTogether) {
   PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(
-      Planned(Chain({1, 2, 3, 4}), {{.object = 2, .evict_at = 3, .fetch_at = 4, .read_at = 5},
-                                    {.object = 1, .evict_at = 4, .fetch_at = 5, .read_at = 6},
-                                    {.object = 0, .evict_at = 3, .fetch_at = 6, .read_at = 7}}));
+  schedule.Learn(PlannedChain({1, 2, 3, 4}, {{.object = 2, .evict_at = 3, .fetch_at = 4},
+                                             {.object = 1, .evict_at = 4, .fetch_at = 5},
+                                             {.object = 0, .evict_at = 3, .fetch_at = 6}}));
   std::vector<uint64_t> batch_keys;
   for (const uint64_t signature : {1, 2, 3}) {
     batch_keys.push_back(
@@ -456,25 +408,18 @@ TEST(PlannedSchedule, OfWhatIsLargeOnlyWhatIsDroppedTogetherLeavesTogether) {
 
 // The plan is a preference, the target a rule.
 TEST(PlannedSchedule, WhereTheDeviceHasMoreThanItMayWhatWaitsAndWhatThePlanKeepsLeaves) {
-  PlannedSchedule schedule(Within(5 * kSize));
-  schedule.Learn(
-      Planned(Chain({1, 2, 3, 4}),
-              {{.object = 0, .evict_at = 5, .fetch_at = 6, .read_at = 7, .copy_at = 5}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2});
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 0", "stay 1"));
+  auto [schedule, player] = WithTarget(
+      5 * kSize,
+      {PlannedChain({1, 2, 3, 4}, {{.object = 0, .evict_at = 5, .fetch_at = 6, .copy_at = 5}})});
+  EXPECT_THAT(player.SaveAll({1, 2}), ElementsAre("stay 0", "stay 1"));
   player.SetOtherBytes(4 * kSize);
-  player.Save(3);
+  EXPECT_THAT(player.Save(3), ElementsAre("stay 2", "out 0", "out 1", "drop 0", "drop 1"));
   player.SetOtherBytes(0);
-  player.Save(4);
-  EXPECT_THAT(player.Happened(),
-              ElementsAre("stay 2", "out 0", "out 1", "drop 0", "drop 1", "stay 3"));
+  EXPECT_THAT(player.Save(4), ElementsAre("stay 3"));
 }
 
 TEST(PlannedSchedule, ItIsKnownThatBytesAreLackingUntilEnoughHasGone) {
-  PlannedSchedule schedule(Within(4 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithTarget(4 * kSize, {FourTensors()});
   player.Save(1);
   schedule.OnDeviceBytes(3 * kSize, /*visiting_bytes=*/0);
   EXPECT_FALSE(schedule.LacksBytes()) << "the next one is made";
@@ -484,19 +429,13 @@ TEST(PlannedSchedule, ItIsKnownThatBytesAreLackingUntilEnoughHasGone) {
 
 // It has come to them in another order before it was known to be that step.
 TEST(PlannedSchedule, AStepThatGoesOnAsAnotherOneKnowsWhetherItHasLeftOutUsesOfThat) {
+  StepTrace much_at_first = Chain({1, 2, 3, 4});
+  much_at_first.intervals[1].transient_bytes = 3 * kSize;
   for (const bool in_order : {true, false}) {
-    PlannedSchedule schedule(Within(6 * kSize));
-    StepTrace much_at_first = Chain({1, 2, 3, 4});
-    much_at_first.intervals[1].transient_bytes = 3 * kSize;
-    schedule.Learn(Planned(much_at_first, {}));
-    const std::vector<uint64_t> before =
-        in_order ? std::vector<uint64_t>{1, 2, 3} : std::vector<uint64_t>{1, 3, 2};
-    std::vector<uint64_t> likely = before;
-    likely.push_back(9);
-    schedule.Learn(Planned(Chain(likely), {}));
-    TargetPlayer player(schedule);
-    player.SaveAll(before);
-    player.Save(4);
+    const std::vector<uint64_t> likely =
+        in_order ? std::vector<uint64_t>{1, 2, 3, 9} : std::vector<uint64_t>{1, 3, 2, 9};
+    auto [schedule, player] = WithTarget(6 * kSize, {Planned(much_at_first), PlannedChain(likely)});
+    player.SaveAll({likely[0], likely[1], likely[2], 4});
     ASSERT_NE(schedule.followed(), nullptr);
     ASSERT_EQ(schedule.followed()->step().objects.back().signature, 4u);
     schedule.OnDeviceBytes(4 * kSize, /*visiting_bytes=*/0);
@@ -505,8 +444,7 @@ TEST(PlannedSchedule, AStepThatGoesOnAsAnotherOneKnowsWhetherItHasLeftOutUsesOfT
 }
 
 TEST(PlannedSchedule, AStepThatIsNotKnownLacksNothingThatCouldLeave) {
-  PlannedSchedule schedule(Within(4 * kSize));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithTarget(4 * kSize);
   player.Save(1);
   schedule.OnDeviceBytes(100 * kSize, /*visiting_bytes=*/0);
   EXPECT_FALSE(schedule.LacksBytes());
@@ -514,75 +452,54 @@ TEST(PlannedSchedule, AStepThatIsNotKnownLacksNothingThatCouldLeave) {
 
 // First what is read last, and no more than is missing.
 TEST(PlannedSchedule, OfWhatThePlanKeepsAsMuchLeavesAsTheDeviceLacks) {
-  PlannedSchedule schedule(Within(5 * kSize));
-  schedule.Learn(Planned(Chain({1, 2, 3, 4}), {}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3});
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 0", "stay 1", "stay 2"));
+  auto [schedule, player] = WithTarget(5 * kSize, {PlannedChain({1, 2, 3, 4})});
+  EXPECT_THAT(player.SaveAll({1, 2, 3}), ElementsAre("stay 0", "stay 1", "stay 2"));
   player.SetOtherBytes(kSize);
-  player.Save(4);
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 3"));
+  EXPECT_THAT(player.Save(4), ElementsAre("stay 3"));
   player.SetOtherBytes(2 * kSize);
-  player.Read(3);
-  EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0"));
+  EXPECT_THAT(player.Read(3), ElementsAre("out 0", "drop 0"));
   EXPECT_LE(player.device_bytes(), 5 * kSize);
   player.Release(3);
-  for (const size_t number : {2, 1}) {
-    player.Read(number);
-    player.Release(number);
-  }
-  player.Read(0);
-  EXPECT_THAT(player.Happened(), ElementsAre("demand 0"));
+  EXPECT_THAT(player.ReadAndRelease({2, 1, 0}), ElementsAre("demand 0"));
 }
 
 // The next operator may fetch a layer before the schedule is asked again.
 TEST(PlannedSchedule, AStepThatHasMoreThanPlannedLeavesStreamedWeightsTheirRoom) {
   for (const uint64_t visiting_bytes : {uint64_t{0}, kSize, 2 * kSize}) {
-    PlannedSchedule schedule(Within(7 * kSize));
-    StepPlan plan;
-    plan.peak_bytes = 4 * kSize;
-    schedule.Learn(std::make_shared<const CachedPlan>(Chain({1, 2, 3, 4}), plan, absl::OkStatus(),
-                                                      std::vector<uint32_t>(), 5 * kSize));
-    TargetPlayer player(schedule);
+    const StepPlan plan = {.moves = {}, .peak_bytes = 4 * kSize};
+    auto [schedule, player] = WithTarget(
+        7 * kSize, {std::make_shared<const CachedPlan>(Chain({1, 2, 3, 4}), plan, absl::OkStatus(),
+                                                       std::vector<uint32_t>(), 5 * kSize)});
     player.SetVisitingBytes(visiting_bytes);
-    player.SaveAll({1, 2, 3, 4});
-    player.EndForward();
+    EXPECT_THAT(player.PlayForward({1, 2, 3, 4}),
+                ElementsAre("stay 0", "stay 1", "stay 2", "stay 3"));
     player.SetOtherBytes(kSize);
-    player.Read(3);
-    EXPECT_THAT(player.Happened(), ElementsAre("stay 0", "stay 1", "stay 2", "stay 3"));
-    player.Release(3);
+    EXPECT_THAT(player.ReadAndRelease({3}), IsEmpty());
     player.SetOtherBytes(3 * kSize);
-    player.Read(2);
-    EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0"))
+    EXPECT_THAT(player.Read(2), ElementsAre("out 0", "drop 0"))
         << visiting_bytes << " bytes of weights are there";
   }
 }
 
 // It would come back at once, as a copy that nobody has counted.
 TEST(PlannedSchedule, WhatIsReadNowIsNotDroppedForItsOwnReader) {
-  PlannedSchedule schedule(Within(5 * kSize));
   StepTrace step = Chain({1, 2, 3, 4});
   step.accesses.push_back(3);  // 0 1 2 3 | 3 2 1 0 3
   step.intervals.emplace_back();
-  schedule.Learn(Planned(step, {{.object = 0, .evict_at = 5, .fetch_at = 6, .read_at = 7},
-                                {.object = 3, .evict_at = 5, .fetch_at = 7, .read_at = 8}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  player.Happened();
+  auto [schedule, player] = WithTarget(
+      5 * kSize, {Planned(step, {{.object = 0, .evict_at = 5, .fetch_at = 6, .read_at = 7},
+                                 {.object = 3, .evict_at = 5, .fetch_at = 7, .read_at = 8}})});
+  player.PlayForward({1, 2, 3, 4});
   player.SetOtherBytes(3 * kSize);
-  player.Read(3);
-  EXPECT_THAT(player.Happened(), ElementsAre("out 1", "drop 0", "drop 1"));
+  EXPECT_THAT(player.Read(3), ElementsAre("out 1", "drop 0", "drop 1"));
 }
 
 // Weights in use may take more than was set aside for them.
 TEST(PlannedSchedule, WhatHasLeftGivesWayToWhatVisits) {
-  PlannedSchedule schedule(Within(5 * kSize));
-  StepPlan plan;
-  plan.moves = {{.object = 0, .evict_at = 5, .fetch_at = 6, .read_at = 7}};
-  plan.peak_bytes = 4 * kSize;
-  schedule.Learn(std::make_shared<const CachedPlan>(Chain({1, 2, 3, 4}), std::move(plan)));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithTarget(
+      5 * kSize,
+      {Planned(Chain({1, 2, 3, 4}), {{.object = 0, .evict_at = 5, .fetch_at = 6, .read_at = 7}},
+               /*peak_bytes=*/4 * kSize)});
   player.SetVisitingBytes(2 * kSize);
   player.SaveAll({1, 2});
   EXPECT_TRUE(player.IsHere(0));
@@ -593,129 +510,73 @@ TEST(PlannedSchedule, WhatHasLeftGivesWayToWhatVisits) {
 
 // Dropping it would free nothing by now.
 TEST(PlannedSchedule, WhatTheProgramHoldsDoesNotLeaveForTheTarget) {
-  PlannedSchedule schedule(Within(4 * kSize));
   StepTrace step = Chain({1, 2, 3, 4});
   step.objects[0].held_until = 5;
   step.objects[1].frees = false;
-  schedule.Learn(Planned(step, {}));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithTarget(4 * kSize, {Planned(step)});
   player.SaveAll({1, 2, 3});
-  player.Happened();
   player.SetOtherBytes(2 * kSize);
-  player.Save(4);
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 3", "out 2", "drop 2"));
+  EXPECT_THAT(player.Save(4), ElementsAre("stay 3", "out 2", "drop 2"));
 }
 
 TEST(PlannedSchedule, WhereAllIsToGoWhatWaitsLeaves) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(
-      Planned(Chain({1, 2, 3, 4}),
-              {{.object = 0, .evict_at = 5, .fetch_at = 6, .read_at = 7, .copy_at = 5}}));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithAmpleTarget(
+      {PlannedChain({1, 2, 3, 4}, {{.object = 0, .evict_at = 5, .fetch_at = 6, .copy_at = 5}})});
   player.SaveAll({1, 2});
   EXPECT_THAT(schedule.TakeAllEvictions(), IsEmpty());
-  player.Happened();
-  player.Save(3);
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 2", "out 0"));
+  EXPECT_THAT(player.Save(3), ElementsAre("stay 2", "out 0"));
 }
 
 TEST(PlannedSchedule, WhatGoesWhileItWaitsIsNotAskedForAgain) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensorsOfWhichOneWaits());
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithAmpleTarget({FourTensorsOfWhichOneWaits()});
   player.SaveAll({1, 2});
   player.Release(0);
-  player.Happened();
-  player.Save(3);
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 2", "out 1", "drop 1"));
+  EXPECT_THAT(player.Save(3), ElementsAre("stay 2", "out 1", "drop 1"));
 }
 
 TEST(PlannedSchedule, FetchesComeInTheOrderOfThePlan) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(
-      Planned(Chain({1, 2, 3, 4}), {{.object = 2, .evict_at = 3, .fetch_at = 4, .read_at = 5},
-                                    {.object = 0, .evict_at = 2, .fetch_at = 4, .read_at = 7},
-                                    {.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 6}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  player.Happened();
-  player.Read(3);
-  EXPECT_THAT(player.Happened(), ElementsAre("fetch 2", "fetch 0"));
-  player.Read(2);
-  EXPECT_THAT(player.Happened(), ElementsAre("fetch 1"));
-}
-
-TEST(PlannedSchedule, WhatLeavesWhenItsDropIsDueGoesAtOnce) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  player.HoldBack();
-  player.SaveAll({1, 2, 3, 4});
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "stay 2", "stay 3"));
-  player.EndForward();
-  EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0"));
+  auto [schedule, player] =
+      WithAmpleTarget({PlannedChain({1, 2, 3, 4}, {{.object = 2, .evict_at = 3, .fetch_at = 4},
+                                                   {.object = 0, .evict_at = 2, .fetch_at = 4},
+                                                   {.object = 1, .evict_at = 3, .fetch_at = 5}})});
+  player.PlayForward({1, 2, 3, 4});
+  EXPECT_THAT(player.Read(3), ElementsAre("fetch 2", "fetch 0"));
+  EXPECT_THAT(player.Read(2), ElementsAre("fetch 1"));
 }
 
 TEST(PlannedSchedule, WhatIsDroppedTwiceIsFetchedTwice) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  StepTrace step = Chain({1, 2, 3, 4});
-  step.accesses.insert(step.accesses.begin() + 6, 0);  // 0 1 2 3 | 3 2 0 1 0
-  step.intervals.emplace_back();
-  schedule.Learn(Planned(
-      step, {{.object = 0, .evict_at = 2, .fetch_at = 4, .read_at = 6},
-             {.object = 0, .evict_at = 7, .fetch_at = 8, .read_at = 8, .copies_out = false}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  player.Happened();
-  player.Read(3);
-  player.Read(2);
-  player.Read(0);
-  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
-  player.Read(1);
-  EXPECT_THAT(player.Happened(), ElementsAre("drop 0"));
-  player.Read(0);
-  EXPECT_THAT(player.Happened(), ElementsAre("demand 0"));
+  auto [schedule, player] = WithAmpleTarget({FourTensorsOfWhichOneGoesTwice()});
+  player.PlayForward({1, 2, 3, 4});
+  EXPECT_THAT(player.Read({3, 2, 0}), ElementsAre("fetch 0"));
+  EXPECT_THAT(player.Read(1), ElementsAre("drop 0"));
+  EXPECT_THAT(player.Read(0), ElementsAre("demand 0"));
 }
 
 TEST(PlannedSchedule, WhatItsLastReaderHasFetchedIsNotFetchedOnceMoreForNobody) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(
-      Planned(Chain({1, 2, 3}), {{.object = 0, .evict_at = 2, .fetch_at = 5, .read_at = 5}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3});
-  player.EndForward();
-  player.Read(2);
-  player.Read(1);
-  player.Happened();
-  player.ReadLast(0);
-  EXPECT_THAT(player.Happened(), ElementsAre("demand 0"));
+  auto [schedule, player] =
+      WithAmpleTarget({PlannedChain({1, 2, 3}, {{.object = 0, .evict_at = 2, .fetch_at = 5}})});
+  player.PlayForward({1, 2, 3});
+  player.Read({2, 1});
+  EXPECT_THAT(player.ReadLast(0), ElementsAre("demand 0"));
 }
 
 TEST(PlannedSchedule, WhatHasGoneToMakeRoomIsNotDroppedOnceMore) {
-  PlannedSchedule schedule(Within(100 * kSize));
   StepTrace step = Chain({1, 2, 3, 4});
   step.accesses = {0, 0, 1, 2, 3,
                    3, 2, 0, 1, 0};  // a branch saves tensor 0 again, and reads it first
   step.intervals.resize(step.accesses.size() + 1);
   step.objects[0].saved_until = 1;
-  schedule.Learn(Planned(
+  auto [schedule, player] = WithAmpleTarget({Planned(
       step, {{.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 7},
-             {.object = 0, .evict_at = 8, .fetch_at = 9, .read_at = 9, .copies_out = false}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
+             {.object = 0, .evict_at = 8, .fetch_at = 9, .read_at = 9, .copies_out = false}})});
+  player.PlayForward({1, 2, 3, 4});
   player.Read(3);
   EXPECT_TRUE(player.IsHere(0));
   player.WantRoom();
   player.Read(2);
   player.WantRoom();
-  player.Happened();
-  player.Read(1);
-  EXPECT_THAT(player.Happened(), IsEmpty()) << "it was to be read before, so its reader fetches it";
-  player.Read(0);
-  EXPECT_THAT(player.Happened(), ElementsAre("demand 0"));
+  EXPECT_THAT(player.Read(1), IsEmpty()) << "it was to be read before, so its reader fetches it";
+  EXPECT_THAT(player.Read(0), ElementsAre("demand 0"));
 }
 
 // Two tensors that share a parcel, of which the first is read twice.
@@ -737,6 +598,14 @@ class PlannedScheduleOfAGroup : public ::testing::Test {
   void Leave() {
     const HeldBytes held = {&parcel_, 2 * kSize};
     schedule_.OnLeft(parcel_, {&held, 1});
+  }
+  // Offloads and evicts the parcel, and fetches it behind an access of the third tensor.
+  void LeaveAndComeBack(AccessKind access) {
+    Leave();
+    schedule_.OnSaved(kScope, {kSize, 3});
+    schedule_.TakeEvictions();
+    schedule_.OnUsed(2, access);
+    schedule_.OnFetched(parcel_, /*backward=*/5);
   }
   ~PlannedScheduleOfAGroup() override { schedule_.OnGone(parcel_); }
 
@@ -760,11 +629,7 @@ TEST_F(PlannedScheduleOfAGroup, TheParcelThatLeavesLateGoesAtOnceIfAnyOfThemIsDu
 }
 
 TEST_F(PlannedScheduleOfAGroup, OnceItHasComeBackItStaysForTheOthers) {
-  Leave();
-  schedule_.OnSaved(kScope, {kSize, 3});
-  schedule_.TakeEvictions();
-  schedule_.OnUsed(2, AccessKind::kRead);
-  schedule_.OnFetched(parcel_, /*backward=*/5);
+  LeaveAndComeBack(AccessKind::kRead);
   schedule_.OnUsed(0, AccessKind::kRead);
   schedule_.OnUsed(1, AccessKind::kRead);
   EXPECT_THAT(schedule_.TakeEvictions(), IsEmpty());
@@ -772,11 +637,7 @@ TEST_F(PlannedScheduleOfAGroup, OnceItHasComeBackItStaysForTheOthers) {
 
 // Dropping it once more would need all that is in it.
 TEST_F(PlannedScheduleOfAGroup, InAGraphThatIsKeptItDoesNotStayForTheNextBackward) {
-  Leave();
-  schedule_.OnSaved(kScope, {kSize, 3});
-  schedule_.TakeEvictions();
-  schedule_.OnUsed(2, AccessKind::kReadAndKept);
-  schedule_.OnFetched(parcel_, /*backward=*/5);
+  LeaveAndComeBack(AccessKind::kReadAndKept);
   schedule_.OnUsed(0, AccessKind::kReadAndKept);
   EXPECT_FALSE(schedule_.StaysFetched(parcel_));
 }
@@ -821,199 +682,131 @@ TEST(PlannedSchedule, AParcelThatWasFetchedAheadStaysAsLongAsItsFirstReaderNeeds
 }
 
 TEST(PlannedSchedule, WhatABranchLeavesOutDoesNotDisturbTheRest) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(
-      Planned(Chain({1, 2, 3, 4}), {{.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 6},
-                                    {.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 7}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 3, 4});
-  player.EndForward();
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "stay 2", "drop 0"));
-  player.Read(2);
-  player.Read(1);
-  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
-  player.Read(0);
+  auto [schedule, player] =
+      WithAmpleTarget({PlannedChain({1, 2, 3, 4}, {{.object = 1, .evict_at = 3, .fetch_at = 5},
+                                                   {.object = 0, .evict_at = 3, .fetch_at = 5}})});
+  EXPECT_THAT(player.PlayForward({1, 3, 4}), ElementsAre("stay 1", "out 0", "stay 2", "drop 0"));
+  EXPECT_THAT(player.Read({2, 1, 0}), ElementsAre("fetch 0"));
 }
 
 TEST(PlannedSchedule, WhatIsToBeBackAlreadyIsNotDroppedAnyMore) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(
-      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .evict_at = 2, .fetch_at = 3, .read_at = 9}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 5});
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "stay 2"));
+  auto [schedule, player] = WithAmpleTarget(
+      {PlannedChain({1, 2, 3, 4, 5}, {{.object = 0, .evict_at = 2, .fetch_at = 3}})});
+  EXPECT_THAT(player.SaveAll({1, 2, 5}), ElementsAre("stay 1", "out 0", "stay 2"));
 }
 
-TEST(PlannedSchedule, AKnownStepRunsAnewEachTime) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  player.Play({1, 2, 3, 4});
-  const std::vector<std::string> first = player.Happened();
-  EXPECT_THAT(first, ElementsAre("stay 1", "out 0", "stay 2", "drop 0", "stay 3", "fetch 0"));
-  player.Play({1, 2, 3, 4});
-  EXPECT_EQ(player.Happened(), first);
+TEST(PlannedSchedule, WhatThePlanDoesNotMoveStaysInEachRunOfTheStep) {
+  auto [schedule, player] = WithTarget(3 * kSize, {FourTensors()});
+  for (int step = 0; step < 2; ++step) {
+    EXPECT_THAT(player.Play({1, 2, 3, 4}),
+                ElementsAre("stay 1", "out 0", "stay 2", "drop 0", "stay 3", "fetch 0"))
+        << step;
+  }
 }
 
 TEST(PlannedSchedule, WhatABranchSavesAndReadsOnceMoreDoesNotDisturbTheRest) {
-  PlannedSchedule schedule(Within(100 * kSize));
   StepTrace step = Chain({1, 2, 3});
   step.accesses = {0, 1, 1, 2,
                    2, 1, 1, 0};  // the second of two operators that save and read tensor 1
   step.intervals.resize(step.accesses.size() + 1);
   step.objects[1].saved_until = 2;
-  schedule.Learn(Planned(step, {{.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 7}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3});
-  player.EndForward();
+  auto [schedule, player] =
+      WithAmpleTarget({Planned(step, {{.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 7}})});
+  player.PlayForward({1, 2, 3});
   player.Read(2);
-  player.Happened();
-  player.Read(1);
-  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
+  EXPECT_THAT(player.Read(1), ElementsAre("fetch 0"));
   player.Read(0);
   EXPECT_NE(schedule.followed(), nullptr);
 }
 
 TEST(PlannedSchedule, WhatNobodyNeedsAnyMoreIsNotFetched) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
+  auto [schedule, player] = WithAmpleTarget({FourTensors()});
+  player.PlayForward({1, 2, 3, 4});
   player.Release(0);
-  player.Happened();
-  player.Read(3);
-  player.Read(2);
-  EXPECT_THAT(player.Happened(), IsEmpty());
+  EXPECT_THAT(player.Read({3, 2}), IsEmpty());
 }
 
 // --- Bytes actually allocated ---
 
 TEST(PlannedSchedule, WhereMoreIsAllocatedThanWasPlannedTheOldestThatHasLeftGoesEarly) {
-  PlannedSchedule schedule(Within(4 * kSize));
-  schedule.Learn(
-      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 1, .evict_at = 4, .fetch_at = 6, .read_at = 8},
-                                       {.object = 0, .evict_at = 4, .fetch_at = 7, .read_at = 9}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3});
-  EXPECT_THAT(player.Happened(), ElementsAre("out 0", "stay 2", "out 1"));
+  auto [schedule, player] = WithTarget(
+      4 * kSize, {PlannedChain({1, 2, 3, 4, 5}, {{.object = 1, .evict_at = 4, .fetch_at = 6},
+                                                 {.object = 0, .evict_at = 4, .fetch_at = 7}})});
+  EXPECT_THAT(player.SaveAll({1, 2, 3}), ElementsAre("out 0", "stay 2", "out 1"));
   player.EndStep();
-  player.Happened();
-  player.SaveAll({1, 2});
+  EXPECT_THAT(player.SaveAll({1, 2}), ElementsAre("out 0"));
   player.SetOtherBytes(1);
-  player.Save(3);
-  EXPECT_THAT(player.Happened(), ElementsAre("out 0", "stay 2", "out 1", "drop 0"));
+  EXPECT_THAT(player.Save(3), ElementsAre("stay 2", "out 1", "drop 0"));
 }
 
 TEST(PlannedSchedule, WhatIsToComeUntilTheNextUseCountsAsAllocated) {
-  PlannedSchedule schedule(Within(4 * kSize));
   StepTrace step = Chain({1, 2, 3});
   step.intervals[2].transient_bytes = kSize;
-  schedule.Learn(Planned(step, {{.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 5}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2});
+  auto [schedule, player] = WithTarget(
+      4 * kSize, {Planned(step, {{.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 5}})});
+  EXPECT_THAT(player.SaveAll({1, 2}), ElementsAre("stay 1", "out 0"));
   player.EndStep();
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0"));
   player.SetOtherBytes(1);
-  player.SaveAll({1, 2});
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "drop 0"))
+  EXPECT_THAT(player.SaveAll({1, 2}), ElementsAre("stay 1", "out 0", "drop 0"))
       << "two are there, the third is made, and its operator takes as much again";
 }
 
 TEST(PlannedSchedule, AStepThatLeavesUsesOutCountsWhatAnyOfThemTakes) {
-  PlannedSchedule schedule(Within(4 * kSize));
-  schedule.Learn(MuchBehindTheSecond());
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3});
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "drop 0", "stay 2"))
+  auto [schedule, player] = WithTarget(4 * kSize, {MuchBehindTheSecond()});
+  EXPECT_THAT(player.SaveAll({1, 2, 3}), ElementsAre("stay 1", "out 0", "drop 0", "stay 2"))
       << "behind the second one it is four";
   player.EndStep();
-  player.Happened();
-  player.SaveAll({1, 3});
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "drop 0"))
+  EXPECT_THAT(player.SaveAll({1, 3}), ElementsAre("stay 1", "out 0", "drop 0"))
       << "what is left out may come, and with it what it takes";
 }
 
 TEST(PlannedSchedule, WhatWasLeftOutOfTheStepThatItGoesOnAsCountsToo) {
-  PlannedSchedule schedule(Within(4 * kSize));
-  schedule.Learn(MuchBehindTheSecond());
-  schedule.Learn(Planned(Chain({1, 3}), {}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 3});
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 0", "stay 1"));
-  player.Save(4);
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 2", "out 0", "out 1", "drop 0", "drop 1"))
+  auto [schedule, player] = WithTarget(4 * kSize, {MuchBehindTheSecond(), PlannedChain({1, 3})});
+  EXPECT_THAT(player.SaveAll({1, 3}), ElementsAre("stay 0", "stay 1"));
+  EXPECT_THAT(player.Save(4), ElementsAre("stay 2", "out 0", "out 1", "drop 0", "drop 1"))
       << "it leaves 2 out, behind which it is four";
 }
 
 TEST(PlannedSchedule, WhereMoreIsAllocatedThanWasPlannedFetchesWait) {
-  PlannedSchedule schedule(Within(3 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  player.Read(3);
-  player.Release(3);
-  player.Happened();
+  auto [schedule, player] = WithTarget(3 * kSize, {FourTensors()});
+  player.PlayForward({1, 2, 3, 4});
+  player.ReadAndRelease({3});
   player.SetOtherBytes(1);
-  player.Read(2);
-  EXPECT_THAT(player.Happened(), IsEmpty());
+  EXPECT_THAT(player.Read(2), IsEmpty());
   player.SetOtherBytes(0);
-  player.Read(1);
-  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
+  EXPECT_THAT(player.Read(1), ElementsAre("fetch 0"));
 }
 
 TEST(PlannedSchedule, FetchesLeaveRoomForWhatIsToComeUntilTheNextUse) {
-  PlannedSchedule schedule(Within(4 * kSize));
   StepTrace step = Chain({1, 2, 3, 4});
   step.intervals[6].transient_bytes = 2 * kSize;
-  schedule.Learn(Planned(step, {{.object = 0, .evict_at = 2, .fetch_at = 5, .read_at = 7}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  player.Read(3);
-  player.Release(3);
-  player.Happened();
-  player.Read(2);
-  EXPECT_THAT(player.Happened(), IsEmpty());
-  player.Read(1);
-  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
+  auto [schedule, player] = WithTarget(
+      4 * kSize, {Planned(step, {{.object = 0, .evict_at = 2, .fetch_at = 5, .read_at = 7}})});
+  player.PlayForward({1, 2, 3, 4});
+  player.ReadAndRelease({3});
+  EXPECT_THAT(player.Read(2), IsEmpty());
+  EXPECT_THAT(player.Read(1), ElementsAre("fetch 0"));
 }
 
 TEST(PlannedSchedule, AFetchThatWasRefusedIsAskedForAgain) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(
-      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .evict_at = 2, .fetch_at = 6, .read_at = 9}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4, 5});
-  player.EndForward();
+  auto [schedule, player] = WithAmpleTarget({FiveTensors()});
+  player.PlayForward({1, 2, 3, 4, 5});
   player.Read(4);
-  player.Happened();
   player.RefuseOneFetch();
-  player.Read(3);
-  EXPECT_THAT(player.Happened(), IsEmpty());
+  EXPECT_THAT(player.Read(3), IsEmpty());
   EXPECT_THAT(schedule.FetchedAhead(), IsEmpty());
-  player.Read(2);
-  EXPECT_THAT(player.Happened(), IsEmpty())
-      << "a refusal is expensive: the next attempt is left out";
-  player.Read(1);
-  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
+  EXPECT_THAT(player.Read(2), IsEmpty()) << "a refusal is expensive: the next attempt is left out";
+  EXPECT_THAT(player.Read(1), ElementsAre("fetch 0"));
 }
 
 TEST(PlannedSchedule, ANewBackwardTriesAtOnceWhatWasRefusedInTheOneBefore) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(
-      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .evict_at = 2, .fetch_at = 6, .read_at = 9}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4, 5});
-  player.EndForward();
+  auto [schedule, player] = WithAmpleTarget({FiveTensors()});
+  player.PlayForward({1, 2, 3, 4, 5});
   player.Read(4);
   player.RefuseOneFetch();
   player.Read(3);
-  player.Happened();
   schedule.OnBackwardBegin(TargetPlayer::kBackward + 1);
-  player.Read(2);
-  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
+  EXPECT_THAT(player.Read(2), ElementsAre("fetch 0"));
 }
 
 TEST(PlannedSchedule, WithoutATargetInBytesWhatTheProgramHoldsLeavesOnlyByAPlan) {
@@ -1025,59 +818,56 @@ TEST(PlannedSchedule, WithoutATargetInBytesWhatTheProgramHoldsLeavesOnlyByAPlan)
 }
 
 TEST(PlannedSchedule, AFetchThatWasDroppedToMakeRoomIsAskedForAgain) {
-  PlannedSchedule schedule(Within(3 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  player.Read(3);
-  player.Release(3);
+  auto [schedule, player] = WithTarget(3 * kSize, {FourTensors()});
+  player.PlayForward({1, 2, 3, 4});
+  player.ReadAndRelease({3});
   player.Read(2);
   EXPECT_THAT(schedule.FetchedAhead(), SizeIs(1));
-  player.Happened();
   player.WantRoom();
-  player.Read(1);
-  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
+  EXPECT_THAT(player.Read(1), ElementsAre("fetch 0"));
 }
 
 // --- Recomputable segments ---
 
-// Of the tensors with these signatures. Of two segments the second one is computed again.
-std::shared_ptr<const CachedPlan> Mixed(const std::vector<uint64_t>& signatures) {
+// Which segments are computed again, and which ones a trial may compute again besides.
+CachedPtr WithSegments(const std::vector<uint64_t>& signatures, const std::vector<bool>& again,
+                       std::vector<uint32_t> recompute_set, uint32_t early_segments) {
   StepTrace step = Chain(signatures);
-  step.segments.resize(2);
-  step.segments[1].is_recomputed = true;
-  return Planned(step, {});
+  step.early_segments = early_segments;
+  for (const bool is_again : again) step.segments.emplace_back().is_recomputed = is_again;
+  return std::make_shared<const CachedPlan>(std::move(step), StepPlan(), absl::OkStatus(),
+                                            std::move(recompute_set));
+}
+
+// Of two segments the second one is computed again.
+CachedPtr Mixed(const std::vector<uint64_t>& signatures) {
+  return WithSegments(signatures, {false, true}, {}, /*early_segments=*/0);
+}
+
+// Both segments are kept.
+CachedPtr WithMix(const std::vector<uint64_t>& signatures, std::vector<uint32_t> recompute_set) {
+  return WithSegments(signatures, {false, false}, std::move(recompute_set), /*early_segments=*/0);
+}
+
+// The first segment begins before anything is saved.
+CachedPtr EarlyMixed(const std::vector<uint64_t>& signatures, const std::vector<bool>& again,
+                     std::vector<uint32_t> recompute_set = {}) {
+  return WithSegments(signatures, again, std::move(recompute_set), /*early_segments=*/1);
 }
 
 TEST(PlannedSchedule, SegmentsAreComputedAgainAsTheKnownStepSays) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(Mixed({1, 2}));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithAmpleTarget({Mixed({1, 2})});
   player.Save(1);
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u);
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), std::nullopt);
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 2u);
 }
 
-// The same, where the first segment begins before anything is saved; `again` are computed again.
-std::shared_ptr<const CachedPlan> EarlyMixed(const std::vector<uint64_t>& signatures,
-                                             const std::vector<bool>& again,
-                                             std::vector<uint32_t> recompute_set = {}) {
-  StepTrace step = Chain(signatures);
-  step.early_segments = 1;
-  step.segments.resize(again.size());
-  for (size_t i = 0; i < again.size(); ++i) step.segments[i].is_recomputed = again[i];
-  return std::make_shared<const CachedPlan>(step, StepPlan(), absl::OkStatus(),
-                                            std::move(recompute_set));
-}
-
 TEST(PlannedSchedule, ASegmentThatAStepBeginsWithIsComputedAgainAsTheLikelyStepSays) {
-  PlannedSchedule schedule(Within(100 * kSize));
+  auto [schedule, player] = WithAmpleTarget();
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u) << "nothing is known";
   EXPECT_TRUE(schedule.HasBegun());
   EXPECT_FALSE(schedule.IsInStep());
-  TargetPlayer player(schedule);
   player.Save(1);
   player.EndStep();
   schedule.Learn(EarlyMixed({5, 6}, {true, false}));
@@ -1094,12 +884,9 @@ TEST(PlannedSchedule, ASegmentThatAStepBeginsWithIsComputedAgainAsTheLikelyStepS
 }
 
 TEST(PlannedSchedule, ASegmentThatAStepBeginsWithIsThatOfAStepThatAddsToGradientsAsWell) {
-  PlannedSchedule schedule(Within(100 * kSize));
   StepTrace adds = EarlyMixed({5, 6}, {true, false})->step();
   adds.begins_with_gradients = true;
-  schedule.Learn(Planned(adds, {}));
-  schedule.Learn(EarlyMixed({5, 6}, {false, false}));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithAmpleTarget({Planned(adds), EarlyMixed({5, 6}, {false, false})});
   for (const bool begins_with_gradients : {false, true}) {
     schedule.set_begins_with_gradients(begins_with_gradients);
     EXPECT_EQ(schedule.OnSegment(/*scope=*/1).has_value(), !begins_with_gradients);
@@ -1111,10 +898,8 @@ TEST(PlannedSchedule, ASegmentThatAStepBeginsWithIsThatOfAStepThatAddsToGradient
 }
 
 TEST(PlannedSchedule, WhereAnotherStepThanTheLikelyOneBeginsWithASegmentSuchOnesAreKept) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(EarlyMixed({5, 6}, {true, false}));
+  auto [schedule, player] = WithAmpleTarget({EarlyMixed({5, 6}, {true, false})});
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), std::nullopt);
-  TargetPlayer player(schedule);
   player.Save(7);
   EXPECT_EQ(schedule.followed(), nullptr);
   EXPECT_THAT(schedule.cached(), IsEmpty());
@@ -1131,9 +916,7 @@ TEST(PlannedSchedule, WhereAnotherStepThanTheLikelyOneBeginsWithASegmentSuchOnes
 }
 
 TEST(PlannedSchedule, AMixIsTriedFromTheFirstSegmentOn) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(EarlyMixed({1, 2}, {false, false}, /*mix=*/{0}));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithAmpleTarget({EarlyMixed({1, 2}, {false, false}, /*mix=*/{0})});
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u) << "it would not be recorded";
   player.Save(1);
   EXPECT_NE(schedule.followed(), nullptr);
@@ -1150,9 +933,7 @@ TEST(PlannedSchedule, AMixIsTriedFromTheFirstSegmentOn) {
 }
 
 TEST(PlannedSchedule, AStepThatBeginsWithASegmentIsAnotherThanOneThatDoesNot) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(EarlyMixed({1, 2}, {false, false}));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithAmpleTarget({EarlyMixed({1, 2}, {false, false})});
   player.Save(1);
   EXPECT_EQ(schedule.followed(), nullptr);
   player.EndStep();
@@ -1162,10 +943,8 @@ TEST(PlannedSchedule, AStepThatBeginsWithASegmentIsAnotherThanOneThatDoesNot) {
 }
 
 TEST(PlannedSchedule, KindsInTurnsThatComputeTheirFirstSegmentAgainAreNotForgotten) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(EarlyMixed({5, 6}, {true, false}));
-  schedule.Learn(EarlyMixed({7, 8}, {true, false}));
-  TargetPlayer player(schedule);
+  auto [schedule, player] =
+      WithAmpleTarget({EarlyMixed({5, 6}, {true, false}), EarlyMixed({7, 8}, {true, false})});
   for (const uint64_t signature : {5, 7, 7, 5, 5, 7}) {
     EXPECT_EQ(schedule.OnSegment(/*scope=*/1), std::nullopt);
     player.Save(signature);
@@ -1176,10 +955,7 @@ TEST(PlannedSchedule, KindsInTurnsThatComputeTheirFirstSegmentAgainAreNotForgott
 }
 
 TEST(PlannedSchedule, TheStepThatRanLastIsTakenToComeNext) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(Mixed({1, 2}));
-  schedule.Learn(EarlyMixed({5, 6}, {true, false}));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithAmpleTarget({Mixed({1, 2}), EarlyMixed({5, 6}, {true, false})});
   player.Save(1);
   player.EndStep();
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u) << "the last one began without a segment";
@@ -1189,49 +965,36 @@ TEST(PlannedSchedule, TheStepThatRanLastIsTakenToComeNext) {
 }
 
 TEST(PlannedSchedule, SegmentsOfAScopeThatSavesNothingAreNoneOfTheNextStep) {
-  PlannedSchedule schedule(Within(100 * kSize));
+  auto [schedule, player] = WithAmpleTarget();
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u);
   schedule.OnScopeEnd(2);
   EXPECT_TRUE(schedule.HasBegun()) << "it was another scope's end";
   EXPECT_EQ(schedule.OnSegment(/*scope=*/2), 1u);
   schedule.OnScopeEnd(1);
   EXPECT_FALSE(schedule.HasBegun());
-  TargetPlayer player(schedule);
   player.Save(1);
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u);
   schedule.OnScopeEnd(1);
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 1u) << "the step goes on";
 }
 
-TEST(PlannedSchedule, AMixedStepThatAnotherOneBeginsLikeIsForgotten) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(Mixed({1, 2}));
-  TargetPlayer player(schedule);
-  player.Save(1);
-  schedule.OnSegment(/*scope=*/1);
-  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), std::nullopt);
-  player.Save(7);
-  EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 2u) << "what comes now is kept";
-  EXPECT_THAT(schedule.cached(), IsEmpty());
-}
-
-TEST(PlannedSchedule, AMixedStepThatIsLeftBeforeItHasMixedIsKept) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(Mixed({1, 2}));
-  TargetPlayer player(schedule);
-  player.Save(1);
-  schedule.OnSegment(/*scope=*/1);
-  player.Save(7);
-  EXPECT_THAT(schedule.cached(), SizeIs(1));
+TEST(PlannedSchedule, AMixedStepThatAnotherOneBeginsLikeIsForgottenOnceItHasMixed) {
+  for (const bool has_mixed : {true, false}) {
+    SCOPED_TRACE(has_mixed ? "has mixed" : "has not mixed");
+    auto [schedule, player] = WithAmpleTarget({Mixed({1, 2})});
+    player.Save(1);
+    EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u);
+    if (has_mixed) {
+      EXPECT_EQ(schedule.OnSegment(/*scope=*/1), std::nullopt);
+    }
+    player.Save(7);
+    EXPECT_EQ(schedule.OnSegment(/*scope=*/1), has_mixed ? 2u : 1u) << "what comes now is kept";
+    EXPECT_THAT(schedule.cached(), SizeIs(has_mixed ? 0 : 1));
+  }
 }
 
 TEST(PlannedSchedule, AMixIsTriedByAStepThatIsRecorded) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  StepTrace step = Chain({1, 2});
-  step.segments.resize(2);
-  schedule.Learn(std::make_shared<const CachedPlan>(step, StepPlan(), absl::OkStatus(),
-                                                    std::vector<uint32_t>{1}));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithAmpleTarget({WithMix({1, 2}, {1})});
   player.Save(1);
   EXPECT_NE(schedule.followed(), nullptr);
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u);
@@ -1248,21 +1011,10 @@ TEST(PlannedSchedule, AMixIsTriedByAStepThatIsRecorded) {
   EXPECT_THAT(log.is_recomputed, ElementsAre(false, true));
 }
 
-// With segments, all of which are kept, and this mix.
-std::shared_ptr<const CachedPlan> WithMix(const std::vector<uint64_t>& signatures,
-                                          std::vector<uint32_t> recompute_set) {
-  StepTrace step = Chain(signatures);
-  step.segments.resize(2);
-  return std::make_shared<const CachedPlan>(step, StepPlan(), absl::OkStatus(),
-                                            std::move(recompute_set));
-}
-
 TEST(PlannedSchedule, StepsAreWorthRecordingUntilTheMixOfEachKindWasTried) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  const std::shared_ptr<const CachedPlan> kinds[] = {WithMix({1, 2}, {0}), WithMix({5, 6}, {1})};
-  for (const auto& kind : kinds) schedule.Learn(kind);
-  TargetPlayer player(schedule);
-  for (int turn = 0; turn < PlannedSchedule::kKnownInARow; ++turn) {
+  const std::vector<CachedPtr> kinds = {WithMix({1, 2}, {0}), WithMix({5, 6}, {1})};
+  auto [schedule, player] = WithAmpleTarget(kinds);
+  for (int turn = 0; turn < kKnownInARow; ++turn) {
     player.Play({1, 2});
     player.Play({5, 6});
   }
@@ -1274,21 +1026,16 @@ TEST(PlannedSchedule, StepsAreWorthRecordingUntilTheMixOfEachKindWasTried) {
 }
 
 TEST(PlannedSchedule, StepsAreWorthRecordingUntilEachKindWasSeenToHaveNoMix) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(WithMix({1, 2}, {}));
-  TargetPlayer player(schedule);
-  for (int step = 0; step < PlannedSchedule::kKnownInARow; ++step) player.Play({1, 2});
+  auto [schedule, player] = WithAmpleTarget({WithMix({1, 2}, {})});
+  for (int step = 0; step < kKnownInARow; ++step) player.Play({1, 2});
   EXPECT_TRUE(schedule.WantsRecord());
   schedule.Learn(WithMix({1, 2}, {}));  // as if it ran as planned
   EXPECT_FALSE(schedule.WantsRecord());
 }
 
 TEST(PlannedSchedule, WhereAnotherKindBeginsAlikeNoMixIsTried) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(WithMix({1, 2}, {0}));
-  schedule.Learn(WithMix({1, 3}, {0}));
+  auto [schedule, player] = WithAmpleTarget({WithMix({1, 2}, {0}), WithMix({1, 3}, {0})});
   schedule.set_is_recorded(true);
-  TargetPlayer player(schedule);
   player.Save(1);
   EXPECT_EQ(schedule.OnSegment(/*scope=*/1), 0u);
   player.EndStep();
@@ -1296,131 +1043,88 @@ TEST(PlannedSchedule, WhereAnotherKindBeginsAlikeNoMixIsTried) {
 }
 
 TEST(PlannedSchedule, AKindWithAMixThatDoesNotComeIsNotWaitedForForEver) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(WithMix({1, 2}, {0}));
-  schedule.Learn(Planned(Chain({5, 6}), {}));
-  TargetPlayer player(schedule);
-  for (int step = 0; step < PlannedSchedule::kKnownInARowForRecompute; ++step) {
-    EXPECT_TRUE(schedule.WantsRecord()) << step;
-    player.Play({5, 6});
-  }
-  EXPECT_FALSE(schedule.WantsRecord());
+  PlayedSchedule played = WithAmpleTarget({WithMix({1, 2}, {0}), PlannedChain({5, 6})});
+  EXPECT_EQ(PlayWhileRecorded(played, {5, 6}), PlannedSchedule::kKnownInARowForRecompute);
 }
 
 // --- A step that is not the expected one ---
 
 TEST(PlannedSchedule, AStepGoesOnAsTheKnownOneThatBeginsLikeIt) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(
-      Planned(Chain({1, 2, 7, 3, 4}), {{.object = 1, .evict_at = 4, .fetch_at = 8, .read_at = 8}}));
-  schedule.Learn(
-      Planned(Chain({1, 2, 7, 5, 6}), {{.object = 0, .evict_at = 3, .fetch_at = 8, .read_at = 9}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 7});
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "out 0", "stay 2"));
-  player.Save(3);
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 3", "out 1"))
+  auto [schedule, player] = WithAmpleTarget(
+      {PlannedChain({1, 2, 7, 3, 4}, {{.object = 1, .evict_at = 4, .fetch_at = 8}}),
+       PlannedChain({1, 2, 7, 5, 6}, {{.object = 0, .evict_at = 3, .fetch_at = 8}})});
+  EXPECT_THAT(player.SaveAll({1, 2, 7}), ElementsAre("stay 1", "out 0", "stay 2"));
+  EXPECT_THAT(player.Save(3), ElementsAre("stay 3", "out 1"))
       << "what has stayed and moves in this one leaves";
-  player.Save(4);
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 4", "drop 1"))
+  EXPECT_THAT(player.Save(4), ElementsAre("stay 4", "drop 1"))
       << "what has left and would have stayed is not dropped";
 }
 
 TEST(PlannedSchedule, AStepThatSavesInAnotherOrderIsWhereItsLastUseIs) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(
-      Planned(Chain({3, 1, 2}), {{.object = 1, .evict_at = 2, .fetch_at = 4, .read_at = 4}}));
-  schedule.Learn(Planned(Chain({1, 2, 4}), {}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2});
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 0", "stay 1"));
-  player.Save(3);
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 2", "out 0", "drop 0"));
+  auto [schedule, player] =
+      WithAmpleTarget({PlannedChain({3, 1, 2}, {{.object = 1, .evict_at = 2, .fetch_at = 4}}),
+                       PlannedChain({1, 2, 4})});
+  EXPECT_THAT(player.SaveAll({1, 2}), ElementsAre("stay 0", "stay 1"));
+  EXPECT_THAT(player.Save(3), ElementsAre("stay 2", "out 0", "drop 0"));
 }
 
 TEST(PlannedSchedule, WhatWasSavedBeforeWithTheSameSignatureIsCountedInTheOtherStep) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(
-      Planned(Chain({1, 1, 3}), {{.object = 1, .evict_at = 2, .fetch_at = 4, .read_at = 4}}));
-  schedule.Learn(Planned(Chain({1, 1, 4}), {}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 1, 3});
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 0", "stay 1", "stay 2", "out 1", "drop 1"));
+  auto [schedule, player] =
+      WithAmpleTarget({PlannedChain({1, 1, 3}, {{.object = 1, .evict_at = 2, .fetch_at = 4}}),
+                       PlannedChain({1, 1, 4})});
+  EXPECT_THAT(player.SaveAll({1, 1, 3}),
+              ElementsAre("stay 0", "stay 1", "stay 2", "out 1", "drop 1"));
 }
 
 TEST(PlannedSchedule, WhatWasDueInTheStepThatWasThoughtIsNotDueAnyMore) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(
-      Planned(Chain({1, 2, 3, 9}), {{.object = 0, .evict_at = 5, .fetch_at = 6, .read_at = 7}}));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithAmpleTarget(
+      {PlannedChain({1, 2, 3, 9}, {{.object = 0, .evict_at = 5, .fetch_at = 6}}), FourTensors()});
   player.HoldBack();
-  player.SaveAll({1, 2, 3, 9});
-  player.EndForward();
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 1", "stay 2", "stay 3", "out 0"));
+  EXPECT_THAT(player.PlayForward({1, 2, 3, 9}), ElementsAre("stay 1", "stay 2", "stay 3", "out 0"));
 }
 
 TEST(PlannedSchedule, WhatHasStayedLeavesLateOnlyOnce) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(
-      Planned(Chain({1, 2, 3}), {{.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 5}}));
-  schedule.Learn(Planned(Chain({1, 2, 4}), {}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3});
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 0", "stay 1", "stay 2", "out 0"));
-  player.Save(9);
-  EXPECT_THAT(player.Happened(), ElementsAre("out 1", "out 2", "drop 0", "drop 1", "drop 2"));
+  auto [schedule, player] =
+      WithAmpleTarget({PlannedChain({1, 2, 3}, {{.object = 0, .evict_at = 3, .fetch_at = 5}}),
+                       PlannedChain({1, 2, 4})});
+  EXPECT_THAT(player.SaveAll({1, 2, 3}), ElementsAre("stay 0", "stay 1", "stay 2", "out 0"));
+  EXPECT_THAT(player.Save(9), ElementsAre("out 1", "out 2", "drop 0", "drop 1", "drop 2"));
 }
 
 TEST(PlannedSchedule, OfSeveralThatBeginAlikeTheOneThatWasFollowedLastIsTriedFirst) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(Planned(Chain({1, 2, 3}), {}));
-  schedule.Learn(
-      Planned(Chain({1, 2, 5}), {{.object = 0, .evict_at = 2, .fetch_at = 4, .read_at = 5}}));
-  TargetPlayer player(schedule);
-  player.Save(1);
-  EXPECT_THAT(player.Happened(), IsEmpty()) << "it leaves";
+  auto [schedule, player] =
+      WithAmpleTarget({PlannedChain({1, 2, 3}),
+                       PlannedChain({1, 2, 5}, {{.object = 0, .evict_at = 2, .fetch_at = 4}})});
+  EXPECT_THAT(player.Save(1), IsEmpty()) << "it leaves";
   player.SaveAll({2, 3});
   player.EndStep();
-  player.Happened();
-  player.Save(1);
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 0"));
+  EXPECT_THAT(player.Save(1), ElementsAre("stay 0"));
 }
 
 TEST(PlannedSchedule, OfSeveralThatBeginAlikeTheOneThatCameAfterTheLastStepBeforeIsTriedFirst) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(Planned(Chain({1, 2, 3}), {}));
-  schedule.Learn(Planned(Chain({1, 2, 5}), {}));
-  TargetPlayer player(schedule);
-  const auto begins_as = [&](uint64_t third) {
-    player.Save(1);
-    const uint64_t found = schedule.followed()->step().objects[2].signature;
-    player.SaveAll({2, third});
-    player.EndStep();
+  PlayedSchedule played = WithAmpleTarget({PlannedChain({1, 2, 3}), PlannedChain({1, 2, 5})});
+  const auto begins_as = [&played](uint64_t third) {
+    played.player.Save(1);
+    const uint64_t found = played.schedule.followed()->step().objects[2].signature;
+    played.player.SaveAll({2, third});
+    played.player.EndStep();
     return found == third;
   };
-  begins_as(3);
-  begins_as(5);
-  begins_as(3);
+  for (const uint64_t third : {3, 5, 3}) begins_as(third);
   EXPECT_TRUE(begins_as(5));
   EXPECT_TRUE(begins_as(3));
   EXPECT_FALSE(begins_as(3)) << "another one came after it";
   EXPECT_TRUE(begins_as(3));
-  player.Save(9);
-  player.EndStep();
+  played.player.Save(9);
+  played.player.EndStep();
   EXPECT_TRUE(begins_as(3)) << "after one that is not known, the last one that was followed";
 }
 
 TEST(PlannedSchedule, WhenAStepTurnsOutToBeUnknownWhatHasStayedLeaves) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithAmpleTarget({FourTensors()});
   player.SaveAll({1, 2, 3});
-  player.Happened();
-  player.Save(9);
-  EXPECT_THAT(player.Happened(), ElementsAre("out 1", "out 2", "drop 1", "drop 2"));
-  player.EndForward();
-  EXPECT_THAT(player.Happened(), ElementsAre("out 3", "drop 3"));
+  EXPECT_THAT(player.Save(9), ElementsAre("out 1", "out 2", "drop 1", "drop 2"));
+  EXPECT_THAT(player.EndForward(), ElementsAre("out 3", "drop 3"));
 }
 
 TEST(PlannedSchedule, AnUnknownStepThatNeverEndsGivesNumbersOutAgain) {
@@ -1433,20 +1137,6 @@ TEST(PlannedSchedule, AnUnknownStepThatNeverEndsGivesNumbersOutAgain) {
   }
 }
 
-TEST(PlannedSchedule, AnUnknownStepTakesTheLeastMemoryHoweverMuchThereIs) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(Planned(Chain({1, 2}), {}));
-  TargetPlayer player(schedule);
-  player.SaveAll({7, 8, 9});
-  player.EndForward();
-  EXPECT_THAT(player.Happened(),
-              ElementsAre("out 0", "drop 0", "out 1", "drop 1", "out 2", "drop 2"));
-  player.Read(2);
-  player.Read(1);
-  EXPECT_THAT(player.Happened(), ElementsAre("demand 2", "drop 2", "demand 1"))
-      << "who read it has it, and nobody else may for long";
-}
-
 TEST(PlannedSchedule, WhatIsComputedAgainKeepsNobodyFromComingBackAhead) {
   StepTrace step = Chain({1, 2, 3});
   step.objects[1].recast_us = 1;
@@ -1457,80 +1147,52 @@ TEST(PlannedSchedule, WhatIsComputedAgainKeepsNobodyFromComingBackAhead) {
     idle.away_until = idle.last;
   }
   idle_intervals[0].away_until = 3;
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(Planned(step, MovesOf(step, idle_intervals)));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithAmpleTarget({Planned(step, MovesOf(step, idle_intervals))});
   player.Save(1);
-  player.Save(2, kSize, TargetPlayer::kOwnOperator, /*frees=*/true, /*is_recomputed=*/true);
-  player.Save(3);
-  player.EndForward();
-  EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0", "stay 2"));
-  player.Read(2);
-  player.Read(1);
-  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0", "compute 1"));
+  EXPECT_THAT(player.Save(2, kSize, TargetPlayer::kOwnOperator, /*frees=*/true,
+                          /*is_recomputed=*/true),
+              ElementsAre("out 0", "drop 0"));
+  EXPECT_THAT(player.PlayForward({3}), ElementsAre("stay 2"));
+  EXPECT_THAT(player.Read({2, 1}), ElementsAre("fetch 0", "compute 1"));
 }
 
 // --- A step whose reads differ ---
 
 TEST(PlannedSchedule, AStepThatReadsMoreOftenThanTheKnownOneGoesOnLikeTheFirst) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  player.Read(3);
-  player.Read(2);
+  auto [schedule, player] = WithAmpleTarget({FourTensors()});
+  player.PlayForward({1, 2, 3, 4});
+  player.Read({3, 2});
   EXPECT_NE(schedule.followed(), nullptr);
-  player.Happened();
-  player.Read(3);
-  EXPECT_EQ(schedule.followed(), nullptr);
-  EXPECT_THAT(player.Happened(), ElementsAre("out 1", "out 2", "out 3", "drop 1", "drop 2",
-                                             "drop 3", "drop 0", "demand 3"))
+  EXPECT_THAT(player.Read(3), ElementsAre("out 1", "out 2", "out 3", "drop 1", "drop 2", "drop 3",
+                                          "drop 0", "demand 3"))
       << "what has stayed leaves, and what was fetched ahead goes";
+  EXPECT_EQ(schedule.followed(), nullptr);
 }
 
-TEST(PlannedSchedule, AStepThatReadsInAnotherOrderGoesOnLikeTheFirst) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  player.Read(2);
-  EXPECT_EQ(schedule.followed(), nullptr) << "tensor 3 was to be read first";
-}
-
-TEST(PlannedSchedule, AReadOfWhatNobodyNeedsAnyMoreIsNotMissed) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  player.Release(3);
-  player.Read(2);
-  EXPECT_NE(schedule.followed(), nullptr);
+TEST(PlannedSchedule, AStepThatLeavesOutAReadOfWhatIsStillNeededGoesOnLikeTheFirst) {
+  for (const bool is_needed : {true, false}) {
+    SCOPED_TRACE(is_needed ? "still needed" : "released");
+    auto [schedule, player] = WithAmpleTarget({FourTensors()});
+    player.PlayForward({1, 2, 3, 4});
+    if (!is_needed) player.Release(3);
+    player.Read(2);  // tensor 3 was to be read first
+    EXPECT_EQ(schedule.followed() == nullptr, is_needed);
+  }
 }
 
 TEST(PlannedSchedule, AStepThatKeepsTheGraphThatTheKnownOneLetsGoOfGoesOnLikeTheFirst) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  player.Happened();
-  player.ReadAndKeep(3);
-  EXPECT_EQ(schedule.followed(), nullptr);
-  EXPECT_THAT(player.Happened(),
+  auto [schedule, player] = WithAmpleTarget({FourTensors()});
+  player.PlayForward({1, 2, 3, 4});
+  EXPECT_THAT(player.ReadAndKeep(3),
               ElementsAre("out 1", "out 2", "out 3", "drop 1", "drop 2", "drop 3", "demand 3"));
+  EXPECT_EQ(schedule.followed(), nullptr);
 }
 
 TEST(PlannedSchedule, AStepWhoseBackwardMakesAGraphGoesOnLikeTheFirst) {
-  PlannedSchedule schedule(Within(100 * kSize));
   StepTrace step = Chain({1, 2, 3});
   for (StepObject& object : step.objects) object.needed_until = 6;
-  schedule.Learn(Planned(step, {}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3});
-  player.EndForward();
+  auto [schedule, player] = WithAmpleTarget({Planned(step)});
+  player.PlayForward({1, 2, 3});
   player.ReadAndKeep(2);
   EXPECT_NE(schedule.followed(), nullptr);
   player.Read(1, TargetPlayer::kOwnOperator, AccessKind::kReadIntoGraph);
@@ -1538,14 +1200,11 @@ TEST(PlannedSchedule, AStepWhoseBackwardMakesAGraphGoesOnLikeTheFirst) {
 }
 
 TEST(PlannedSchedule, AStepInWhichSomethingIsNeededLongerGoesOnLikeTheFirst) {
-  PlannedSchedule schedule(Within(100 * kSize));
   StepTrace step = Chain({1, 2, 3, 4});
   step.objects[3].needed_until = 5;
-  schedule.Learn(Planned(step, {}));
+  auto [schedule, player] = WithAmpleTarget({Planned(step)});
   for (const bool is_released : {true, false}) {
-    TargetPlayer player(schedule);
-    player.SaveAll({1, 2, 3, 4});
-    player.EndForward();
+    player.PlayForward({1, 2, 3, 4});
     player.Read(3);
     EXPECT_NE(schedule.followed(), nullptr);
     if (is_released) player.Release(3);
@@ -1556,7 +1215,7 @@ TEST(PlannedSchedule, AStepInWhichSomethingIsNeededLongerGoesOnLikeTheFirst) {
 }
 
 // Its graph is kept and read twice: uses 4 to 7, and in the same order 8 to 11.
-std::shared_ptr<const CachedPlan> FourTensorsReadTwice(std::vector<StepMove> moves) {
+CachedPtr FourTensorsReadTwice(std::vector<StepMove> moves) {
   StepTrace step = Chain({1, 2, 3, 4});
   for (uint32_t object = 4; object-- > 0;) {
     step.objects[object].needed_until = 12 - object;
@@ -1567,36 +1226,26 @@ std::shared_ptr<const CachedPlan> FourTensorsReadTwice(std::vector<StepMove> mov
 }
 
 TEST(PlannedSchedule, AStepGoesOnAsTheKnownOneThatReadsLikeIt) {
-  PlannedSchedule schedule(Within(100 * kSize));
   const auto twice =
       FourTensorsReadTwice({{.object = 1, .evict_at = 3, .fetch_at = 6, .read_at = 6}});
   const auto once = FourTensors();
-  schedule.Learn(twice);
-  schedule.Learn(once);
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
+  auto [schedule, player] = WithAmpleTarget({twice, once});
+  player.PlayForward({1, 2, 3, 4});
   EXPECT_EQ(schedule.followed(), once);
-  player.Happened();
-  player.ReadAndKeep(3);
+  EXPECT_THAT(player.ReadAndKeep(3), ElementsAre("out 1", "drop 1"));
   EXPECT_EQ(schedule.followed(), twice);
-  EXPECT_THAT(player.Happened(), ElementsAre("out 1", "drop 1"));
   player.EndStep();
   player.Save(1);
   EXPECT_EQ(schedule.followed(), twice) << "that was followed last";
 }
 
 TEST(PlannedSchedule, WhatIsFetchedForTheNextBackwardStaysAtTheEndOfThisOne) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensorsReadTwice({{.object = 0, .evict_at = 2, .fetch_at = 7, .read_at = 7},
-                                       {.object = 3, .evict_at = 5, .fetch_at = 7, .read_at = 8}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  for (const size_t number : {3, 2, 1}) player.ReadAndKeep(number);
-  player.Happened();
-  player.ReadAndKeep(0);
-  EXPECT_THAT(player.Happened(), ElementsAre("demand 0", "fetch 3"));
+  auto [schedule, player] = WithAmpleTarget(
+      {FourTensorsReadTwice({{.object = 0, .evict_at = 2, .fetch_at = 7, .read_at = 7},
+                             {.object = 3, .evict_at = 5, .fetch_at = 7, .read_at = 8}})});
+  player.PlayForward({1, 2, 3, 4});
+  player.ReadAndKeep({3, 2, 1});
+  EXPECT_THAT(player.ReadAndKeep(0), ElementsAre("demand 0", "fetch 3"));
   EXPECT_THAT(schedule.FetchedIn(TargetPlayer::kBackward), IsEmpty()) << "it reads both again";
   player.Save(9);
   EXPECT_EQ(schedule.followed(), nullptr);
@@ -1605,239 +1254,165 @@ TEST(PlannedSchedule, WhatIsFetchedForTheNextBackwardStaysAtTheEndOfThisOne) {
 
 // Object 0 is fetched for the first backward and stays for the second. Object 3 leaves in between.
 TEST(PlannedSchedule, WhatHasComeBackInAGraphThatIsKeptStaysUnlessThePlanDropsIt) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensorsReadTwice({{.object = 3, .evict_at = 3, .fetch_at = 4, .read_at = 4},
-                                       {.object = 0, .evict_at = 2, .fetch_at = 6, .read_at = 7},
-                                       {.object = 3, .evict_at = 5, .fetch_at = 7, .read_at = 8}}));
-  TargetPlayer player(schedule);
-  const auto stays = [&](size_t number) { return schedule.StaysFetched(player.parcel(number)); };
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
+  auto [schedule, player] = WithAmpleTarget(
+      {FourTensorsReadTwice({{.object = 3, .evict_at = 3, .fetch_at = 4, .read_at = 4},
+                             {.object = 0, .evict_at = 2, .fetch_at = 6, .read_at = 7},
+                             {.object = 3, .evict_at = 5, .fetch_at = 7, .read_at = 8}})});
+  player.PlayForward({1, 2, 3, 4});
   player.ReadAndKeep(3);
-  EXPECT_FALSE(stays(3));
-  for (const size_t number : {2, 1, 0}) player.ReadAndKeep(number);
-  EXPECT_TRUE(stays(0));
+  EXPECT_FALSE(schedule.StaysFetched(player.parcel(3)));
+  player.ReadAndKeep({2, 1, 0});
+  EXPECT_TRUE(schedule.StaysFetched(player.parcel(0)));
   EXPECT_THAT(schedule.FetchedIn(TargetPlayer::kBackward), IsEmpty()) << "all are for the second";
   EXPECT_THAT(schedule.FetchedAhead(), SizeIs(2)) << "they may go where there is no room";
-  for (const size_t number : {3, 2, 1}) {
-    player.Read(number);
-    player.Release(number);
-  }
+  player.ReadAndRelease({3, 2, 1});
   player.Read(0);
   ASSERT_NE(schedule.followed(), nullptr);
-  EXPECT_FALSE(stays(0)) << "nobody reads it again";
+  EXPECT_FALSE(schedule.StaysFetched(player.parcel(0))) << "nobody reads it again";
 }
 
 TEST(PlannedSchedule, WhatItsReaderIsAboutToReadStaysHoweverLittleRoomThereIs) {
-  PlannedSchedule schedule(Within(4 * kSize));
-  schedule.Learn(FourTensorsReadTwice({{.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 6}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  for (const size_t number : {3, 2}) player.ReadAndKeep(number);
-  EXPECT_THAT(player.Happened(), Contains("fetch 1"));
+  auto [schedule, player] = WithTarget(
+      4 * kSize,
+      {FourTensorsReadTwice({{.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 6}})});
+  player.PlayForward({1, 2, 3, 4});
+  EXPECT_THAT(player.ReadAndKeep({3, 2}), Contains("fetch 1"));
   player.SetOtherBytes(2 * kSize);
-  player.ReadAndKeep(1);
+  EXPECT_THAT(player.ReadAndKeep(1), ElementsAre("out 2", "out 3", "drop 2", "drop 3"));
   EXPECT_TRUE(schedule.StaysFetched(player.parcel(1)));
-  EXPECT_THAT(player.Happened(), ElementsAre("out 2", "out 3", "drop 2", "drop 3"));
 }
 
 TEST(PlannedSchedule, WhatWasFetchedAheadGoesAgainWhereMoreIsAllocatedThanWasPlanned) {
-  PlannedSchedule schedule(Within(4 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  for (const size_t number : {3, 2}) {
-    player.Read(number);
-    player.Release(number);
-  }
-  EXPECT_THAT(player.Happened(), Contains("fetch 0"));
+  auto [schedule, player] = WithTarget(4 * kSize, {FourTensors()});
+  player.PlayForward({1, 2, 3, 4});
+  EXPECT_THAT(player.ReadAndRelease({3, 2}), Contains("fetch 0"));
   player.SetOtherBytes(3 * kSize);
-  player.Read(1);
-  EXPECT_THAT(player.Happened(), ElementsAre("drop 0")) << "not the one that is about to be read";
-  player.Release(1);
+  EXPECT_THAT(player.ReadAndRelease({1}), ElementsAre("drop 0"))
+      << "not the one that is about to be read";
   player.SetOtherBytes(0);
-  player.Read(0);
-  EXPECT_THAT(player.Happened(), ElementsAre("demand 0"));
+  EXPECT_THAT(player.Read(0), ElementsAre("demand 0"));
 }
 
 TEST(PlannedSchedule, OfWhatWasFetchedAheadTheLastToBeReadGoesFirst) {
-  PlannedSchedule schedule(Within(6 * kSize));
-  schedule.Learn(
-      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .evict_at = 4, .fetch_at = 5, .read_at = 9},
-                                       {.object = 1, .evict_at = 4, .fetch_at = 5, .read_at = 8}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4, 5});
-  player.EndForward();
-  player.Read(4);
-  player.Release(4);
-  player.Read(3);
-  player.Release(3);
-  ASSERT_THAT(player.Happened(), IsSupersetOf({"fetch 0", "fetch 1"}));
+  auto [schedule, player] = WithTarget(
+      6 * kSize, {PlannedChain({1, 2, 3, 4, 5}, {{.object = 0, .evict_at = 4, .fetch_at = 5},
+                                                 {.object = 1, .evict_at = 4, .fetch_at = 5}})});
+  player.PlayForward({1, 2, 3, 4, 5});
+  ASSERT_THAT(player.ReadAndRelease({4, 3}), IsSupersetOf({"fetch 0", "fetch 1"}));
   player.SetOtherBytes(4 * kSize);
-  player.Read(2);
-  EXPECT_THAT(player.Happened(), ElementsAre("drop 0"));
+  EXPECT_THAT(player.Read(2), ElementsAre("drop 0"));
 }
 
 TEST(PlannedSchedule, WhatWentAgainIsFetchedAheadOnceMoreWhenThereIsRoom) {
-  PlannedSchedule schedule(Within(6 * kSize));
-  schedule.Learn(Planned(Chain({1, 2, 3, 4, 5, 6}),
-                         {{.object = 0, .evict_at = 2, .fetch_at = 7, .read_at = 11}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4, 5, 6});
-  player.EndForward();
-  player.Read(5);
-  player.Release(5);
-  player.Read(4);
-  player.Release(4);
-  EXPECT_THAT(player.Happened(), Contains("fetch 0"));
+  auto [schedule, player] = WithTarget(
+      6 * kSize, {PlannedChain({1, 2, 3, 4, 5, 6}, {{.object = 0, .evict_at = 2, .fetch_at = 7}})});
+  player.PlayForward({1, 2, 3, 4, 5, 6});
+  EXPECT_THAT(player.ReadAndRelease({5, 4}), Contains("fetch 0"));
   player.SetOtherBytes(3 * kSize);
-  player.Read(3);
-  player.Release(3);
-  EXPECT_THAT(player.Happened(), ElementsAre("drop 0"));
+  EXPECT_THAT(player.ReadAndRelease({3}), ElementsAre("drop 0"));
   player.SetOtherBytes(0);
-  player.Read(2);
-  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0"));
+  EXPECT_THAT(player.Read(2), ElementsAre("fetch 0"));
 }
 
 TEST(PlannedSchedule, WhatNobodyReadsAnyMoreLeavesFirst) {
-  PlannedSchedule schedule(Within(3 * kSize));
   StepTrace step = Chain({1, 2, 3});
   // Its first object is needed to the end, and not read.
   step.accesses.pop_back();
   step.operators.resize(step.operators.empty() ? 0 : step.accesses.size());
   step.intervals.pop_back();
   step.objects[0].needed_until = 5;
-  schedule.Learn(Planned(std::move(step), {}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3});
-  player.EndForward();
-  EXPECT_THAT(player.Happened(), Not(Contains("out 0")));
+  auto [schedule, player] = WithTarget(3 * kSize, {Planned(std::move(step))});
+  EXPECT_THAT(player.PlayForward({1, 2, 3}), Not(Contains("out 0")));
   player.SetOtherBytes(kSize);
-  player.Read(2);
-  EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0"));
+  EXPECT_THAT(player.Read(2), ElementsAre("out 0", "drop 0"));
 }
 
 TEST(PlannedSchedule, WeightsThatVisitGiveWayToWhatWasPlanned) {
-  PlannedSchedule schedule(Within(4 * kSize));
-  StepPlan plan;
-  plan.peak_bytes = 4 * kSize;
-  schedule.Learn(std::make_shared<const CachedPlan>(Chain({1, 2, 3, 4}), plan));
-  TargetPlayer player(schedule);
+  auto [schedule, player] =
+      WithTarget(4 * kSize, {Planned(Chain({1, 2, 3, 4}), {}, /*peak_bytes=*/4 * kSize)});
   player.SetVisitingBytes(kSize);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  EXPECT_THAT(player.Happened(), ElementsAre("stay 0", "stay 1", "stay 2", "stay 3"));
+  EXPECT_THAT(player.PlayForward({1, 2, 3, 4}),
+              ElementsAre("stay 0", "stay 1", "stay 2", "stay 3"));
   player.SetOtherBytes(kSize);
-  player.Read(3);
-  EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0")) << "but not to what was not";
+  EXPECT_THAT(player.Read(3), ElementsAre("out 0", "drop 0")) << "but not to what was not";
 }
 
 // First what is used last.
 TEST(PlannedSchedule, WhatHasStayedForTheNextBackwardGoesWhereMoreIsAllocatedThanWasPlanned) {
-  PlannedSchedule schedule(Within(4 * kSize));
-  schedule.Learn(FourTensorsReadTwice({{.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 6},
-                                       {.object = 0, .evict_at = 2, .fetch_at = 6, .read_at = 7}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  for (const size_t number : {3, 2, 1, 0}) player.ReadAndKeep(number);
+  auto [schedule, player] = WithTarget(
+      4 * kSize,
+      {FourTensorsReadTwice({{.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 6},
+                             {.object = 0, .evict_at = 2, .fetch_at = 6, .read_at = 7}})});
+  player.PlayForward({1, 2, 3, 4});
+  player.ReadAndKeep({3, 2, 1, 0});
   ASSERT_TRUE(schedule.StaysFetched(player.parcel(0)));
   ASSERT_TRUE(schedule.StaysFetched(player.parcel(1)));
-  player.Happened();
   player.SetOtherBytes(kSize);
-  player.Read(3);
+  EXPECT_THAT(player.Read(3), ElementsAre("drop 0"));
   EXPECT_NE(schedule.followed(), nullptr);
-  EXPECT_THAT(player.Happened(), ElementsAre("drop 0"));
   EXPECT_EQ(player.device_bytes(), 4 * kSize);
   player.Release(3);
-  player.Read(2);
-  EXPECT_THAT(player.Happened(), IsEmpty());
+  EXPECT_THAT(player.Read(2), IsEmpty());
 }
 
 // Its graph is not kept: what its second reader, which a branch has left out, would have read.
 TEST(PlannedSchedule, WhatASecondReaderHasNotReadGoesAtTheEndOfTheBackward) {
-  PlannedSchedule schedule(Within(100 * kSize));
   StepTrace step = Chain({1, 2, 3, 4});
   step.accesses.push_back(0);
   step.intervals.resize(step.accesses.size() + 1);
-  schedule.Learn(Planned(step, {{.object = 0, .evict_at = 2, .fetch_at = 6, .read_at = 7}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  for (const size_t number : {3, 2, 1, 0}) player.Read(number);
+  auto [schedule, player] =
+      WithAmpleTarget({Planned(step, {{.object = 0, .evict_at = 2, .fetch_at = 6, .read_at = 7}})});
+  player.PlayForward({1, 2, 3, 4});
+  player.Read({3, 2, 1, 0});
   ASSERT_NE(schedule.followed(), nullptr);
   EXPECT_THAT(schedule.FetchedIn(TargetPlayer::kBackward), SizeIs(1));
 }
 
 TEST(PlannedSchedule, WhatHasStayedForTheNextBackwardGoesWhenTheStepTurnsOutToBeUnknown) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensorsReadTwice({{.object = 0, .evict_at = 2, .fetch_at = 6, .read_at = 7}}));
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  for (const size_t number : {3, 2, 1, 0}) {
-    player.ReadAndKeep(number);
-  }
+  auto [schedule, player] = WithAmpleTarget(
+      {FourTensorsReadTwice({{.object = 0, .evict_at = 2, .fetch_at = 6, .read_at = 7}})});
+  player.PlayForward({1, 2, 3, 4});
+  player.ReadAndKeep({3, 2, 1, 0});
   ASSERT_TRUE(schedule.StaysFetched(player.parcel(0)));
-  player.Happened();
-  player.Save(9);
+  EXPECT_THAT(player.Save(9), Contains("drop 0"));
   ASSERT_EQ(schedule.followed(), nullptr);
-  EXPECT_THAT(player.Happened(), Contains("drop 0"));
   EXPECT_FALSE(schedule.StaysFetched(player.parcel(0)));
 }
 
-TEST(PlannedSchedule, AStepThatReadsOtherwiseMakesTheNextThreeWorthRecording) {
-  PlannedSchedule schedule(Within(3 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  for (int step = 0; step < PlannedSchedule::kKnownInARow; ++step) player.Play({1, 2, 3, 4});
-  ASSERT_FALSE(schedule.WantsRecord());
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  for (const size_t number : {3, 2, 3}) player.Read(number);
-  player.EndStep();
-  EXPECT_TRUE(schedule.WantsRecord());
-}
-
 TEST(PlannedSchedule, OfThoseThatBeginLikeItAStepGoesOnAsOneThatFitsIntoTheTarget) {
-  PlannedSchedule schedule(Within(100 * kSize));
   const auto once = FourTensors();
-  schedule.Learn(once);
   StepTrace twice = FourTensorsReadTwice({})->step();
-  schedule.Learn(std::make_shared<const CachedPlan>(std::move(twice), StepPlan(),
-                                                    absl::ResourceExhaustedError("too little")));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithAmpleTarget(
+      {once, std::make_shared<const CachedPlan>(std::move(twice), StepPlan(),
+                                                absl::ResourceExhaustedError("too little"))});
   player.SaveAll({1, 2, 3, 4});
   EXPECT_EQ(schedule.followed(), once);
 }
 
 // --- The plan cache ---
 
-TEST(PlannedSchedule, StepsThatSaveTheSameAndReadItOtherwiseAreKeptSideBySide) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensors());
-  schedule.Learn(FourTensorsReadTwice({}));
-  EXPECT_THAT(schedule.cached(), SizeIs(2));
-  StepTrace kept = Chain({1, 2, 3, 4});
+TEST(PlannedSchedule, StepsThatSaveTheSameAndReadOrFreeItOtherwiseAreKeptSideBySide) {
+  StepTrace kept = Chain({1, 2, 3, 4}), in_order = kept, frees_others = kept;
   kept.objects[3].needed_until = 8;
-  schedule.Learn(Planned(kept, {}));
-  EXPECT_THAT(schedule.cached(), SizeIs(3));
-  StepTrace in_their_order = Chain({1, 2, 3, 4});
-  in_their_order.accesses = {0, 1, 2, 3, 0, 1, 2, 3};
-  schedule.Learn(Planned(in_their_order, {}));
-  EXPECT_THAT(schedule.cached(), SizeIs(4));
+  in_order.accesses = {0, 1, 2, 3, 0, 1, 2, 3};
+  frees_others.objects[1].frees = false;
+  auto [schedule, player] = WithAmpleTarget();
+  size_t plans = 0;
+  for (const CachedPtr& cached : {FourTensors(), FourTensorsReadTwice({}), Planned(kept),
+                                  Planned(in_order), Planned(frees_others)}) {
+    schedule.Learn(cached);
+    EXPECT_THAT(schedule.cached(), SizeIs(++plans));
+  }
 }
 
 TEST(PlannedSchedule, TheStepsThatWereFollowedLastAreKept) {
-  PlannedSchedule schedule(Within(100 * kSize));
+  auto [schedule, player] = WithAmpleTarget();
   for (uint64_t signature = 1; signature <= PlannedSchedule::kMaxCached; ++signature) {
-    schedule.Learn(Planned(Chain({signature}), {}));
+    schedule.Learn(PlannedChain({signature}));
   }
-  TargetPlayer(schedule).Play({1});
+  player.Play({1});
   EXPECT_EQ(FirstSignatures(schedule).front(), 1u);
-  schedule.Learn(Planned(Chain({1000}), {}));
+  schedule.Learn(PlannedChain({1000}));
   const std::vector<uint64_t> kept = FirstSignatures(schedule);
   EXPECT_THAT(kept, SizeIs(PlannedSchedule::kMaxCached));
   EXPECT_EQ(kept[0], 1000u);
@@ -1846,29 +1421,17 @@ TEST(PlannedSchedule, TheStepsThatWereFollowedLastAreKept) {
 }
 
 TEST(PlannedSchedule, AStepThatSavesAndReadsTheSameTakesThePlaceOfTheOneBefore) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensors());
-  schedule.Learn(Planned(Chain({1, 2}), {}));
-  const std::shared_ptr<const CachedPlan> again = Planned(Chain({1, 2, 3, 4}), {});
-  schedule.Learn(again);
+  const CachedPtr again = PlannedChain({1, 2, 3, 4});
+  auto [schedule, player] = WithAmpleTarget({FourTensors(), PlannedChain({1, 2}), again});
   EXPECT_THAT(schedule.cached(), SizeIs(2));
   EXPECT_TRUE(schedule.cached().front()->IsLike(again->step()));
-}
-
-TEST(PlannedSchedule, AStepWhoseTensorsFreeOthersIsAnotherOne) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  StepTrace step = Chain({1, 2});
-  schedule.Learn(Planned(step, {}));
-  step.objects[1].frees = false;
-  schedule.Learn(Planned(step, {}));
-  EXPECT_THAT(schedule.cached(), SizeIs(2));
 }
 
 // --- Planning ---
 
 TEST(PlannedSchedule, APlanKeepsWithinTheTarget) {
   const PlannedSchedule schedule(Within(3 * kSize));
-  const std::shared_ptr<const CachedPlan> cached = schedule.Plan(Chain({1, 2, 3, 4})).value();
+  const CachedPtr cached = schedule.Plan(Chain({1, 2, 3, 4})).value();
   EXPECT_EQ(cached->plan().peak_bytes, 3 * kSize);
   EXPECT_THAT(cached->shortfall(), IsOk());
 }
@@ -1876,7 +1439,7 @@ TEST(PlannedSchedule, APlanKeepsWithinTheTarget) {
 TEST(PlannedSchedule, WhereTheTargetCannotBeMetThePlanIsTheLeastAndSaysWhy) {
   const PlannedSchedule schedule(Within(kSize));
   const StepTrace step = Chain({1, 2, 3, 4});
-  const std::shared_ptr<const CachedPlan> cached = schedule.Plan(step).value();
+  const CachedPtr cached = schedule.Plan(step).value();
   EXPECT_EQ(cached->plan().peak_bytes, LeastMemoryBytes(step).value());
   EXPECT_THAT(cached->shortfall(),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("does not fit")));
@@ -1922,8 +1485,7 @@ TEST(PlannedSchedule, WhatIsSetAsideIsPartOfTheLeastThatIsTold) {
 
 TEST(PlannedSchedule, AStepThatRunsAsPlannedPromisesItsPeakUntilItIsAnotherOne) {
   for (const bool moves : {true, false}) {
-    PlannedSchedule schedule(Within(moves ? 3 * kSize : 100 * kSize));
-    TargetPlayer player(schedule);
+    auto [schedule, player] = PlayedSchedule(Within(moves ? 3 * kSize : 100 * kSize));
     EXPECT_FALSE(schedule.Promise().has_value());
     schedule.Learn(schedule.Plan(Chain({1, 2, 3, 4})).value());
     EXPECT_FALSE(schedule.Promise().has_value()) << "no step runs";
@@ -1936,37 +1498,25 @@ TEST(PlannedSchedule, AStepThatRunsAsPlannedPromisesItsPeakUntilItIsAnotherOne) 
   }
 }
 
-TEST(PlannedSchedule, WhatShouldHaveGoneAndHasNotLeftIsPromisedBesideThePeak) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  const std::shared_ptr<const CachedPlan> cached = FourTensors();
-  schedule.Learn(cached);
-  TargetPlayer player(schedule);
+TEST(PlannedSchedule, WhatShouldHaveGoneIsPromisedBesideThePeakUntilItLeavesAndThenGoesAtOnce) {
+  auto [schedule, player] = WithAmpleTarget({FourTensors()});
   player.HoldBack();
-  const auto more_bytes = [&] {
-    return schedule.Promise().value().most_bytes - cached->plan().peak_bytes;
-  };
   player.SaveAll({1, 2});
-  EXPECT_EQ(more_bytes(), 0u);
-  player.Save(3);  // from here on tensor 0 should be offloaded
-  EXPECT_EQ(more_bytes(), kSize);
-  player.Save(4);
-  EXPECT_EQ(more_bytes(), kSize);
-  player.EndForward();  // offloads it
-  EXPECT_EQ(more_bytes(), 0u);
+  EXPECT_EQ(MoreBytes(schedule), 0u);
+  for (const uint64_t signature : {3, 4}) {
+    player.Save(signature);
+    EXPECT_EQ(MoreBytes(schedule), kSize) << "from the third one on tensor 0 should be offloaded";
+  }
+  EXPECT_THAT(player.EndForward(), ElementsAre("out 0", "drop 0"));
+  EXPECT_EQ(MoreBytes(schedule), 0u);
 }
 
 TEST(PlannedSchedule, WhatNeverLeavesIsPromisedBesideThePeakUntilItIsToBeBack) {
   for (const bool is_let_go : {false, true}) {
-    PlannedSchedule schedule(Within(100 * kSize));
-    const std::shared_ptr<const CachedPlan> cached = FourTensors();
-    schedule.Learn(cached);
-    TargetPlayer player(schedule);
+    auto [schedule, player] = WithAmpleTarget({FourTensors()});
     player.HoldBack();
     player.SaveAll({1, 2, 3, 4});
-    const auto more_bytes = [&] {
-      return schedule.Promise().value().most_bytes - cached->plan().peak_bytes;
-    };
-    EXPECT_EQ(more_bytes(), kSize);
+    EXPECT_EQ(MoreBytes(schedule), kSize);
     if (is_let_go) {
       player.Release(0);
     } else {
@@ -1974,48 +1524,31 @@ TEST(PlannedSchedule, WhatNeverLeavesIsPromisedBesideThePeakUntilItIsToBeBack) {
       schedule.OnUsed(2, AccessKind::kRead);
       schedule.TakeFetches({1, 3}, /*backward=*/5, [](const ScheduledParcel&) { return true; });
     }
-    EXPECT_EQ(more_bytes(), 0u);
+    EXPECT_EQ(MoreBytes(schedule), 0u);
   }
 }
 
-// Returns the bytes that the promise adds to the peak of the followed plan.
-uint64_t MoreBytes(const PlannedSchedule& schedule) {
-  return schedule.Promise().value().most_bytes - schedule.followed()->plan().peak_bytes;
-}
-
 TEST(PlannedSchedule, WhatGoesWhileOthersHoldItIsPromisedBesideThePeakUntilItIsReleased) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2});
-  player.Hold(0);
-  EXPECT_EQ(MoreBytes(schedule), 0u);
-  player.Save(3);
-  EXPECT_THAT(player.Happened(), Contains("drop 0"));
-  EXPECT_EQ(MoreBytes(schedule), kSize);
-  player.Release(0);
-  EXPECT_EQ(MoreBytes(schedule), 0u);
-}
-
-TEST(PlannedSchedule, WhatFreesNothingWhereItWasRecordedIsNotPromisedBesideThePeak) {
-  PlannedSchedule schedule(Within(100 * kSize));
   StepTrace step = FourTensors()->step();
-  step.objects[0].frees = false;
-  schedule.Learn(Planned(step, FourTensors()->plan().moves));
-  TargetPlayer player(schedule);
-  player.Save(1);
-  player.Hold(0);
-  player.SaveAll({2, 3});
-  EXPECT_THAT(player.Happened(), Contains("drop 0"));
-  EXPECT_EQ(MoreBytes(schedule), 0u) << "it is among the other bytes";
+  for (const bool frees : {true, false}) {
+    SCOPED_TRACE(frees ? "frees its memory" : "frees nothing");
+    step.objects[0].frees = frees;
+    auto [schedule, player] = WithAmpleTarget({Planned(step, FourTensors()->plan().moves)});
+    player.SaveAll({1, 2});
+    player.Hold(0);
+    EXPECT_EQ(MoreBytes(schedule), 0u);
+    EXPECT_THAT(player.Save(3), Contains("drop 0"));
+    EXPECT_EQ(MoreBytes(schedule), frees ? kSize : 0)
+        << "what freed nothing where it was recorded is among the other bytes";
+    player.Release(0);
+    EXPECT_EQ(MoreBytes(schedule), 0u);
+  }
 }
 
 TEST(PlannedSchedule, WhatOthersHoldIsPromisedByTheKnownStepThatFollowsAsWell) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  const std::shared_ptr<const CachedPlan> cached = FourTensors();
-  schedule.Learn(cached);
-  schedule.Learn(Planned(Chain({1, 2, 3, 9}), cached->plan().moves));
-  TargetPlayer player(schedule);
+  const CachedPtr cached = FourTensors();
+  auto [schedule, player] =
+      WithAmpleTarget({cached, Planned(Chain({1, 2, 3, 9}), cached->plan().moves)});
   player.Save(1);
   player.Hold(0);
   player.SaveAll({2, 3});
@@ -2027,18 +1560,10 @@ TEST(PlannedSchedule, WhatOthersHoldIsPromisedByTheKnownStepThatFollowsAsWell) {
 }
 
 TEST(PlannedSchedule, WhatOthersHoldIsPromisedEachTimeThatItIsToBeAway) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  StepTrace step = Chain({1, 2, 3, 4});
-  step.accesses.insert(step.accesses.begin() + 6, 0);  // 0 1 2 3 | 3 2 0 1 0
-  step.intervals.emplace_back();
-  schedule.Learn(Planned(
-      step, {{.object = 0, .evict_at = 2, .fetch_at = 4, .read_at = 6},
-             {.object = 0, .evict_at = 7, .fetch_at = 8, .read_at = 8, .copies_out = false}}));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithAmpleTarget({FourTensorsOfWhichOneGoesTwice()});
   player.Save(1);
   player.Hold(0);
-  player.SaveAll({2, 3, 4});
-  player.EndForward();
+  player.PlayForward({2, 3, 4});
   EXPECT_EQ(MoreBytes(schedule), kSize);
   for (const size_t number : {3, 2, 0}) {
     player.Read(number);
@@ -2051,37 +1576,24 @@ TEST(PlannedSchedule, WhatOthersHoldIsPromisedEachTimeThatItIsToBeAway) {
 }
 
 TEST(PlannedSchedule, WhatOthersHeldUntilItWasFetchedIsGoneOnceItIsDroppedAgain) {
-  PlannedSchedule schedule(Within(100 * kSize));
-  StepTrace step = Chain({1, 2, 3, 4});
-  step.accesses.insert(step.accesses.begin() + 6, 0);
-  step.intervals.emplace_back();
-  schedule.Learn(Planned(
-      step, {{.object = 0, .evict_at = 2, .fetch_at = 4, .read_at = 6},
-             {.object = 0, .evict_at = 7, .fetch_at = 8, .read_at = 8, .copies_out = false}}));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithAmpleTarget({FourTensorsOfWhichOneGoesTwice()});
   player.Save(1);
   player.Hold(0);
-  player.SaveAll({2, 3, 4});
-  player.EndForward();
+  player.PlayForward({2, 3, 4});
   player.LetGo(0);
-  player.Happened();
-  for (const size_t number : {3, 2, 0, 1}) player.Read(number);
-  EXPECT_THAT(player.Happened(), ElementsAre("fetch 0", "drop 0"));
+  EXPECT_THAT(player.Read({3, 2, 0, 1}), ElementsAre("fetch 0", "drop 0"));
   EXPECT_EQ(MoreBytes(schedule), 0u);
 }
 
 // The plan counts it as there.
 TEST(PlannedSchedule, WhatGoesEarlyWhileOthersHoldItIsPromisedOnceItIsToBeAway) {
-  PlannedSchedule schedule(Within(4 * kSize));
-  schedule.Learn(
-      Planned(Chain({1, 2, 3, 4, 5}), {{.object = 0, .evict_at = 4, .fetch_at = 7, .read_at = 9}}));
-  TargetPlayer player(schedule);
+  auto [schedule, player] = WithTarget(
+      4 * kSize, {PlannedChain({1, 2, 3, 4, 5}, {{.object = 0, .evict_at = 4, .fetch_at = 7}})});
   player.Save(1);
   player.Hold(0);
   player.Save(2);
   player.SetOtherBytes(kSize + 1);
-  player.Save(3);
-  EXPECT_THAT(player.Happened(), Contains("drop 0"));
+  EXPECT_THAT(player.Save(3), Contains("drop 0"));
   EXPECT_EQ(MoreBytes(schedule), 0u);
   player.Save(4);
   EXPECT_EQ(MoreBytes(schedule), 0u);
@@ -2115,47 +1627,34 @@ TargetOptions Auto() {
 }
 
 TEST(PlannedSchedule, WithoutATargetUnknownStepsRunByWindows) {
-  PlannedSchedule schedule(Auto());
+  auto [schedule, player] = PlayedSchedule(Auto());
   EXPECT_FALSE(schedule.AsksForDeviceBytes());
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  EXPECT_THAT(player.Happened(),
+  EXPECT_THAT(player.PlayForward({1, 2, 3, 4}),
               ElementsAre("out 0", "out 1", "out 2", "drop 0", "out 3", "drop 1"));
-  player.Read(3);
-  EXPECT_THAT(player.Happened(), ElementsAre("fetch 1"));
+  EXPECT_THAT(player.Read(3), ElementsAre("fetch 1"));
 }
 
 TEST(PlannedSchedule, WithoutATargetWhatWasDroppedToMakeRoomIsFetchedAheadOnceMore) {
-  PlannedSchedule schedule(Auto());
-  TargetPlayer player(schedule);
-  player.SaveAll({1, 2, 3, 4});
-  player.EndForward();
-  player.Read(3);
-  ASSERT_THAT(player.Happened(), Contains("fetch 1"));
+  auto [schedule, player] = PlayedSchedule(Auto());
+  player.PlayForward({1, 2, 3, 4});
+  ASSERT_THAT(player.Read(3), Contains("fetch 1"));
   player.WantRoom();
-  player.Read(2);
-  EXPECT_THAT(player.Happened(), Contains("fetch 1"));
+  EXPECT_THAT(player.Read(2), Contains("fetch 1"));
 }
 
 TEST(PlannedSchedule, WithoutATargetAKnownStepRunsByItsPlan) {
-  PlannedSchedule schedule(Auto());
-  schedule.Learn(FourTensors());
-  TargetPlayer player(schedule);
+  auto [schedule, player] = PlayedSchedule(Auto(), {FourTensors()});
   player.SetOtherBytes(1000 * kSize);
-  player.Play({1, 2, 3, 4});
-  EXPECT_THAT(player.Happened(),
+  EXPECT_THAT(player.Play({1, 2, 3, 4}),
               ElementsAre("stay 1", "out 0", "stay 2", "drop 0", "stay 3", "fetch 0"));
 }
 
 TEST(PlannedSchedule, InAKnownStepNothingWaitsForCompany) {
   TargetOptions options = Auto();
   options.windows.full_batch_bytes = kSize;
-  PlannedSchedule schedule(options);
-  schedule.Learn(FourTensors());
+  auto [schedule, player] = PlayedSchedule(options, {FourTensors()});
   EXPECT_GT(schedule.BatchBytes(), 0u);
   EXPECT_GT(schedule.LateBytes(), 0u);
-  TargetPlayer player(schedule);
   player.Save(1);
   EXPECT_EQ(schedule.BatchBytes(), 0u);
   EXPECT_EQ(schedule.LateBytes(), 0u);
@@ -2165,7 +1664,7 @@ TEST(PlannedSchedule, WithoutATargetThePlanIsNoSlowerThanItsCompute) {
   StepTrace step = Chain({1, 2, 3, 4});
   for (StepInterval& interval : step.intervals) interval.compute_us = 1;
   const PlannedSchedule schedule(Auto());
-  const std::shared_ptr<const CachedPlan> cached = schedule.Plan(step).value();
+  const CachedPtr cached = schedule.Plan(step).value();
   EXPECT_LE(cached->plan().step_us, TargetOptions::kSlowdown * step.compute_us());
   EXPECT_LT(cached->plan().peak_bytes, 4 * kSize);
 }

@@ -23,6 +23,13 @@ using ::testing::SizeIs;
 
 using KnownPtr = std::shared_ptr<const CachedPlan>;
 
+KnownPtr Planned(StepTrace step, double step_us = 0, std::vector<uint32_t> recompute_set = {},
+                 absl::Status shortfall = absl::OkStatus()) {
+  return std::make_shared<const CachedPlan>(
+      std::move(step), StepPlan{.moves = {}, .peak_bytes = 0, .step_us = step_us},
+      std::move(shortfall), std::move(recompute_set));
+}
+
 // Steps with the same signatures are alike. `again`: by segment; the last one saves the second
 // object if it is kept.
 KnownPtr Known(const std::vector<uint64_t>& signatures, double step_us,
@@ -32,9 +39,7 @@ KnownPtr Known(const std::vector<uint64_t>& signatures, double step_us,
   for (const bool is_again : again) step.segments.emplace_back().is_recomputed = is_again;
   if (signatures.size() == 2 && !again.empty() && !again.back())
     step.segments.back().accesses = {1, 2};
-  return std::make_shared<const CachedPlan>(
-      std::move(step), StepPlan{.moves = {}, .peak_bytes = 0, .step_us = step_us},
-      std::move(shortfall), std::move(recompute_set));
+  return Planned(std::move(step), step_us, std::move(recompute_set), std::move(shortfall));
 }
 
 // The same step, which adds to gradients.
@@ -44,62 +49,93 @@ KnownPtr WithGradients(const KnownPtr& cached) {
   return std::make_shared<const CachedPlan>(std::move(step), cached->plan(), cached->shortfall());
 }
 
-std::vector<bool> Kept(RecomputeTrials& choice, int segments) {
-  std::vector<bool> kept;
-  for (int i = 0; i < segments; ++i) {
-    const std::optional<uint32_t> ordinal = choice.OnSegment();
-    if (ordinal.has_value()) {
-      EXPECT_EQ(*ordinal, static_cast<uint32_t>(i));
+class RecomputeTrialsTest : public ::testing::Test {
+ protected:
+  // Whether each of the next segments is kept.
+  std::vector<bool> Kept(uint32_t segments) {
+    std::vector<bool> kept;
+    for (uint32_t i = 0; i < segments; ++i) {
+      const std::optional<uint32_t> ordinal = choice_.OnSegment();
+      EXPECT_EQ(ordinal.value_or(i), i);
+      kept.push_back(ordinal.has_value());
     }
-    kept.push_back(ordinal.has_value());
+    return kept;
   }
-  return kept;
+  // Runs a step of the plan that was followed last, which tries its mix. `recorded` is what was
+  // planned of the record.
+  void TryMix(const KnownPtr& recorded) {
+    choice_.OnBegin(/*signature=*/1);
+    choice_.Try(cached_.all().front());
+    choice_.Learn(choice_.TakeSegmentLog(), recorded, cached_);
+  }
+  // Learns a plan of an ordinary step.
+  void Learn(const KnownPtr& cached) { choice_.Learn({}, cached, cached_); }
+  bool MayRecompute(const StepTrace& step) { return choice_.MayRecompute({}, step, cached_); }
+  // Runs a step of this plan; null: of none. Returns the plan that the cache offered first.
+  KnownPtr Run(const KnownPtr& step) {
+    cached_.OnBegin();
+    KnownPtr first = cached_.all().front();
+    cached_.Find([&](const CachedPlan& one) { return &one == step.get(); });
+    cached_.OnEnd(step.get());
+    return first;
+  }
+  // The segments of the last step, as its record has them.
+  std::vector<StepSegment> Noted() {
+    StepTrace step;
+    RecomputeTrials::Note(choice_.TakeSegmentLog(), step);
+    return step.segments;
+  }
+  // The times of all plans, the last followed first.
+  std::vector<double> StepTimes() const {
+    std::vector<double> times;
+    for (const KnownPtr& cached : cached_.all()) times.push_back(cached->plan().step_us);
+    return times;
+  }
+
+  RecomputeTrials choice_;
+  PlanCache cached_;
+};
+
+using PlanCacheTest = RecomputeTrialsTest;
+
+TEST_F(RecomputeTrialsTest, AStepThatNobodyKnowsKeepsAll) {
+  choice_.OnBegin(/*signature=*/1);
+  EXPECT_THAT(Kept(3), ElementsAre(true, true, true));
+  const std::vector<StepSegment> segments = Noted();
+  ASSERT_THAT(segments, SizeIs(3));
+  for (const StepSegment& segment : segments) EXPECT_FALSE(segment.is_recomputed);
 }
 
-TEST(RecomputeTrials, AStepThatNobodyKnowsKeepsAll) {
-  RecomputeTrials choice;
-  choice.OnBegin(/*signature=*/1);
-  EXPECT_THAT(Kept(choice, 3), ElementsAre(true, true, true));
-  StepTrace step;
-  RecomputeTrials::Note(choice.TakeSegmentLog(), step);
-  ASSERT_THAT(step.segments, SizeIs(3));
-  for (const StepSegment& segment : step.segments) EXPECT_FALSE(segment.is_recomputed);
+TEST_F(RecomputeTrialsTest, AKnownStepSaysWhichAreComputedAgain) {
+  choice_.OnBegin(/*signature=*/1);
+  choice_.Follow(Known({1}, 10, {false, true, false}));
+  EXPECT_THAT(Kept(4), ElementsAre(true, false, true, true));
+  const std::vector<StepSegment> segments = Noted();
+  ASSERT_THAT(segments, SizeIs(4));
+  EXPECT_TRUE(segments[1].is_recomputed);
+  EXPECT_FALSE(segments[2].is_recomputed);
+  choice_.OnBegin(/*signature=*/1);
+  EXPECT_THAT(Kept(2), ElementsAre(true, true)) << "the next step follows nobody yet";
 }
 
-TEST(RecomputeTrials, AKnownStepSaysWhichAreComputedAgain) {
-  RecomputeTrials choice;
-  choice.OnBegin(/*signature=*/1);
-  choice.Follow(Known({1}, 10, {false, true, false}));
-  EXPECT_THAT(Kept(choice, 4), ElementsAre(true, false, true, true));
-  StepTrace step;
-  RecomputeTrials::Note(choice.TakeSegmentLog(), step);
-  ASSERT_THAT(step.segments, SizeIs(4));
-  EXPECT_TRUE(step.segments[1].is_recomputed);
-  EXPECT_FALSE(step.segments[2].is_recomputed);
-  choice.OnBegin(/*signature=*/1);
-  EXPECT_THAT(Kept(choice, 2), ElementsAre(true, true)) << "the next step follows nobody yet";
+TEST_F(RecomputeTrialsTest, WhereTheStepIsLostWhatComesIsKept) {
+  choice_.OnBegin(/*signature=*/1);
+  choice_.Follow(Known({1}, 10, {true, true, true}));
+  EXPECT_THAT(Kept(1), ElementsAre(false));
+  choice_.Follow(nullptr);
+  EXPECT_TRUE(choice_.OnSegment().has_value());
 }
 
-TEST(RecomputeTrials, WhereTheStepIsLostWhatComesIsKept) {
-  RecomputeTrials choice;
-  choice.OnBegin(/*signature=*/1);
-  choice.Follow(Known({1}, 10, {true, true, true}));
-  EXPECT_THAT(Kept(choice, 1), ElementsAre(false));
-  choice.Follow(nullptr);
-  EXPECT_TRUE(choice.OnSegment().has_value());
-}
-
-TEST(RecomputeTrials, OnlyAStepThatHasComputedTheSameAgainFits) {
-  RecomputeTrials choice;
-  choice.OnBegin(/*signature=*/1);
-  choice.Follow(Known({1}, 10, {false, true}));
-  EXPECT_TRUE(choice.Fits(*Known({1}, 10, {true, false})));
-  Kept(choice, 2);
-  EXPECT_TRUE(choice.Fits(*Known({1}, 10, {false, true})));
-  EXPECT_TRUE(choice.Fits(*Known({1}, 10, {false, true, true})));
-  EXPECT_FALSE(choice.Fits(*Known({1}, 10, {false, false})));
-  EXPECT_FALSE(choice.Fits(*Known({1}, 10, {true, true})));
-  EXPECT_FALSE(choice.Fits(*Known({1}, 10)));
+TEST_F(RecomputeTrialsTest, OnlyAStepThatHasComputedTheSameAgainFits) {
+  choice_.OnBegin(/*signature=*/1);
+  choice_.Follow(Known({1}, 10, {false, true}));
+  EXPECT_TRUE(choice_.Fits(*Known({1}, 10, {true, false})));
+  Kept(2);
+  EXPECT_TRUE(choice_.Fits(*Known({1}, 10, {false, true})));
+  EXPECT_TRUE(choice_.Fits(*Known({1}, 10, {false, true, true})));
+  EXPECT_FALSE(choice_.Fits(*Known({1}, 10, {false, false})));
+  EXPECT_FALSE(choice_.Fits(*Known({1}, 10, {true, true})));
+  EXPECT_FALSE(choice_.Fits(*Known({1}, 10)));
 }
 
 // As Known, with segments 1 and 2 inside of segment 0, and segment 4 inside of segment 3.
@@ -109,64 +145,60 @@ KnownPtr Nested(const std::vector<bool>& again, std::vector<uint32_t> recompute_
   step.segments[1].outer = step.segments[2].outer = 0;
   step.segments[4].outer = 3;
   step.early_segments = early;
-  return std::make_shared<const CachedPlan>(std::move(step), StepPlan(), absl::OkStatus(),
-                                            std::move(recompute_set));
+  return Planned(std::move(step), 0, std::move(recompute_set));
 }
 
-TEST(RecomputeTrials, WhatIsInsideOfASegmentThatIsComputedAgainDoesNotBeginAndKeepsItsOrdinal) {
-  RecomputeTrials choice;
-  choice.OnBegin(/*signature=*/1);
-  choice.Follow(Nested({true, true, true, false, true}));
-  EXPECT_EQ(choice.OnSegment(), std::nullopt);
-  EXPECT_EQ(choice.OnSegment(), 3u) << "those inside of the first one do not begin";
-  EXPECT_EQ(choice.OnSegment(), std::nullopt);
-  EXPECT_EQ(choice.OnSegment(), 5u);
-  EXPECT_TRUE(choice.Fits(*Nested({true, true, true, false, true})));
-  EXPECT_FALSE(choice.Fits(*Nested({false, true, true, false, true})));
-  StepTrace step;
-  RecomputeTrials::Note(choice.TakeSegmentLog(), step);
-  ASSERT_THAT(step.segments, SizeIs(6));
-  EXPECT_TRUE(step.segments[2].is_recomputed);
-  EXPECT_FALSE(step.segments[3].is_recomputed);
-  EXPECT_EQ(step.segments[1].outer, 0u);
-  EXPECT_EQ(step.segments[2].outer, 0u);
-  EXPECT_EQ(step.segments[4].outer, 3u);
+TEST_F(RecomputeTrialsTest,
+       WhatIsInsideOfASegmentThatIsComputedAgainDoesNotBeginAndKeepsItsOrdinal) {
+  choice_.OnBegin(/*signature=*/1);
+  choice_.Follow(Nested({true, true, true, false, true}));
+  EXPECT_EQ(choice_.OnSegment(), std::nullopt);
+  EXPECT_EQ(choice_.OnSegment(), 3u) << "those inside of the first one do not begin";
+  EXPECT_EQ(choice_.OnSegment(), std::nullopt);
+  EXPECT_EQ(choice_.OnSegment(), 5u);
+  EXPECT_TRUE(choice_.Fits(*Nested({true, true, true, false, true})));
+  EXPECT_FALSE(choice_.Fits(*Nested({false, true, true, false, true})));
+  const std::vector<StepSegment> segments = Noted();
+  ASSERT_THAT(segments, SizeIs(6));
+  EXPECT_TRUE(segments[2].is_recomputed);
+  EXPECT_FALSE(segments[3].is_recomputed);
+  EXPECT_EQ(segments[1].outer, 0u);
+  EXPECT_EQ(segments[2].outer, 0u);
+  EXPECT_EQ(segments[4].outer, 3u);
 }
 
-TEST(RecomputeTrials, InsideIsAtAnyDepth) {
+TEST_F(RecomputeTrialsTest, InsideIsAtAnyDepth) {
   StepTrace step = Known({1}, 10, {true, true, true, false})->step();
   step.segments[1].outer = 0;
   step.segments[2].outer = 1;
-  RecomputeTrials choice;
-  choice.OnBegin(/*signature=*/1);
-  choice.Follow(std::make_shared<const CachedPlan>(std::move(step), StepPlan()));
-  EXPECT_EQ(choice.OnSegment(), std::nullopt);
-  EXPECT_EQ(choice.OnSegment(), 3u);
+  choice_.OnBegin(/*signature=*/1);
+  choice_.Follow(Planned(std::move(step)));
+  EXPECT_EQ(choice_.OnSegment(), std::nullopt);
+  EXPECT_EQ(choice_.OnSegment(), 3u);
 }
 
-TEST(RecomputeTrials, AMixMayTakeAWholeSegmentOrPartOfOne) {
+TEST_F(RecomputeTrialsTest, AMixMayTakeAWholeSegmentOrPartOfOne) {
   for (const bool whole : {true, false}) {
-    RecomputeTrials choice;
-    choice.OnBegin(/*signature=*/1);
-    choice.Try(Nested({false, false, false, false, false}, {whole ? 0u : 1u, 4u}));
-    EXPECT_EQ(choice.OnSegment().has_value(), !whole);
+    choice_ = {};
+    choice_.OnBegin(/*signature=*/1);
+    choice_.Try(Nested({false, false, false, false, false}, {whole ? 0u : 1u, 4u}));
+    EXPECT_EQ(choice_.OnSegment().has_value(), !whole);
     if (!whole) {
-      EXPECT_EQ(choice.OnSegment(), std::nullopt);
-      EXPECT_EQ(choice.OnSegment(), 2u);
+      EXPECT_EQ(choice_.OnSegment(), std::nullopt);
+      EXPECT_EQ(choice_.OnSegment(), 2u);
     }
-    EXPECT_EQ(choice.OnSegment(), 3u);
-    EXPECT_EQ(choice.OnSegment(), std::nullopt);
+    EXPECT_EQ(choice_.OnSegment(), 3u);
+    EXPECT_EQ(choice_.OnSegment(), std::nullopt);
   }
 }
 
-TEST(RecomputeTrials, ThoseThatWouldBeginEarlyInsideOfAnEarlyOneCountAsEarly) {
-  RecomputeTrials choice;
+TEST_F(RecomputeTrialsTest, ThoseThatWouldBeginEarlyInsideOfAnEarlyOneCountAsEarly) {
   const KnownPtr cached = Nested({true, true, true, false, false}, {}, /*early=*/2);
-  EXPECT_EQ(choice.OnEarlySegment(cached, /*is_recorded=*/false, PlanCache()), std::nullopt);
-  choice.OnBegin(/*signature=*/1);
-  EXPECT_TRUE(choice.Fits(*cached));
-  EXPECT_FALSE(choice.Fits(*Nested({true, true, true, false, false}, {}, /*early=*/1)));
-  EXPECT_FALSE(choice.Fits(*Nested({true, true, true, false, false}, {}, /*early=*/3)));
+  EXPECT_EQ(choice_.OnEarlySegment(cached, /*is_recorded=*/false, PlanCache()), std::nullopt);
+  choice_.OnBegin(/*signature=*/1);
+  EXPECT_TRUE(choice_.Fits(*cached));
+  EXPECT_FALSE(choice_.Fits(*Nested({true, true, true, false, false}, {}, /*early=*/1)));
+  EXPECT_FALSE(choice_.Fits(*Nested({true, true, true, false, false}, {}, /*early=*/3)));
 }
 
 // What segments 1 and 2, inside of segment 0, save: 200 and 300 bytes; the first one's input has
@@ -197,20 +229,16 @@ KnownPtr Parts(std::optional<uint32_t> again, double step_us, uint64_t besides =
     save(besides, {0});
   }
   step.intervals.resize(step.accesses.size() + 1);
-  return std::make_shared<const CachedPlan>(
-      std::move(step), StepPlan{.moves = {}, .peak_bytes = 0, .step_us = step_us}, absl::OkStatus(),
-      std::vector<uint32_t>{again.value_or(1)});
+  return Planned(std::move(step), step_us, std::vector<uint32_t>{again.value_or(1)});
 }
 
-TEST(RecomputeTrials, ATrialOfPartOfASegmentWasTheStepIfItSavedTheSameBesides) {
+TEST_F(RecomputeTrialsTest, ATrialOfPartOfASegmentWasTheStepIfItSavedTheSameBesides) {
   for (const bool is_same : {true, false}) {
-    RecomputeTrials choice;
-    PlanCache cached;
-    choice.Learn({}, Parts(std::nullopt, 100), cached);
-    choice.OnBegin(/*signature=*/1);
-    choice.Try(cached.all().front());
-    choice.Learn(choice.TakeSegmentLog(), Parts(1, 90, is_same ? 400 : 401), cached);
-    EXPECT_EQ(cached.all().front()->plan().step_us, is_same ? 90 : 100);
+    choice_ = {};
+    cached_ = {};
+    Learn(Parts(std::nullopt, 100));
+    TryMix(Parts(1, 90, is_same ? 400 : 401));
+    EXPECT_EQ(StepTimes().front(), is_same ? 90 : 100);
   }
 }
 
@@ -229,114 +257,85 @@ KnownPtr EarlyPart(std::optional<uint64_t> input_bytes, double step_us) {
     step.segments[1].inputs = {1};
     step.segments[0].accesses = step.segments[1].accesses = {0, 1};
   }
-  return std::make_shared<const CachedPlan>(
-      std::move(step), StepPlan{.moves = {}, .peak_bytes = 0, .step_us = step_us}, absl::OkStatus(),
-      std::vector<uint32_t>{1});
+  return Planned(std::move(step), step_us, std::vector<uint32_t>{1});
 }
 
-TEST(RecomputeTrials, ATrialThatBeganWithAPartOfASegmentWasTheStepIfItSavedTheSameInput) {
+TEST_F(RecomputeTrialsTest, ATrialThatBeganWithAPartOfASegmentWasTheStepIfItSavedTheSameInput) {
   for (const uint64_t input_bytes : {40, 41}) {
-    RecomputeTrials choice;
-    PlanCache cached;
-    choice.Learn({}, EarlyPart(std::nullopt, 100), cached);
-    EXPECT_EQ(choice.OnEarlySegment(cached.all().front(), /*is_recorded=*/true, cached), 0u);
-    EXPECT_EQ(choice.OnEarlySegment(cached.all().front(), /*is_recorded=*/true, cached),
+    choice_ = {};
+    cached_ = {};
+    Learn(EarlyPart(std::nullopt, 100));
+    EXPECT_EQ(choice_.OnEarlySegment(cached_.all().front(), /*is_recorded=*/true, cached_), 0u);
+    EXPECT_EQ(choice_.OnEarlySegment(cached_.all().front(), /*is_recorded=*/true, cached_),
               std::nullopt);
-    choice.OnBegin(/*signature=*/7);
-    choice.Learn(choice.TakeSegmentLog(), EarlyPart(input_bytes, 10), cached);
-    ASSERT_THAT(cached.all(), SizeIs(1));
-    EXPECT_EQ(cached.all().front()->plan().step_us, input_bytes == 40 ? 10 : 100);
+    choice_.OnBegin(/*signature=*/7);
+    choice_.Learn(choice_.TakeSegmentLog(), EarlyPart(input_bytes, 10), cached_);
+    EXPECT_THAT(StepTimes(), ElementsAre(input_bytes == 40 ? 10 : 100));
   }
 }
 
-TEST(RecomputeTrials, AMixIsTriedOnTopOfWhatIsComputedAgainAnyhow) {
-  RecomputeTrials choice;
-  choice.OnBegin(/*signature=*/1);
-  choice.Try(Known({1}, 10, {true, false, false, false}, {2}));
-  EXPECT_THAT(Kept(choice, 4), ElementsAre(false, true, false, true));
+TEST_F(RecomputeTrialsTest, AMixIsTriedOnTopOfWhatIsComputedAgainAnyhow) {
+  choice_.OnBegin(/*signature=*/1);
+  choice_.Try(Known({1}, 10, {true, false, false, false}, {2}));
+  EXPECT_THAT(Kept(4), ElementsAre(false, true, false, true));
 }
 
-// A step of `known` that tries its mix, and what was planned of its record.
-void TryMix(RecomputeTrials& choice, PlanCache& cached, const KnownPtr& recorded) {
-  choice.OnBegin(/*signature=*/1);
-  choice.Try(cached.all().front());
-  choice.Learn(choice.TakeSegmentLog(), recorded, cached);
-}
-
-TEST(RecomputeTrials, AMixThatMakesTheStepShorterTakesItsPlace) {
-  RecomputeTrials choice;
-  PlanCache cached;
-  choice.Learn({}, Known({1, 2}, 100, {false, false}, {1}), cached);
-  TryMix(choice, cached, Known({1}, 90, {false, true}, {0}));
-  ASSERT_THAT(cached.all(), SizeIs(1));
-  EXPECT_EQ(cached.all().front()->plan().step_us, 90);
-  EXPECT_THAT(cached.all().front()->recompute_set(), IsEmpty()) << "one try is enough";
+TEST_F(RecomputeTrialsTest, AMixThatMakesTheStepShorterTakesItsPlace) {
+  Learn(Known({1, 2}, 100, {false, false}, {1}));
+  TryMix(Known({1}, 90, {false, true}, {0}));
+  EXPECT_THAT(StepTimes(), ElementsAre(90));
+  EXPECT_THAT(cached_.all().front()->recompute_set(), IsEmpty()) << "one try is enough";
 }
 
 // An update behind the last micro-batch, for example.
-TEST(RecomputeTrials, WhatATrialDoesBehindItsLastUseSaysNothingOfItsMix) {
-  const KnownPtr with = Known({1}, 90, {false, true}, {0});
-  StepTrace step = with->step();
+TEST_F(RecomputeTrialsTest, WhatATrialDoesBehindItsLastUseSaysNothingOfItsMix) {
+  StepTrace step = Known({1}, 90, {false, true}, {0})->step();
   step.intervals.back().compute_us += 1000;
-  RecomputeTrials choice;
-  PlanCache cached;
-  choice.Learn({}, Known({1, 2}, 100, {false, false}, {1}), cached);
-  TryMix(choice, cached,
-         std::make_shared<const CachedPlan>(
-             std::move(step), StepPlan{.moves = {}, .peak_bytes = 0, .step_us = 1090}));
-  ASSERT_THAT(cached.all(), SizeIs(1));
-  EXPECT_EQ(cached.all().front()->plan().step_us, 1090);
+  Learn(Known({1, 2}, 100, {false, false}, {1}));
+  TryMix(Planned(std::move(step), 1090));
+  EXPECT_THAT(StepTimes(), ElementsAre(1090));
 }
 
-TEST(RecomputeTrials, AMixThatDoesNotIsForgottenAndNotTriedAgain) {
+TEST_F(RecomputeTrialsTest, AMixThatDoesNotIsForgottenAndNotTriedAgain) {
   const absl::Status shortfall = absl::ResourceExhaustedError("too little");
   for (const KnownPtr& with :
        {Known({1}, 110, {false, true}), Known({1}, 90, {false, true}, {}, shortfall)}) {
-    RecomputeTrials choice;
-    PlanCache cached;
-    choice.Learn({}, Known({1, 2}, 100, {false, false}, {1}), cached);
-    TryMix(choice, cached, with);
-    ASSERT_THAT(cached.all(), SizeIs(1));
-    EXPECT_EQ(cached.all().front()->plan().step_us, 100);
-    EXPECT_THAT(cached.all().front()->recompute_set(), IsEmpty());
+    choice_ = {};
+    cached_ = {};
+    Learn(Known({1, 2}, 100, {false, false}, {1}));
+    TryMix(with);
+    EXPECT_THAT(StepTimes(), ElementsAre(100));
+    EXPECT_THAT(cached_.all().front()->recompute_set(), IsEmpty());
     // The step is recorded once more.
     const KnownPtr again = Known({1, 2}, 101, {false, false});
-    EXPECT_FALSE(choice.MayRecompute({}, again->step(), cached));
-    choice.Learn({}, again, cached);
-    ASSERT_THAT(cached.all(), SizeIs(1));
-    EXPECT_EQ(cached.all().front()->plan().step_us, 101);
-    EXPECT_FALSE(choice.MayRecompute({}, again->step(), cached));
+    EXPECT_FALSE(MayRecompute(again->step()));
+    Learn(again);
+    EXPECT_THAT(StepTimes(), ElementsAre(101));
+    EXPECT_FALSE(MayRecompute(again->step()));
   }
 }
 
-TEST(RecomputeTrials, AMixIsLookedForOnceAStepHasRunAsPlanned) {
-  RecomputeTrials choice;
-  PlanCache cached;
+TEST_F(RecomputeTrialsTest, AMixIsLookedForOnceAStepHasRunAsPlanned) {
   const KnownPtr first = Known({1, 2}, 100, {false, false});
-  EXPECT_FALSE(choice.MayRecompute({}, first->step(), cached))
-      << "its times are those of a first step";
-  choice.Learn({}, first, cached);
-  EXPECT_TRUE(choice.MayRecompute({}, first->step(), cached));
-  EXPECT_FALSE(choice.MayRecompute({.tried = first, .is_recomputed = {}}, first->step(), cached));
+  EXPECT_FALSE(MayRecompute(first->step())) << "its times are those of a first step";
+  Learn(first);
+  EXPECT_TRUE(MayRecompute(first->step()));
+  EXPECT_FALSE(choice_.MayRecompute({.tried = first, .is_recomputed = {}}, first->step(), cached_));
   StepTrace by_host = first->step();
   by_host.timed_by_host = true;
-  EXPECT_FALSE(choice.MayRecompute({}, by_host, cached));
+  EXPECT_FALSE(MayRecompute(by_host));
 }
 
-TEST(RecomputeTrials, ATrialThatWasAnotherStepSaysNothing) {
-  RecomputeTrials choice;
-  PlanCache cached;
-  choice.Learn({}, Known({1, 2}, 100, {false, false}, {1}), cached);
+TEST_F(RecomputeTrialsTest, ATrialThatWasAnotherStepSaysNothing) {
+  Learn(Known({1, 2}, 100, {false, false}, {1}));
   for (int i = 1; i < RecomputeTrials::kMaxTries; ++i) {
-    TryMix(choice, cached, Known({1}, 10, {false}));  // it ends after one segment
-    ASSERT_THAT(cached.all(), SizeIs(1));
-    EXPECT_EQ(cached.all().front()->plan().step_us, 100);
-    EXPECT_THAT(cached.all().front()->recompute_set(), ElementsAre(1)) << "it may still be tried";
+    TryMix(Known({1}, 10, {false}));  // it ends after one segment
+    EXPECT_THAT(StepTimes(), ElementsAre(100));
+    EXPECT_THAT(cached_.all().front()->recompute_set(), ElementsAre(1)) << "it may still be tried";
   }
-  TryMix(choice, cached, Known({1}, 10, {false}));
-  ASSERT_THAT(cached.all(), SizeIs(1));
-  EXPECT_EQ(cached.all().front()->plan().step_us, 100);
-  EXPECT_THAT(cached.all().front()->recompute_set(), IsEmpty());
+  TryMix(Known({1}, 10, {false}));
+  EXPECT_THAT(StepTimes(), ElementsAre(100));
+  EXPECT_THAT(cached_.all().front()->recompute_set(), IsEmpty());
 }
 
 // A step that begins with a segment, whose input has so many bytes, and saves something outside.
@@ -349,168 +348,136 @@ KnownPtr Early(double step_us, uint64_t input_bytes, uint64_t outside_bytes, boo
   segment.is_recomputed = again;
   if (!again) segment.accesses = {0, 3};
   if (!again) segment.inputs = {0};
-  return std::make_shared<const CachedPlan>(
-      std::move(step), StepPlan{.moves = {}, .peak_bytes = 0, .step_us = step_us}, absl::OkStatus(),
-      again ? std::vector<uint32_t>() : std::vector<uint32_t>{0});
+  return Planned(std::move(step), step_us,
+                 again ? std::vector<uint32_t>() : std::vector<uint32_t>{0});
 }
 
-TEST(RecomputeTrials, ATrialThatBeganWithASegmentWasTheStepIfItSavedTheSameInputAndTheSameOutside) {
-  struct Case {
-    KnownPtr recorded;
-    double left_us;
-  };
-  for (const Case& trial :
-       {Case{Early(10, 300, 40, /*again=*/true), 10}, Case{Early(10, 299, 40, /*again=*/true), 100},
-        Case{Early(10, 300, 41, /*again=*/true), 100}}) {
-    RecomputeTrials choice;
-    PlanCache cached;
-    choice.Learn({}, Early(100, 300, 40, /*again=*/false), cached);
-    EXPECT_EQ(choice.OnEarlySegment(cached.all().front(), /*is_recorded=*/true, cached),
+TEST_F(RecomputeTrialsTest,
+       ATrialThatBeganWithASegmentWasTheStepIfItSavedTheSameInputAndTheSameOutside) {
+  const std::vector<std::pair<KnownPtr, double>> trials = {
+      {Early(10, 300, 40, /*again=*/true), 10},
+      {Early(10, 299, 40, /*again=*/true), 100},
+      {Early(10, 300, 41, /*again=*/true), 100}};
+  for (const auto& [recorded, step_us] : trials) {
+    choice_ = {};
+    cached_ = {};
+    Learn(Early(100, 300, 40, /*again=*/false));
+    EXPECT_EQ(choice_.OnEarlySegment(cached_.all().front(), /*is_recorded=*/true, cached_),
               std::nullopt);
-    choice.OnBegin(/*signature=*/7);
-    choice.Learn(choice.TakeSegmentLog(), trial.recorded, cached);
-    ASSERT_THAT(cached.all(), SizeIs(1));
-    EXPECT_EQ(cached.all().front()->plan().step_us, trial.left_us);
+    choice_.OnBegin(/*signature=*/7);
+    choice_.Learn(choice_.TakeSegmentLog(), recorded, cached_);
+    EXPECT_THAT(StepTimes(), ElementsAre(step_us));
   }
 }
 
-TEST(RecomputeTrials, StepsThatBeginAlikeAndThenDifferAreNotMixed) {
-  RecomputeTrials choice;
-  PlanCache cached;
+TEST_F(RecomputeTrialsTest, StepsThatBeginAlikeAndThenDifferAreNotMixed) {
   const KnownPtr recompute = Known({1, 2}, 90, {true, false});
-  choice.OnBegin(/*signature=*/1);
-  EXPECT_EQ(choice.Follow(recompute), nullptr);
-  EXPECT_THAT(Kept(choice, 1), ElementsAre(false));
-  EXPECT_EQ(choice.Follow(nullptr), recompute) << "another step: it is to be forgotten";
+  choice_.OnBegin(/*signature=*/1);
+  EXPECT_EQ(choice_.Follow(recompute), nullptr);
+  EXPECT_THAT(Kept(1), ElementsAre(false));
+  EXPECT_EQ(choice_.Follow(nullptr), recompute) << "another step: it is to be forgotten";
   const KnownPtr plain = Known({1, 2}, 100, {false, false});
-  choice.Learn({}, plain, cached);
-  EXPECT_FALSE(choice.MayRecompute({}, plain->step(), cached));
+  Learn(plain);
+  EXPECT_FALSE(MayRecompute(plain->step()));
   const KnownPtr other = Known({7, 2}, 100, {false, false});
-  choice.Learn({}, other, cached);
-  EXPECT_TRUE(choice.MayRecompute({}, other->step(), cached)) << "it begins otherwise";
+  Learn(other);
+  EXPECT_TRUE(MayRecompute(other->step())) << "it begins otherwise";
   // One whose mix was found before is not run with it.
-  EXPECT_FALSE(choice.MayTry(*Known({1, 2}, 100, {false, false}, {0}), cached));
-  EXPECT_TRUE(choice.MayTry(*Known({7, 2}, 100, {false, false}, {0}), cached));
+  EXPECT_FALSE(choice_.MayTry(*Known({1, 2}, 100, {false, false}, {0}), cached_));
+  EXPECT_TRUE(choice_.MayTry(*Known({7, 2}, 100, {false, false}, {0}), cached_));
 }
 
-TEST(RecomputeTrials, AMixIsStillToBeLookedForWhereAnotherStepBeganAlike) {
-  RecomputeTrials choice;
-  PlanCache cached;
+TEST_F(RecomputeTrialsTest, AMixIsStillToBeLookedForWhereAnotherStepBeganAlike) {
   const KnownPtr step = Known({1, 2}, 100, {false, false});
   const KnownPtr alike = Known({1, 3}, 100, {false, false});
-  choice.Learn({}, step, cached);
-  choice.Learn({}, alike, cached);
-  choice.Learn({}, step, cached);
-  EXPECT_FALSE(cached.AnyWantsRecomputeTrial());
-  cached.Forget(*alike);
-  EXPECT_TRUE(cached.AnyWantsRecomputeTrial());
-  choice.Learn({}, step, cached);
-  EXPECT_FALSE(cached.AnyWantsRecomputeTrial());
+  Learn(step);
+  Learn(alike);
+  Learn(step);
+  EXPECT_FALSE(cached_.AnyWantsRecomputeTrial());
+  cached_.Forget(*alike);
+  EXPECT_TRUE(cached_.AnyWantsRecomputeTrial());
+  Learn(step);
+  EXPECT_FALSE(cached_.AnyWantsRecomputeTrial());
 }
 
-TEST(RecomputeTrials, AStepThatWasLostBeforeAnythingWasComputedAgainIsMixedAsEver) {
-  RecomputeTrials choice;
-  PlanCache cached;
+TEST_F(RecomputeTrialsTest, AStepThatWasLostBeforeAnythingWasComputedAgainIsMixedAsEver) {
   const KnownPtr recompute = Known({1, 2}, 90, {false, true});
-  choice.OnBegin(/*signature=*/1);
-  choice.Follow(recompute);
-  Kept(choice, 1);
-  EXPECT_EQ(choice.Follow(nullptr), nullptr);
+  choice_.OnBegin(/*signature=*/1);
+  choice_.Follow(recompute);
+  Kept(1);
+  EXPECT_EQ(choice_.Follow(nullptr), nullptr);
 }
 
-TEST(PlanCache, AStepThatAddsToGradientsIsNotTheOneThatMakesThem) {
-  PlanCache cached;
+TEST_F(PlanCacheTest, AStepThatAddsToGradientsIsNotTheOneThatMakesThem) {
   const KnownPtr makes = Known({1, 2}, 10);
   const KnownPtr adds = WithGradients(makes);
   const auto any = [](const CachedPlan&) { return true; };
-  cached.Learn(makes);
-  cached.set_begins_with_gradients(true);
-  EXPECT_EQ(cached.Find(any), makes) << "until one like it is known";
-  EXPECT_EQ(cached.Likeliest(), makes);
-  cached.Learn(adds);
-  EXPECT_THAT(cached.all(), SizeIs(2));
-  EXPECT_EQ(cached.Find(any), adds);
-  EXPECT_FALSE(cached.MayBe(*makes));
-  cached.set_begins_with_gradients(false);
-  EXPECT_EQ(cached.Find(any), makes);
-  EXPECT_EQ(cached.Likeliest(), makes);
-  cached.Forget(*makes);
-  EXPECT_EQ(cached.Find(any), nullptr) << "that takes less";
+  cached_.Learn(makes);
+  cached_.set_begins_with_gradients(true);
+  EXPECT_EQ(cached_.Find(any), makes) << "until one like it is known";
+  EXPECT_EQ(cached_.Likeliest(), makes);
+  cached_.Learn(adds);
+  EXPECT_THAT(cached_.all(), SizeIs(2));
+  EXPECT_EQ(cached_.Find(any), adds);
+  EXPECT_FALSE(cached_.MayBe(*makes));
+  cached_.set_begins_with_gradients(false);
+  EXPECT_EQ(cached_.Find(any), makes);
+  EXPECT_EQ(cached_.Likeliest(), makes);
+  cached_.Forget(*makes);
+  EXPECT_EQ(cached_.Find(any), nullptr) << "that takes less";
 }
 
-TEST(RecomputeTrials, TheMixOfAStepThatMakesGradientsIsNotTriedByOneThatAddsToThem) {
-  RecomputeTrials choice;
-  PlanCache cached;
+TEST_F(RecomputeTrialsTest, TheMixOfAStepThatMakesGradientsIsNotTriedByOneThatAddsToThem) {
   const KnownPtr makes = Known({1, 2}, 100, {false, false}, {0});
-  cached.Learn(makes);
-  EXPECT_TRUE(choice.MayTry(*makes, cached));
-  cached.set_begins_with_gradients(true);
-  EXPECT_FALSE(choice.MayTry(*makes, cached));
+  cached_.Learn(makes);
+  EXPECT_TRUE(choice_.MayTry(*makes, cached_));
+  cached_.set_begins_with_gradients(true);
+  EXPECT_FALSE(choice_.MayTry(*makes, cached_));
 }
 
-TEST(PlanCache, StepsThatBeginAlikeMayBeMixedWhereTheirGradientsTell) {
-  PlanCache cached;
+TEST_F(PlanCacheTest, StepsThatBeginAlikeMayBeMixedWhereTheirGradientsTell) {
   const KnownPtr makes = Known({1, 2}, 10, {false, false});
-  cached.Learn(makes);
-  cached.Learn(WithGradients(Known({1, 3}, 10, {false, false})));
-  EXPECT_TRUE(cached.MayRecompute(makes->step()));
-  EXPECT_TRUE(cached.AnyWantsRecomputeTrial());
+  cached_.Learn(makes);
+  cached_.Learn(WithGradients(Known({1, 3}, 10, {false, false})));
+  EXPECT_TRUE(cached_.MayRecompute(makes->step()));
+  EXPECT_TRUE(cached_.AnyWantsRecomputeTrial());
 }
 
 // Such a one may never come again.
-TEST(PlanCache, NobodyRecordsForTheMixOfAStepThatDoesNotBegin) {
-  PlanCache cached;
+TEST_F(PlanCacheTest, NobodyRecordsForTheMixOfAStepThatDoesNotBegin) {
   const KnownPtr makes = Known({1, 2}, 10, {false, false});
-  cached.Learn(makes);
-  cached.Learn(WithGradients(makes)->WithRecomputeTried());  // that one does not
-  EXPECT_TRUE(cached.AnyWantsRecomputeTrial());
-  cached.set_begins_with_gradients(true);
-  EXPECT_FALSE(cached.AnyWantsRecomputeTrial());
+  cached_.Learn(makes);
+  cached_.Learn(WithGradients(makes)->WithRecomputeTried());  // that one does not
+  EXPECT_TRUE(cached_.AnyWantsRecomputeTrial());
+  cached_.set_begins_with_gradients(true);
+  EXPECT_FALSE(cached_.AnyWantsRecomputeTrial());
 }
 
-TEST(PlanCache, WhatIsLikeAKnownStepTakesItsPlace) {
-  PlanCache cached;
-  cached.Learn(Known({1}, 10));
-  cached.Learn(Known({2}, 20));
-  cached.Learn(Known({1}, 30));
-  ASSERT_THAT(cached.all(), SizeIs(2));
-  EXPECT_EQ(cached.all().front()->plan().step_us, 30);
-  EXPECT_EQ(cached.FindLike(Known({2}, 0)->step())->plan().step_us, 20);
-  EXPECT_EQ(cached.FindLike(Known({3}, 0)->step()), nullptr);
-  cached.Forget(*cached.all().front());
-  ASSERT_THAT(cached.all(), SizeIs(1));
-  EXPECT_EQ(cached.all().front()->plan().step_us, 20);
+TEST_F(PlanCacheTest, WhatIsLikeAKnownStepTakesItsPlace) {
+  cached_.Learn(Known({1}, 10));
+  cached_.Learn(Known({2}, 20));
+  cached_.Learn(Known({1}, 30));
+  EXPECT_THAT(StepTimes(), ElementsAre(30, 20));
+  EXPECT_EQ(cached_.FindLike(Known({2}, 0)->step())->plan().step_us, 20);
+  EXPECT_EQ(cached_.FindLike(Known({3}, 0)->step()), nullptr);
+  cached_.Forget(*cached_.all().front());
+  EXPECT_THAT(StepTimes(), ElementsAre(20));
 }
 
-TEST(PlanCache, TheStepThatCameNextTheLastTimeIsLookedAtFirst) {
-  PlanCache cached;
+TEST_F(PlanCacheTest, TheStepThatCameNextTheLastTimeIsLookedAtFirst) {
   const KnownPtr a = Known({1}, 10), b = Known({2}, 20), c = Known({3}, 30);
-  for (const KnownPtr& step : {a, b, c}) cached.Learn(step);
-  const auto run = [&](const KnownPtr& step) {
-    cached.OnBegin();
-    const KnownPtr first = cached.all().front();
-    cached.Find([&](const CachedPlan& one) { return &one == step.get(); });
-    cached.OnEnd(step.get());
-    return first;
-  };
-  for (const KnownPtr& step : {a, b, c, a}) run(step);
-  EXPECT_EQ(run(b), b);
-  EXPECT_EQ(run(c), c);
-  EXPECT_EQ(run(a), a);
+  for (const KnownPtr& step : {a, b, c}) cached_.Learn(step);
+  for (const KnownPtr& step : {a, b, c, a}) Run(step);
+  for (const KnownPtr& step : {b, c, a}) EXPECT_EQ(Run(step), step);
 }
 
-TEST(PlanCache, WhatCameAfterAStepThatNobodyKnowsIsLookedAtFirstAfterAnother) {
-  PlanCache cached;
+TEST_F(PlanCacheTest, WhatCameAfterAStepThatNobodyKnowsIsLookedAtFirstAfterAnother) {
   const KnownPtr a = Known({1}, 10), b = Known({2}, 20);
-  for (const KnownPtr& step : {a, b}) cached.Learn(step);
-  for (const KnownPtr& step : {KnownPtr(), a, b, KnownPtr()}) {
-    cached.OnBegin();
-    cached.Find([&](const CachedPlan& one) { return &one == step.get(); });
-    cached.OnEnd(step.get());
-  }
-  ASSERT_EQ(cached.all().front(), b);
-  cached.OnBegin();
-  EXPECT_EQ(cached.all().front(), a);
+  for (const KnownPtr& step : {a, b}) cached_.Learn(step);
+  for (const KnownPtr& step : {KnownPtr(), a, b, KnownPtr()}) Run(step);
+  ASSERT_EQ(cached_.all().front(), b);
+  cached_.OnBegin();
+  EXPECT_EQ(cached_.all().front(), a);
 }
 
 }  // namespace

@@ -1,11 +1,10 @@
-// Plays a step's saves and reads against a PlannedSchedule, as whoever offloads does: what it asks
-// for is done at once, and noted.
+// Plays a step's saves and reads against a PlannedSchedule, as whoever offloads does. The player
+// does at once what the schedule asks for. Each action returns the log of what it caused.
 //
 //   TargetPlayer player(schedule);
 //   player.Save(/*signature=*/7);
-//   player.EndForward();
-//   player.Read(0);
-//   EXPECT_THAT(player.Happened(), ElementsAre("out 0", "drop 0", "demand 0"));
+//   EXPECT_THAT(player.EndForward(), ElementsAre("out 0", "drop 0"));
+//   EXPECT_THAT(player.Read(0), ElementsAre("demand 0"));
 //
 // Log entries: "stay i" (remains resident), "out i" (copy out submitted), "drop i" (evicted),
 // "fetch i" (prefetched), "demand i" (fetched by its reader), "compute i" (recomputed by its
@@ -18,11 +17,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "pinion/engine/schedule/cached_plan.h"
 #include "pinion/engine/schedule/offload_schedule.h"
 #include "pinion/engine/schedule/planned_schedule.h"
 
@@ -30,6 +31,7 @@ namespace pinion::testing {
 
 class TargetPlayer {
  public:
+  using Log = std::vector<std::string>;
   static constexpr uint64_t kSize = 100;
   static constexpr int64_t kBackward = 5;               // of all reads
   static constexpr uint64_t kOwnOperator = UINT64_MAX;  // the access has its own operator
@@ -40,8 +42,8 @@ class TargetPlayer {
 
   // Saves another tensor, which may be offloaded once another operator accesses something. A tensor
   // with `frees` false counts among the other bytes, because its memory is externally referenced.
-  void Save(uint64_t signature, uint64_t size_bytes = kSize, uint64_t by = kOwnOperator,
-            bool frees = true, bool is_recomputed = false) {
+  Log Save(uint64_t signature, uint64_t size_bytes = kSize, uint64_t by = kOwnOperator,
+           bool frees = true, bool is_recomputed = false) {
     const size_t number = tensors_.size();
     Tensor& tensor = tensors_.emplace_back();
     tensor.place = {scope_, number + 1};
@@ -58,19 +60,25 @@ class TargetPlayer {
     if (!hold_back_) Leave(tensor.by);
     SendLateLeavers(tensor.by);
     Evict();
+    return TakeLog();
   }
-  void SaveAll(const std::vector<uint64_t>& signatures) {
-    for (const uint64_t signature : signatures) Save(signature);
+  Log SaveAll(const std::vector<uint64_t>& signatures) {
+    return LogOfAll(signatures, [this](uint64_t signature) { return Save(signature); });
   }
 
   // Offloads everything that is still pending.
-  void EndForward() {
+  Log EndForward() {
     Leave(kOwnOperator);
     Evict();
     schedule_.OnScopeEnd(scope_);
+    return TakeLog();
+  }
+  Log PlayForward(const std::vector<uint64_t>& signatures) {
+    Log log = SaveAll(signatures);
+    return Joined(std::move(log), EndForward());
   }
 
-  void Read(size_t number, uint64_t by = kOwnOperator, AccessKind access = AccessKind::kRead) {
+  Log Read(size_t number, uint64_t by = kOwnOperator, AccessKind access = AccessKind::kRead) {
     Tensor& tensor = tensors_[number];
     Leave(by);
     if (!std::exchange(in_backward_, true)) schedule_.OnBackwardBegin(kBackward);
@@ -90,14 +98,29 @@ class TargetPlayer {
     }
     if (tensor.is_fetched) schedule_.OnRead(tensor);
     Prefetch(tensor);
+    return TakeLog();
+  }
+  Log Read(const std::vector<size_t>& numbers) {
+    return LogOfAll(numbers, [this](size_t number) { return Read(number); });
   }
   // The same in a graph that is kept.
-  void ReadAndKeep(size_t number) { Read(number, kOwnOperator, AccessKind::kReadAndKept); }
+  Log ReadAndKeep(size_t number) { return Read(number, kOwnOperator, AccessKind::kReadAndKept); }
+  Log ReadAndKeep(const std::vector<size_t>& numbers) {
+    return LogOfAll(numbers, [this](size_t number) { return ReadAndKeep(number); });
+  }
   // The same for the last reader. The reader owns the fetched copy; to all others the tensor is
   // offloaded.
-  void ReadLast(size_t number) {
+  Log ReadLast(size_t number) {
     tensors_[number].has_last_reader = true;
-    Read(number);
+    return Read(number);
+  }
+  // Reads, and releases each tensor after its read.
+  Log ReadAndRelease(const std::vector<size_t>& numbers) {
+    return LogOfAll(numbers, [this](size_t number) {
+      Log log = Read(number);
+      Release(number);
+      return log;
+    });
   }
 
   // Adds an external reference until LetGo: a drop frees nothing, and readers find the tensor.
@@ -121,14 +144,13 @@ class TargetPlayer {
   }
 
   // Runs a forward and a backward that reads in reverse and releases each tensor after its read.
-  void Play(const std::vector<uint64_t>& signatures) {
-    SaveAll(signatures);
-    EndForward();
+  Log Play(const std::vector<uint64_t>& signatures) {
+    Log log = PlayForward(signatures);
     for (size_t number = signatures.size(); number-- > 0;) {
-      Read(number);
-      Release(number);
+      log = Joined(std::move(log), ReadAndRelease({number}));
     }
     EndStep();
+    return log;
   }
 
   // --- Surroundings ---
@@ -163,8 +185,6 @@ class TargetPlayer {
     return bytes;
   }
   uint64_t peak_bytes() const { return peak_bytes_; }
-  // Returns the log since the last call.
-  std::vector<std::string> Happened() { return std::exchange(notes_, {}); }
 
  private:
   struct Tensor : ScheduledParcel {
@@ -179,6 +199,18 @@ class TargetPlayer {
     bool has_last_reader = false;
     bool is_over = false;
   };
+
+  Log TakeLog() { return std::exchange(notes_, {}); }
+  static Log Joined(Log log, const Log& more) {
+    log.insert(log.end(), more.begin(), more.end());
+    return log;
+  }
+  template <typename T, typename Action>
+  static Log LogOfAll(const std::vector<T>& targets, Action action) {
+    Log log;
+    for (const T& target : targets) log = Joined(std::move(log), action(target));
+    return log;
+  }
 
   static bool IsAway(const Tensor& tensor) { return !tensor.is_here && !tensor.is_held; }
   void Note(const std::string& what, const ScheduledParcel& tensor) {
@@ -270,7 +302,20 @@ class TargetPlayer {
   bool in_backward_ = false;
   bool hold_back_ = false;
   bool refuse_one_ = false;
-  std::vector<std::string> notes_;
+  Log notes_;
+};
+
+// A schedule that knows these plans, and a player of its next steps.
+//
+//   auto [schedule, player] = PlayedSchedule(options, {cached});
+struct PlayedSchedule {
+  explicit PlayedSchedule(const TargetOptions& options,
+                          const std::vector<std::shared_ptr<const CachedPlan>>& known = {})
+      : schedule(options), player(schedule) {
+    for (const auto& cached : known) schedule.Learn(cached);
+  }
+  PlannedSchedule schedule;
+  TargetPlayer player;
 };
 
 }  // namespace pinion::testing

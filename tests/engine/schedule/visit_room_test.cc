@@ -24,6 +24,10 @@ class Player {
     others_.current += size_bytes;
     others_.allocated += size_bytes;
   }
+  void AllocateAndFree(uint64_t size_bytes) {
+    Allocate(size_bytes);
+    Free(size_bytes);
+  }
   void Free(uint64_t size_bytes) { others_.current -= size_bytes; }
   void ResetCounts() { others_.allocated = 0; }
 
@@ -51,8 +55,7 @@ TEST(VisitRoom, TheMostThatHasFollowedAPlaceCounts) {
   Player player;
   for (const uint64_t bytes : {100, 300, 200}) {
     player.Use({.object = 0});
-    player.Allocate(bytes);
-    player.Free(bytes);
+    player.AllocateAndFree(bytes);
     player.Use({.object = 1});
   }
   EXPECT_EQ(player.Use({.object = 0}), kTarget - 300);
@@ -62,8 +65,7 @@ TEST(VisitRoom, LargerArgumentsLeaveNoneUntilTheyAreKnown) {
   Player player;
   for (const uint64_t bytes : {10, 20}) {
     EXPECT_EQ(player.Use({.object = 0, .argument_bytes = bytes}), 0u) << bytes;
-    player.Allocate(10 * bytes);
-    player.Free(10 * bytes);
+    player.AllocateAndFree(10 * bytes);
     player.Use({.object = 1});
   }
   EXPECT_EQ(player.Use({.object = 0, .argument_bytes = 20}), kTarget - 200);
@@ -91,12 +93,10 @@ TEST(VisitRoom, WhereAGraphIsBuiltEachUseOfOneForwardIsAPlace) {
   Player player;
   for (int step = 0; step < 2; ++step) {
     EXPECT_EQ(player.Use(shared), step == 0 ? 0 : kTarget - 100);
-    player.Allocate(100);
-    player.Free(100);
+    player.AllocateAndFree(100);
     player.Use(between);
     EXPECT_EQ(player.Use(shared), step == 0 ? 0 : kTarget - 500);
-    player.Allocate(500);
-    player.Free(500);
+    player.AllocateAndFree(500);
     EXPECT_EQ(player.Use(backward), step == 0 ? 0 : kTarget);
   }
 }
@@ -105,11 +105,9 @@ TEST(VisitRoom, EachUseInARowIsAPlace) {
   Player player;
   const auto row = [&] {
     const uint64_t first = player.Use({.object = 0});
-    player.Allocate(100);
-    player.Free(100);
+    player.AllocateAndFree(100);
     const uint64_t second = player.Use({.object = 0});
-    player.Allocate(500);
-    player.Free(500);
+    player.AllocateAndFree(500);
     player.Use({.object = 1});
     return std::pair(first, second);
   };
@@ -121,8 +119,7 @@ TEST(VisitRoom, WhatIsPromisedCountsWhereSomethingMovesButNotInANewPlace) {
   const StepPromise promise = {.most_bytes = 400, .moves = true};
   Player player;
   EXPECT_EQ(player.Use({.object = 0}, promise), 0u);
-  player.Allocate(700);
-  player.Free(700);
+  player.AllocateAndFree(700);
   player.Use({.object = 1});
   EXPECT_EQ(player.Use({.object = 0}, promise), kTarget - 400);
   EXPECT_EQ(player.Use({.object = 1}, promise), kTarget - 400) << "though 700 came here before";
@@ -143,8 +140,7 @@ TEST(VisitRoom, WhereNothingMovesTheLesserOfWhatIsPromisedAndWhatWasSeenCounts) 
   Player player;
   for (int round = 0; round < 2; ++round) {
     const uint64_t first = player.Use({.object = 0}, promise);
-    player.Allocate(700);
-    player.Free(700);
+    player.AllocateAndFree(700);
     const uint64_t second = player.Use({.object = 1}, promise);
     EXPECT_EQ(first, round == 0 ? 0u : kTarget - 400);
     EXPECT_EQ(second, round == 0 ? 0u : kTarget);
@@ -156,8 +152,7 @@ TEST(VisitRoom, AnObjectThatIsUsedOnAndOnIsInAKnownPlace) {
   uint64_t room = 0;
   for (int use = 0; use < 1000; ++use) {
     room = player.Use({.object = 0});
-    player.Allocate(10);
-    player.Free(10);
+    player.AllocateAndFree(10);
   }
   EXPECT_EQ(room, kTarget - 10);
 }

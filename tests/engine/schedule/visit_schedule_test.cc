@@ -29,13 +29,9 @@ class Shelf {
       : sizes_(sizes_bytes), window_bytes_(window_bytes), schedule_({sizes_bytes, window_bytes}) {}
 
   Visit Use(uint32_t object) {
-    Visit visit = schedule_.OnUse(object, [this](uint32_t n) { return !kept_.contains(n); });
-    for (const uint32_t n : visit.drops) EXPECT_EQ(here_.erase(n), 1u) << n << " was not there";
-    was_here_ = here_.contains(object);
-    for (const uint32_t n : visit.fetches) {
-      EXPECT_TRUE(here_.insert(n).second) << n << " was there";
-      ++fetches_;
-    }
+    const Visit visit = schedule_.OnUse(object, [this](uint32_t n) { return !kept_.contains(n); });
+    was_here_ = std::ranges::count(visit.fetches, object) == 0;
+    Execute(visit);
     EXPECT_TRUE(here_.contains(object));
     uint64_t bytes = 0;
     for (const uint32_t n : here_) bytes += sizes_[n];
@@ -45,29 +41,20 @@ class Shelf {
     }
     return visit;
   }
-  Visit Used(uint32_t object) {
-    Visit visit = schedule_.OnUsed(object, [](uint32_t) { return true; });
-    for (const uint32_t n : visit.drops) EXPECT_EQ(here_.erase(n), 1u) << n << " was not there";
-    for (const uint32_t n : visit.fetches) EXPECT_TRUE(here_.insert(n).second) << n;
-    fetches_ += static_cast<int>(visit.fetches.size());
-    return visit;
-  }
+  Visit Used(uint32_t object) { return Execute(schedule_.OnUsed(object, MayDrop)); }
   void Drop(uint32_t object) {
     schedule_.OnAway(object);
     here_.erase(object);
   }
-  Visit Change() {
-    Visit visit = schedule_.OnChange([](uint32_t) { return true; });
-    for (const uint32_t n : visit.drops) here_.erase(n);
-    here_.insert(visit.fetches.begin(), visit.fetches.end());
-    return visit;
-  }
+  Visit Change() { return Execute(schedule_.OnChange(MayDrop)); }
   // Returns how many of these accesses found their object not resident.
-  int Late(const std::vector<uint32_t>& uses) {
+  int Late(const std::vector<uint32_t>& uses, int rounds = 1) {
     int late = 0;
-    for (const uint32_t object : uses) {
-      Use(object);
-      late += was_here_ ? 0 : 1;
+    for (int round = 0; round < rounds; ++round) {
+      for (const uint32_t object : uses) {
+        Use(object);
+        late += was_here_ ? 0 : 1;
+      }
     }
     return late;
   }
@@ -76,11 +63,26 @@ class Shelf {
     window_bytes_ = window_bytes;
     schedule_.set_window_bytes(window_bytes);
   }
+  // Returns the fetches since the last call.
   int TakeFetches() { return std::exchange(fetches_, 0); }
+  // Returns the fetches of as many rounds.
+  int FetchesOf(const std::vector<uint32_t>& uses, int rounds = 1) {
+    TakeFetches();
+    Late(uses, rounds);
+    return TakeFetches();
+  }
   VisitSchedule& schedule() { return schedule_; }
   const std::set<uint32_t>& here() const { return here_; }
 
  private:
+  static bool MayDrop(uint32_t) { return true; }
+  Visit Execute(const Visit& visit) {
+    for (const uint32_t n : visit.drops) EXPECT_EQ(here_.erase(n), 1u) << n << " was not there";
+    for (const uint32_t n : visit.fetches) EXPECT_TRUE(here_.insert(n).second) << n << " was there";
+    fetches_ += static_cast<int>(visit.fetches.size());
+    return visit;
+  }
+
   const std::vector<uint64_t> sizes_;
   uint64_t window_bytes_;
   VisitSchedule schedule_;
@@ -97,6 +99,16 @@ std::vector<uint32_t> ForwardAndBackward(uint32_t layers) {
   return uses;
 }
 
+std::vector<uint32_t> Pass(uint32_t layers) {
+  std::vector<uint32_t> uses(layers);
+  std::iota(uses.begin(), uses.end(), 0);
+  return uses;
+}
+
+std::vector<uint64_t> Equal(size_t layers, uint64_t size_bytes = 1) {
+  return std::vector<uint64_t>(layers, size_bytes);
+}
+
 TEST(VisitSchedule, TheFirstStepFetchesEachObjectWhenItIsUsed) {
   Shelf shelf({1, 1, 1, 1}, 2);
   EXPECT_EQ(shelf.Late({0, 1, 2, 3}), 4);
@@ -105,7 +117,7 @@ TEST(VisitSchedule, TheFirstStepFetchesEachObjectWhenItIsUsed) {
 }
 
 TEST(VisitSchedule, ALaterStepHasWhatItUsesBeforehand) {
-  Shelf shelf(std::vector<uint64_t>(8, 1), 2);
+  Shelf shelf(Equal(8), 2);
   const std::vector<uint32_t> step = ForwardAndBackward(8);
   shelf.Late(step);
   // The second access reveals where a step begins.
@@ -117,22 +129,19 @@ TEST(VisitSchedule, ALaterStepHasWhatItUsesBeforehand) {
 }
 
 TEST(VisitSchedule, InferenceKeepsAllWhereTheWindowHasRoom) {
-  Shelf shelf(std::vector<uint64_t>(4, 1), 4);
-  for (int round = 0; round < 3; ++round) shelf.Late({0, 1, 2, 3});
+  Shelf shelf(Equal(4), 4);
+  shelf.Late({0, 1, 2, 3}, 3);
   EXPECT_EQ(shelf.TakeFetches(), 4) << "what fits stays";
 }
 
 TEST(VisitSchedule, InferenceKeepsAShareAndFetchesTheRestInTime) {
-  std::vector<uint32_t> pass(24);
-  std::iota(pass.begin(), pass.end(), 0);
+  const std::vector<uint32_t> pass = Pass(24);
   for (const int window : {2, 3, 4, 12, 13, 14, 17, 23}) {
-    Shelf shelf(std::vector<uint64_t>(24, 5), 5 * static_cast<uint64_t>(window));
-    for (int round = 0; round < 5; ++round) shelf.Late(pass);
+    Shelf shelf(Equal(24, 5), 5 * static_cast<uint64_t>(window));
+    shelf.Late(pass, 5);
     shelf.TakeFetches();
     constexpr int kRounds = 23;
-    for (int round = 0; round < kRounds; ++round) {
-      EXPECT_EQ(shelf.Late(pass), 0) << "window " << window;
-    }
+    EXPECT_EQ(shelf.Late(pass, kRounds), 0) << "window " << window;
     // The object in use and the next one do not stay in the window.
     double expected = 24 - (window - 2);
     if (2 * (window - 2) >= 24) {
@@ -176,8 +185,7 @@ double TimeOfRound(const std::vector<uint64_t>& sizes_bytes, uint64_t window_byt
 double TimeOverBound(int window, double copy) {
   constexpr int kObjects = 24;
   const double fewest = kObjects * (kObjects - window + 1.0) / (kObjects - 1);
-  const double time =
-      TimeOfRound(std::vector<uint64_t>(kObjects, 1), static_cast<uint64_t>(window), copy);
+  const double time = TimeOfRound(Equal(kObjects), static_cast<uint64_t>(window), copy);
   return time / std::max<double>(kObjects, fewest * copy);
 }
 
@@ -196,14 +204,11 @@ TEST(VisitSchedule, InferenceIsNearItsBoundHoweverFastTheLinkIs) {
 }
 
 TEST(VisitSchedule, NothingIsLateBehindTheRoundsThatTeachALoop) {
-  std::vector<uint32_t> pass(24);
-  std::iota(pass.begin(), pass.end(), 0);
+  const std::vector<uint32_t> pass = Pass(24);
   for (int window = 2; window <= 24; ++window) {
-    Shelf shelf(std::vector<uint64_t>(24, 1), static_cast<uint64_t>(window));
-    for (int round = 0; round < 2; ++round) shelf.Late(pass);
-    for (int round = 2; round < 12; ++round) {
-      EXPECT_EQ(shelf.Late(pass), 0) << "window " << window << ", round " << round;
-    }
+    Shelf shelf(Equal(24), static_cast<uint64_t>(window));
+    shelf.Late(pass, 2);
+    EXPECT_EQ(shelf.Late(pass, 10), 0) << "window " << window;
   }
 }
 
@@ -305,40 +310,31 @@ TEST(VisitSchedule, UnequalObjectsFetchNoMoreInALargerWindow) {
 }
 
 TEST(VisitSchedule, WhatStaysIsSpreadOverTheRound) {
-  std::vector<uint32_t> pass(24);
-  std::iota(pass.begin(), pass.end(), 0);
-  Shelf shelf(std::vector<uint64_t>(24, 1), 8);
-  for (int round = 0; round < 4; ++round) shelf.Late(pass);
+  const std::vector<uint32_t> pass = Pass(24);
+  Shelf shelf(Equal(24), 8);
+  shelf.Late(pass, 4);
   // Six objects stay, with three streamed ones after each, so the fetches are spread as well.
   for (const uint32_t object : pass) EXPECT_LE(shelf.Use(object).fetches.size(), 2u) << object;
 }
 
 TEST(VisitSchedule, WhatStaysIsGivenUpForAnotherRowOfUses) {
-  std::vector<uint32_t> pass(12);
-  std::iota(pass.begin(), pass.end(), 0);
+  const std::vector<uint32_t> pass = Pass(12);
   const std::vector<uint32_t> step = ForwardAndBackward(12);
-  Shelf shelf(std::vector<uint64_t>(12, 1), 6);
-  for (int round = 0; round < 4; ++round) shelf.Late(pass);
-  for (int round = 0; round < 3; ++round) shelf.Late(step);
-  shelf.TakeFetches();
-  shelf.Late(step);
-  EXPECT_EQ(shelf.TakeFetches(), 12) << "both turns keep six of the twelve";
+  Shelf shelf(Equal(12), 6);
+  shelf.Late(pass, 4);
+  shelf.Late(step, 3);
+  EXPECT_EQ(shelf.FetchesOf(step), 12) << "both turns keep six of the twelve";
   // The passes before the steps do not count: another sequence followed the fourth of them.
-  for (int round = 0; round < 10; ++round) shelf.Late(pass);
-  shelf.TakeFetches();
-  for (int round = 0; round < 11; ++round) shelf.Late(pass);
-  EXPECT_EQ(shelf.TakeFetches(), 11 * (12 - 4));
+  shelf.Late(pass, 10);
+  EXPECT_EQ(shelf.FetchesOf(pass, 11), 11 * (12 - 4));
 }
 
 TEST(VisitSchedule, AnotherRowOfUsesIsTriedInTheSameWindow) {
-  std::vector<uint32_t> pass(12);
-  std::iota(pass.begin(), pass.end(), 0);
-  Shelf shelf(std::vector<uint64_t>(12, 1), 6);
-  for (int round = 0; round < 4; ++round) shelf.Late(ForwardAndBackward(12));
-  for (int round = 0; round < 4; ++round) shelf.Late(pass);
-  shelf.TakeFetches();
-  shelf.Late(pass);
-  EXPECT_EQ(shelf.TakeFetches(), 12 - 4) << "in a step nothing stays by name, but in a pass";
+  const std::vector<uint32_t> pass = Pass(12);
+  Shelf shelf(Equal(12), 6);
+  shelf.Late(ForwardAndBackward(12), 4);
+  shelf.Late(pass, 4);
+  EXPECT_EQ(shelf.FetchesOf(pass), 12 - 4) << "in a step nothing stays by name, but in a pass";
 }
 
 TEST(VisitSchedule, TheSameUseAgainAsksForNothing) {
@@ -350,7 +346,7 @@ TEST(VisitSchedule, TheSameUseAgainAsksForNothing) {
 }
 
 TEST(VisitSchedule, BehindAnObjectsLastUseInARowItsRoomGoesToWhatComesNext) {
-  Shelf shelf(std::vector<uint64_t>(6, 1), 2);
+  Shelf shelf(Equal(6), 2);
   const auto use_twice = [&](uint32_t object) {
     shelf.Use(object);
     const Visit between = shelf.Used(object);
@@ -382,7 +378,7 @@ TEST(VisitSchedule, BehindItsUseAnObjectGoesThatTheWindowHasNoRoomFor) {
 }
 
 TEST(VisitSchedule, AUseMoreThanExpectedBringsTheObjectBack) {
-  Shelf shelf(std::vector<uint64_t>(6, 1), 2);
+  Shelf shelf(Equal(6), 2);
   const auto use_all = [&](uint32_t thrice) {
     for (uint32_t object = 0; object < 6; ++object) {
       for (int use = 0; use < (object == thrice ? 3 : 2); ++use) {
@@ -409,7 +405,7 @@ TEST(VisitSchedule, WhatIsInUseElsewhereIsNotDropped) {
 
 TEST(VisitSchedule, WhatCouldNotBeFetchedIsFetchedWhenItIsUsed) {
   Shelf shelf({1, 1, 1, 1}, 2);
-  for (int round = 0; round < 2; ++round) shelf.Late({0, 1, 2, 3});
+  shelf.Late({0, 1, 2, 3}, 2);
   ASSERT_TRUE(shelf.here().contains(0)) << "it was asked for ahead";
   shelf.schedule().OnAway(0);
   const Visit again = shelf.schedule().OnUse(0, [](uint32_t) { return true; });
@@ -418,7 +414,7 @@ TEST(VisitSchedule, WhatCouldNotBeFetchedIsFetchedWhenItIsUsed) {
 }
 
 TEST(VisitSchedule, NothingIsFetchedAheadOfAChangeAndWhatComesNextIsRightBehindIt) {
-  Shelf shelf(std::vector<uint64_t>(6, 1), 2);
+  Shelf shelf(Equal(6), 2);
   const std::vector<uint32_t> step = ForwardAndBackward(6);
   for (int round = 0; round < 3; ++round) {
     shelf.Late(step);
@@ -433,12 +429,11 @@ TEST(VisitSchedule, NothingIsFetchedAheadOfAChangeAndWhatComesNextIsRightBehindI
 }
 
 TEST(VisitSchedule, AnotherKindOfStepInBetweenIsLearnedBesideTheFirst) {
-  Shelf shelf(std::vector<uint64_t>(6, 1), 2);
+  Shelf shelf(Equal(6), 2);
   const std::vector<uint32_t> train = ForwardAndBackward(6);
   const std::vector<uint32_t> evaluate = {0, 1, 2, 3, 4, 5};
   for (int round = 0; round < 2; ++round) {
-    shelf.Late(train);
-    shelf.Late(train);
+    shelf.Late(train, 2);
     shelf.Late(evaluate);
   }
   // One access may be late where the two kinds of step diverge.
@@ -447,13 +442,10 @@ TEST(VisitSchedule, AnotherKindOfStepInBetweenIsLearnedBesideTheFirst) {
 }
 
 TEST(VisitSchedule, ALongHistoryIsForgottenWithoutLosingTheThread) {
-  Shelf shelf(std::vector<uint64_t>(4, 1), 2);
+  Shelf shelf(Equal(4), 2);
   const std::vector<uint32_t> step = ForwardAndBackward(4);
-  shelf.Late(step);
-  shelf.Late(step);
-  int late = 0;
-  for (int round = 0; round < 30'000; ++round) late += shelf.Late(step);
-  EXPECT_LE(late, 2);
+  shelf.Late(step, 2);
+  EXPECT_LE(shelf.Late(step, 30'000), 2);
 }
 
 // Belady's minimum number of fetches for repeated accesses, independent of any prefetch.
@@ -481,17 +473,17 @@ int LeastFetches(const std::vector<uint32_t>& uses, size_t window, int rounds) {
 TEST(VisitSchedule, TrainingFetchesNoMoreThanTheBestOrderOfDrops) {
   for (const size_t window : {2, 3, 5, 7}) {
     const std::vector<uint32_t> step = ForwardAndBackward(8);
-    Shelf shelf(std::vector<uint64_t>(8, 1), window);
-    for (int round = 0; round < 3; ++round) shelf.Late(step);
+    Shelf shelf(Equal(8), window);
+    shelf.Late(step, 3);
     shelf.TakeFetches();
-    for (int round = 0; round < 4; ++round) shelf.Late(step);
+    shelf.Late(step, 4);
     const int least = LeastFetches(step, window, 7) - LeastFetches(step, window, 3);
     EXPECT_EQ(shelf.TakeFetches(), least) << "window " << window;
   }
 }
 
 TEST(VisitSchedule, ASmallerWindowDropsWhatIsUsedLastEvenAtAnotherUseInARow) {
-  Shelf shelf(std::vector<uint64_t>(4, 1), 3);
+  Shelf shelf(Equal(4), 3);
   shelf.Late({0, 1, 2});
   shelf.SetWindow(2);
   EXPECT_THAT(shelf.Use(2).drops, ElementsAre(0));
@@ -500,8 +492,8 @@ TEST(VisitSchedule, ASmallerWindowDropsWhatIsUsedLastEvenAtAnotherUseInARow) {
 }
 
 TEST(VisitSchedule, WithoutAWindowThereIsWhatIsUsedAndNothingElse) {
-  Shelf shelf(std::vector<uint64_t>(4, 1), 4);
-  for (int round = 0; round < 3; ++round) shelf.Late({0, 1, 2, 3});
+  Shelf shelf(Equal(4), 4);
+  shelf.Late({0, 1, 2, 3}, 3);
   shelf.schedule().set_window_bytes(0);
   const Visit visit = shelf.schedule().OnUse(0, [](uint32_t) { return true; });
   EXPECT_THAT(visit.drops, UnorderedElementsAre(1, 2, 3));
@@ -509,7 +501,7 @@ TEST(VisitSchedule, WithoutAWindowThereIsWhatIsUsedAndNothingElse) {
 }
 
 TEST(VisitSchedule, NothingIsFetchedAheadThatASmallerWindowOnTheWayWouldDrop) {
-  Shelf shelf(std::vector<uint64_t>(6, 1), 4);
+  Shelf shelf(Equal(6), 4);
   for (int round = 0; round < 5; ++round) {
     if (round == 2) shelf.TakeFetches();
     for (uint32_t object = 0; object < 6; ++object) {
@@ -522,9 +514,8 @@ TEST(VisitSchedule, NothingIsFetchedAheadThatASmallerWindowOnTheWayWouldDrop) {
 }
 
 TEST(VisitSchedule, WhatStaysInALoopFitsTheSmallestWindowAndFollowsIt) {
-  std::vector<uint32_t> pass(12);
-  std::iota(pass.begin(), pass.end(), 0);
-  Shelf shelf(std::vector<uint64_t>(12, 1), 8);
+  const std::vector<uint32_t> pass = Pass(12);
+  Shelf shelf(Equal(12), 8);
   const auto fetches = [&](uint64_t at_five) {
     for (int round = 0; round < 15; ++round) {
       if (round == 4) shelf.TakeFetches();

@@ -35,7 +35,11 @@ class WindowPrefetchTest : public ::testing::Test {
   }
   // Adds parcels 1 to `count` of scope 1.
   void SendMany(uint64_t count, uint64_t size_bytes) {
-    for (uint64_t sequence = 1; sequence <= count; ++sequence) Send(1, sequence, size_bytes);
+    SendAll(std::vector<uint64_t>(count, size_bytes));
+  }
+  // Adds parcels of scope 1 with these sizes.
+  void SendAll(const std::vector<uint64_t>& sizes_bytes) {
+    for (uint64_t i = 0; i < sizes_bytes.size(); ++i) Send(1, i + 1, sizes_bytes[i]);
   }
   ScheduledParcel& Number(uint64_t sequence) { return parcels_[sequence - 1]; }
 
@@ -68,10 +72,12 @@ class WindowPrefetchTest : public ::testing::Test {
       all.insert(all.end(), batch.begin(), batch.end());
     }
   }
-  // Reads as the parcel's last reader, after which it is offloaded again.
-  void Read(ScheduledParcel& parcel) {
-    schedule_.OnRead(parcel);
-    on_device_.erase(&parcel);
+  // Reads these parcels as their last reader, after which they are offloaded again.
+  void Read(const std::vector<uint64_t>& sequences) {
+    for (const uint64_t sequence : sequences) {
+      schedule_.OnRead(Number(sequence));
+      on_device_.erase(&Number(sequence));
+    }
   }
   void Refuse(uint64_t sequence) {
     const ScheduledParcels refused = Ask(sequence, 1);
@@ -103,8 +109,7 @@ TEST_F(WindowPrefetchTest, TheNewestComeFirstAsManyAsTheWindowHolds) {
 
 // A reader releases the bytes before it reports the read.
 TEST_F(WindowPrefetchTest, WhatIsAwayAgainBeforeItsReaderHasSaidSoIsNotCountedTwice) {
-  Send(1, 1, 100);
-  Send(1, 2, 40);
+  SendAll({100, 40});
   EXPECT_THAT(Fetch(3, /*backward=*/1), ElementsAre(2));
   on_device_.erase(&Number(2));
   EXPECT_THAT(Fetch(3, /*backward=*/2), IsEmpty());
@@ -119,12 +124,8 @@ TEST_F(WindowPrefetchTest, ABatchHoldsNoMoreThanFillsTheLink) {
 }
 
 TEST_F(WindowPrefetchTest, WhatFillsTheLinkByItselfComesAlone) {
-  Send(1, 1, 1);
-  Send(1, 2, 60);
-  Send(1, 3, 1);
-  EXPECT_THAT(Fetch(4), ElementsAre(3));
-  EXPECT_THAT(Fetch(4), ElementsAre(2));
-  EXPECT_THAT(Fetch(4), ElementsAre(1));
+  SendAll({1, 60, 1});
+  for (const uint64_t next : {3, 2, 1}) EXPECT_THAT(Fetch(4), ElementsAre(next));
 }
 
 TEST_F(WindowPrefetchTest, ABatchIsOfOneStream) {
@@ -158,10 +159,9 @@ TEST_F(WindowPrefetchTest, WhatGoesUnreadMakesRoomAndIsToldAsWasted) {
 }
 
 TEST_F(WindowPrefetchTest, WhatIsLargerThanTheWindowComesWhenNothingElseIsAhead) {
-  Send(1, 1, 500);
-  Send(1, 2, 10);
+  SendAll({500, 10});
   EXPECT_THAT(FetchAll(3), ElementsAre(2));
-  Read(Number(2));
+  Read({2});
   EXPECT_THAT(FetchAll(2), ElementsAre(1));
 }
 
@@ -203,8 +203,7 @@ TEST_F(WindowPrefetchTest, ABatchThatIsFullAsksForAnotherAndAWindowThatIsFullDoe
 // ---------------------------------------------------------------------------------------- order
 
 TEST_F(WindowPrefetchTest, AnotherScopeIsNotFetchedFor) {
-  Send(1, 1, 1);
-  Send(1, 2, 1);
+  SendMany(2, 1);
   ScheduledParcel& other = Send(2, 1, 1);
   Send(2, 2, 1);
   EXPECT_THAT(FetchAll(3), ElementsAre(2, 1));
@@ -251,7 +250,7 @@ TEST_F(WindowPrefetchTest, NothingIsAskedForOrLookedAtTwiceInOneBackward) {
   SendMany(10, 10);
   EXPECT_THAT(FetchAll(11), ElementsAre(10, 9, 8, 7, 6, 5, 4, 3, 2, 1));
   for (uint64_t sequence = 10; sequence >= 1; --sequence) {
-    Read(Number(sequence));
+    Read({sequence});
     EXPECT_THAT(Fetch(sequence), IsEmpty());
     EXPECT_EQ(looks_, 0u);
   }
@@ -261,25 +260,23 @@ TEST_F(WindowPrefetchTest, NothingIsAskedForOrLookedAtTwiceInOneBackward) {
 TEST_F(WindowPrefetchTest, WhatWasAskedForIsNotAskedForAgainOnceItWasRead) {
   SendMany(4, 20);
   EXPECT_THAT(Fetch(5, -1), ElementsAre(4));
-  Read(Number(4));
+  Read({4});
   EXPECT_THAT(Fetch(5, -1), ElementsAre(3));
 }
 
 TEST_F(WindowPrefetchTest, EachBackwardHasItsOwnPlace) {
   SendMany(6, 50);
   EXPECT_THAT(FetchAll(6, 1), ElementsAre(5, 4));
-  Read(Number(5));
-  Read(Number(4));
+  Read({5, 4});
   EXPECT_THAT(FetchAll(6, 2), ElementsAre(5, 4));
-  Read(Number(5));
+  Read({5});
   EXPECT_THAT(FetchAll(5, 1), ElementsAre(3));
 }
 
 TEST_F(WindowPrefetchTest, ABackwardThatHasEndedBeginsAnew) {
   SendMany(4, 50);
   EXPECT_THAT(FetchAll(4, -1), ElementsAre(3, 2));
-  Read(Number(3));
-  Read(Number(2));
+  Read({3, 2});
   schedule_.OnBackwardEnd(-1);
   EXPECT_THAT(FetchAll(4, -1), ElementsAre(3, 2));
 }
@@ -288,10 +285,10 @@ TEST_F(WindowPrefetchTest, ABackwardThatHasEndedBeginsAnew) {
 TEST_F(WindowPrefetchTest, WhatWasSavedEarlyAndIsReadInBetweenDoesNotLoseThePlace) {
   SendMany(12, 20);
   EXPECT_THAT(FetchAll(12), ElementsAre(11, 10, 9, 8, 7));
-  for (const uint64_t sequence : {11, 10}) Read(Number(sequence));
+  Read({11, 10});
   EXPECT_THAT(FetchAll(2), ElementsAre(1)) << "what comes before the mask";
   EXPECT_THAT(FetchAll(10), ElementsAre(6)) << "the next, which were not looked at before";
-  Read(Number(9));
+  Read({9});
   EXPECT_THAT(FetchAll(9), ElementsAre(5));
 }
 
@@ -339,7 +336,7 @@ TEST_F(WindowPrefetchTest, AFetchThatWorkedMakesTheNextPauseShortAgain) {
   Refuse(3);
   for (int i = 0; i < 2; ++i) EXPECT_THAT(Ask(3, 1), IsEmpty());
   EXPECT_THAT(Fetch(3), ElementsAre(2));
-  Read(Number(2));
+  Read({2});
   Refuse(2);
   EXPECT_THAT(Fetch(2), IsEmpty());
   EXPECT_THAT(Fetch(2), ElementsAre(1));
@@ -352,7 +349,7 @@ TEST_F(WindowPrefetchTest, AFetchForWhichRoomWasMadeIsFollowedByAPauseLikeARefus
   for (const int pause : {0, 1, 2}) {
     for (int i = 0; i < pause; ++i) EXPECT_THAT(Fetch(next), IsEmpty()) << pause;
     EXPECT_THAT(Fetch(next, /*backward=*/1, /*room_was_made=*/true), ElementsAre(next - 1));
-    Read(Number(--next));
+    Read({--next});
   }
 }
 

@@ -44,6 +44,9 @@ class WindowScheduleTest : public ::testing::Test {
   ScheduledParcel& Leave(uint64_t size_bytes) {
     return Leave({&memory_.emplace_back(Memory{size_bytes})});
   }
+  void LeaveAll(const std::vector<uint64_t>& sizes_bytes) {
+    for (const uint64_t size_bytes : sizes_bytes) Leave(size_bytes);
+  }
 
   // Sequence numbers, from 1.
   static std::vector<uint64_t> Numbers(const ScheduledParcels& parcels) {
@@ -70,14 +73,8 @@ class AutoWindowTest : public WindowScheduleTest {
   AutoWindowTest() : WindowScheduleTest(WindowOf(WindowOptions::kAuto)) {}
 };
 
-TEST_F(WindowScheduleTest, NothingIsEvictedAsLongAsTheWindowHoldsIt) {
-  Leave(60);
-  Leave(40);
-  EXPECT_THAT(Evict(), IsEmpty());
-}
-
 TEST_F(WindowScheduleTest, TheOldestAreEvictedFirstAndOnlyDownToTheWindow) {
-  for (const uint64_t size_bytes : {30, 40, 30, 45}) Leave(size_bytes);
+  LeaveAll({30, 40, 30, 45});
   EXPECT_THAT(Evict(), ElementsAre(1, 2)) << "145 bytes are held, and 115 without the first";
   EXPECT_THAT(Evict(), IsEmpty());
   Leave(25);
@@ -87,13 +84,12 @@ TEST_F(WindowScheduleTest, TheOldestAreEvictedFirstAndOnlyDownToTheWindow) {
 }
 
 TEST_F(WindowScheduleTest, AParcelThatIsLargerThanTheWindowGoesAtOnce) {
-  Leave(20);
-  Leave(101);
+  LeaveAll({20, 101});
   EXPECT_THAT(Evict(), ElementsAre(1, 2));
 }
 
 TEST_F(WindowScheduleTest, AllThatHoldsMemoryCanBeAskedForAtOnceAndOnce) {
-  for (const uint64_t size_bytes : {10, 20, 30}) Leave(size_bytes);
+  LeaveAll({10, 20, 30});
   EXPECT_THAT(EvictAll(), ElementsAre(1, 2, 3));
   EXPECT_THAT(EvictAll(), IsEmpty());
   EXPECT_THAT(Evict(), IsEmpty());
@@ -182,31 +178,23 @@ TEST_F(WindowScheduleTest, EvictionGoesOnUntilTheLastHolderHasLetGo) {
   EXPECT_THAT(Evict(), ElementsAre(3));
 }
 
-TEST_F(WindowScheduleTest, AHolderThatGoesHandsTheBytesToTheOneBeforeIt) {
+TEST_F(WindowScheduleTest, AHolderThatGoesHandsTheBytesToTheOneBeforeItThatIsLeft) {
   const Memory shared = {60};
-  const ScheduledParcel& first = Leave({&shared});
-  ScheduledParcel& second = Leave({&shared});
-  ScheduledParcel& third = Leave({&shared});
-  schedule_.OnGone(third);
-  EXPECT_EQ(first.scheduled.held_bytes, 0u);
-  EXPECT_EQ(second.scheduled.held_bytes, 60u);
-  schedule_.OnGone(second);
-  EXPECT_EQ(first.scheduled.held_bytes, 60u);
+  std::vector<ScheduledParcel*> holders;
+  for (int i = 0; i < 4; ++i) holders.push_back(&Leave({&shared}));
+  const auto held = [&holders] {
+    std::vector<uint64_t> bytes;
+    for (const ScheduledParcel* holder : holders) bytes.push_back(holder->scheduled.held_bytes);
+    return bytes;
+  };
+  schedule_.OnGone(*holders[3]);
+  EXPECT_THAT(held(), ElementsAre(0, 0, 60, 0));
+  schedule_.OnGone(*holders[1]);
+  EXPECT_THAT(held(), ElementsAre(0, 0, 60, 0)) << "one in the middle changes nothing";
+  schedule_.OnGone(*holders[2]);
+  EXPECT_THAT(held(), ElementsAre(60, 0, 0, 0)) << "not to the one that has gone";
   Leave(41);
   EXPECT_THAT(Evict(), ElementsAre(1)) << "101 bytes are held";
-}
-
-TEST_F(WindowScheduleTest, AHolderInTheMiddleThatGoesChangesNothing) {
-  const Memory shared = {60};
-  const ScheduledParcel& first = Leave({&shared});
-  ScheduledParcel& second = Leave({&shared});
-  ScheduledParcel& third = Leave({&shared});
-  schedule_.OnGone(second);
-  EXPECT_EQ(first.scheduled.held_bytes, 0u);
-  EXPECT_EQ(second.scheduled.held_bytes, 0u);
-  EXPECT_EQ(third.scheduled.held_bytes, 60u);
-  schedule_.OnGone(third);
-  EXPECT_EQ(first.scheduled.held_bytes, 60u) << "not to the one that has gone";
 }
 
 // A resized storage is the same storage. Each parcel holds it at the size at its offload.
@@ -287,7 +275,7 @@ TEST_F(AutoWindowTest, AWindowThatGrowsMeanwhileKeepsTheBooks) {
   Save(1, {50, 50, 50, 50});
   EXPECT_EQ(outlier.scheduled.window_bytes, 10u);
   schedule_.OnGone(outlier);
-  for (int i = 0; i < 2; ++i) Leave(50);
+  LeaveAll({50, 50});
   EXPECT_THAT(Evict(), IsEmpty()) << "the window is 100 bytes and holds as many";
   Leave(1);
   EXPECT_THAT(Evict(), ElementsAre(2));
@@ -297,8 +285,7 @@ TEST_F(AutoWindowTest, TheScopeThatEndedLastSizesTheWindowOfTheNext) {
   Save(1, {30, 30, 30, 30});
   schedule_.OnScopeEnd(1);
   Save(2, {1});
-  Leave(30);
-  Leave(30);
+  LeaveAll({30, 30});
   EXPECT_THAT(Evict(), IsEmpty());
   schedule_.OnScopeEnd(2);
   EXPECT_THAT(Evict(), ElementsAre(1, 2)) << "a scope that saves 1 byte has a window of 2";
@@ -307,26 +294,21 @@ TEST_F(AutoWindowTest, TheScopeThatEndedLastSizesTheWindowOfTheNext) {
 TEST_F(AutoWindowTest, OfScopesThatRunAtOnceTheLargestWindowCounts) {
   Save(1, {30, 30, 30, 30});
   Save(2, {5, 5, 5, 5});
-  Leave(30);
-  Leave(30);
+  LeaveAll({30, 30});
   EXPECT_THAT(Evict(), IsEmpty());
 }
 
 TEST_F(AutoWindowTest, AScopeThatSavedNothingDoesNotShrinkTheWindow) {
   Save(1, {30, 30, 30, 30});
-  Leave(30);
-  Leave(30);
+  LeaveAll({30, 30});
   schedule_.OnScopeEnd(1);
   schedule_.OnScopeEnd(2);
   EXPECT_THAT(Evict(), IsEmpty());
 }
 
-TEST_F(WindowScheduleTest, ABatchFillsTheLinkOrAQuarterOfTheWindow) {
+TEST(WindowBatchTest, FillsTheLinkOrAQuarterOfTheWindowAndHalfAWindowMayWaitToBeLetGoOf) {
   EXPECT_EQ(WindowSchedule(WindowOf(100)).BatchBytes(), 25u);
   EXPECT_EQ(WindowSchedule(WindowOf(1 << 20)).BatchBytes(), 1000u);
-}
-
-TEST_F(WindowScheduleTest, HalfAWindowMayWaitToBeLetGoOf) {
   EXPECT_EQ(WindowSchedule(WindowOf(100)).LateBytes(), 50u);
 }
 
