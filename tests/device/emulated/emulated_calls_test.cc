@@ -2,8 +2,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -49,7 +49,7 @@ class EmulatedCallsTest : public EmulatedFixture {
     data_ = OnDevice(kPage);
     other_data_ = OnDevice(kPage);
     host_ = Pinned(kPage);
-    segment_ = static_cast<uint8_t*>(source_->Allocate(2 * kPage).value().data);
+    segment_ = Pinned(2 * kPage);
     event_ = device_->CreateEvent().value();
     for (EventHandle* const timed : {&start_, &end_}) {
       *timed = device_->CreateTimedEvent().value();
@@ -58,12 +58,6 @@ class EmulatedCallsTest : public EmulatedFixture {
     to_destroy_ = device_->CreateStream("to destroy").value();
     EXPECT_THAT(device_->RecordEvent(event_, compute_), IsOk());
     Synchronize(compute_);
-  }
-
-  static Kernel Nothing() {
-    Kernel kernel;
-    kernel.name = "kernel";
-    return kernel;
   }
 
   // Each call can be made once.
@@ -108,7 +102,7 @@ class EmulatedCallsTest : public EmulatedFixture {
          [this] { return machine_->Copy(0, data_, host_, 1, compute_); }},
         {"Kernel", DeviceCall::kKernel, 0, [this] { return machine_->PrepareKernel(0, compute_); }},
         {"Launch", DeviceCall::kAny, kCallUs,
-         [this] { return machine_->Launch(0, compute_, Nothing()); }},
+         [this] { return machine_->Launch(0, compute_, Kernel()); }},
         {"RecordStream", DeviceCall::kAny, 0,
          [this] { return machine_->RecordStream(data_, out_); }},
         {"FreePinned", DeviceCall::kAny, 0,
@@ -145,10 +139,12 @@ TEST_F(EmulatedCallsTest, EachCallCostsTheHostItsTimeAndCountsAsItsKind) {
 
 TEST_F(EmulatedCallsTest, EachCallFailsAsItsKindDoesOrNotAtAll) {
   StartWith({});
+  std::set<DeviceCall> kinds;
   const size_t count = Calls().size();
   for (size_t i = 0; i < count; ++i) {
     StartWith({});
     const DeviceCall kind = Calls()[i].kind;
+    kinds.insert(kind);
     if (kind == DeviceCall::kAny) continue;
     const uint64_t next = machine_->calls(kind) + 1;
     StartWith({.calls = {{kind, next}}});
@@ -160,6 +156,7 @@ TEST_F(EmulatedCallsTest, EachCallFailsAsItsKindDoesOrNotAtAll) {
                                             HasSubstr("transient"))));
     EXPECT_THAT(call.make(), IsOk()) << call.name << ": it has done nothing";
   }
+  EXPECT_EQ(kinds.size(), size_t{kDeviceCallKinds});
 }
 
 TEST_F(EmulatedCallsTest, EachCallOfABrokenDeviceFailsAndTakesNoTime) {
@@ -193,7 +190,7 @@ TEST_F(EmulatedCallsTest, EachCallRefusesAStreamOrAnEventThatIsGone) {
       device_->CopyAsync(CopyDirection::kHostToDevice, {&in, 1}, gone),
       machine_->Copy(0, data_, host_, 1, gone),
       machine_->PrepareKernel(0, gone),
-      machine_->Launch(0, gone, Nothing()),
+      machine_->Launch(0, gone, Kernel()),
       machine_->RecordStream(data_, gone),
       machine_->SetCapturing(gone, true),
       device_->DestroyEvent(lost),
@@ -207,6 +204,8 @@ TEST_F(EmulatedCallsTest, EachCallRefusesAStreamOrAnEventThatIsGone) {
   for (const absl::Status& refusal : refusals) {
     EXPECT_THAT(refusal, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no such")));
   }
+  EXPECT_THAT(refusals[3].message(), HasSubstr("no such stream (destroyed?)"));
+  EXPECT_THAT(refusals[16].message(), HasSubstr("no such event (destroyed?)"));
   EXPECT_THAT(device_->SynchronizeStream({}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the handle is empty")));
   EXPECT_THAT(device_->QueryEvent({}),
@@ -222,9 +221,7 @@ TEST_F(EmulatedCallsTest, ACopyThatSpansTheBorderOfASegmentIsRefused) {
 }
 
 TEST_F(EmulatedCallsTest, ACopyOfAnotherDevicesMemoryIsRefused) {
-  EmulatedOptions options = Options();
-  options.device_count = 2;
-  Start(options);
+  Start(TwoDevices());
   const std::shared_ptr<Device> other = machine_->device(1);
   void* const there = other->Allocate(16, machine_->default_stream(1)).value();
   uint8_t* const host = Pinned(kPage);
@@ -252,19 +249,6 @@ TEST_F(EmulatedCallsTest, PinningIsTheCallersBugUnlessItIsOfWholePages) {
   EXPECT_DEATH(source_->Allocate(kPage + 1).status().IgnoreError(), "whole pages");
   EXPECT_DEATH(source_->Free({host_, 2 * kPage, -1}).IgnoreError(), "did not come from");
   EXPECT_DEATH(source_->Free({data_, kPage, -1}).IgnoreError(), "did not come from");
-}
-
-TEST_F(EmulatedCallsTest, OptionsHaveLimits) {
-  const auto create = [](const std::function<void(EmulatedOptions&)>& change) {
-    EmulatedOptions options;
-    change(options);
-    return options.Validate().ok();
-  };
-  EXPECT_TRUE(create([](EmulatedOptions& options) { options.device_count = 64; }));
-  EXPECT_FALSE(create([](EmulatedOptions& options) { options.device_count = 65; }));
-  EXPECT_TRUE(create([](EmulatedOptions& options) { options.memory_bytes = 1; }));
-  EXPECT_TRUE(create([](EmulatedOptions& options) { options.memory_bytes = 1024 * kGiB; }));
-  EXPECT_FALSE(create([](EmulatedOptions& options) { options.memory_bytes = 1024 * kGiB + 1; }));
 }
 
 }  // namespace emulated_calls_test

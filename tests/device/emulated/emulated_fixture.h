@@ -28,6 +28,11 @@ class EmulatedFixture : public ::testing::Test {
     return options;
   }
 
+  static EmulatedOptions TwoDevices(EmulatedOptions options = Options()) {
+    options.device_count = 2;
+    return options;
+  }
+
   // Makes host calls free, so that only device times count.
   static EmulatedOptions FreeHost() {
     EmulatedOptions options = Options();
@@ -55,6 +60,12 @@ class EmulatedFixture : public ::testing::Test {
   uint8_t* Pinned(uint64_t size_bytes) {
     return static_cast<uint8_t*>(source_->Allocate(AlignUp(size_bytes, 4 * kKiB)).value().data);
   }
+  // Memory of one size on the device and on the host.
+  struct Buffers {
+    uint8_t* data;
+    uint8_t* host;
+  };
+  Buffers MakeBuffers(uint64_t size_bytes) { return {OnDevice(size_bytes), Pinned(size_bytes)}; }
   absl::Status Free(void* data) { return device_->Free(data, compute_); }
 
   // Launches a kernel that sets all bytes to `value`.

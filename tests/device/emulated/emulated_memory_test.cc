@@ -35,6 +35,15 @@ class EmulatedMemoryTest : public EmulatedFixture {
     options.memory_bytes = memory_bytes;
     EmulatedFixture::Start(options);
   }
+
+  // Frees memory that out_ uses, and waits for out_.
+  void AllocateAndReleaseLate(uint64_t size_bytes) {
+    uint8_t* const data = OnDevice(size_bytes);
+    Launch("long", {}, {{data, kKiB}}, out_, /*flops=*/1e9);
+    ASSERT_THAT(machine_->RecordStream(data, out_), IsOk());
+    ASSERT_THAT(Free(data), IsOk());
+    Synchronize(out_);
+  }
 };
 
 TEST_F(EmulatedMemoryTest, StatsFollowEveryByteAsCudasAllocatorCountsThem) {
@@ -153,11 +162,9 @@ TEST_F(EmulatedMemoryTest, UseAfterFreeIsRefusedByCopiesAndKernels) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("one live allocation")));
   ASSERT_THAT(Free(data), IsOk());
   EXPECT_THAT(ToHost(host, data, kKiB, compute_), StatusIs(absl::StatusCode::kInvalidArgument));
-  Kernel kernel;
-  kernel.name = "aten::add";
-  kernel.reads = {{data, kKiB}};
-  EXPECT_THAT(machine_->Launch(0, compute_, kernel),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("aten::add")));
+  EXPECT_THAT(
+      machine_->Launch(0, compute_, {.name = "aten::add", .reads = {{data, kKiB}}, .writes = {}}),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("aten::add")));
 }
 
 TEST_F(EmulatedMemoryTest, AddressOfABusyStreamIsNotGivenToAnother) {
@@ -173,8 +180,7 @@ TEST_F(EmulatedMemoryTest, AddressOfABusyStreamIsNotGivenToAnother) {
 
 TEST_F(EmulatedMemoryTest, RecordedStreamHoldsFreedMemoryUntilItGotThere) {
   Start(64 * kMiB);
-  uint8_t* const data = OnDevice(32 * kMiB);
-  uint8_t* const host = Pinned(32 * kMiB);
+  const auto [data, host] = MakeBuffers(32 * kMiB);
   Order(compute_, out_);
   ASSERT_THAT(ToHost(host, data, 32 * kMiB, out_), IsOk());
   ASSERT_THAT(machine_->RecordStream(data, out_), IsOk());
@@ -191,8 +197,7 @@ TEST_F(EmulatedMemoryTest, RecordedStreamHoldsFreedMemoryUntilItGotThere) {
 
 TEST_F(EmulatedMemoryTest, AllocationWaitsForRecordedStreamsBeforeItGivesUp) {
   Start(kMiB);
-  uint8_t* const data = OnDevice(kMiB);
-  uint8_t* const host = Pinned(kMiB);
+  const auto [data, host] = MakeBuffers(kMiB);
   Order(compute_, out_);
   ASSERT_THAT(ToHost(host, data, kMiB, out_), IsOk());
   ASSERT_THAT(machine_->RecordStream(data, out_), IsOk());
@@ -202,24 +207,12 @@ TEST_F(EmulatedMemoryTest, AllocationWaitsForRecordedStreamsBeforeItGivesUp) {
   EXPECT_GT(machine_->now_ms() - before, 0.018);  // 1 MiB at 57.3 GB/s
 }
 
-TEST_F(EmulatedMemoryTest, APeakThatIsResetKnowsWhatHasBeenReleasedMeanwhile) {
+TEST_F(EmulatedMemoryTest, APeakDoesNotCountWhatHasBeenReleasedMeanwhile) {
   Start(kMiB);
-  uint8_t* const data = OnDevice(512 * kKiB);
-  Launch("long", {}, {{data, kKiB}}, out_, /*flops=*/1e9);
-  ASSERT_THAT(machine_->RecordStream(data, out_), IsOk());
-  ASSERT_THAT(Free(data), IsOk());
-  Synchronize(out_);
+  AllocateAndReleaseLate(512 * kKiB);
   machine_->ResetPeakMemory(0);
   EXPECT_EQ(Memory().peak_bytes, 0u);
-}
-
-TEST_F(EmulatedMemoryTest, APeakDoesNotCountWhatHasBeenReleasedBeforeAnAllocation) {
-  Start(kMiB);
-  uint8_t* const data = OnDevice(256 * kKiB);
-  Launch("long", {}, {{data, kKiB}}, out_, /*flops=*/1e9);
-  ASSERT_THAT(machine_->RecordStream(data, out_), IsOk());
-  ASSERT_THAT(Free(data), IsOk());
-  Synchronize(out_);
+  AllocateAndReleaseLate(256 * kKiB);
   OnDevice(256 * kKiB);
   EXPECT_EQ(Memory().peak_bytes, 256 * kKiB);
 }

@@ -42,10 +42,7 @@ class EmulatedMisuseTest : public EmulatedFixture {
   }
 
   static Kernel Of(std::vector<ByteRange> reads) {
-    Kernel kernel;
-    kernel.name = "mm";
-    kernel.reads = std::move(reads);
-    return kernel;
+    return {.name = "mm", .reads = std::move(reads), .writes = {}};
   }
 
   uint8_t* data_;
@@ -164,9 +161,7 @@ TEST_F(EmulatedMisuseTest, AKernelCostsAFiniteNumber) {
 }
 
 TEST_F(EmulatedMisuseTest, EventsThatTellNoTimeAreRefusedWithTheReason) {
-  EmulatedOptions options = Options();
-  options.device_count = 2;
-  Start(options);
+  Start(TwoDevices());
   const std::shared_ptr<Device> other = machine_->device(1);
   const auto recorded = [](Device& device, EventHandle event, StreamHandle stream) {
     EXPECT_THAT(device.RecordEvent(event, stream), IsOk());
