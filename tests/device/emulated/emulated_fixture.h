@@ -10,13 +10,20 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
+
+// Matches InvalidArgument whose message has `part`.
+inline auto IsInvalid(const std::string& part) {
+  return testing::StatusIs(absl::StatusCode::kInvalidArgument, ::testing::HasSubstr(part));
+}
 
 class EmulatedFixture : public ::testing::Test {
  protected:
@@ -42,7 +49,7 @@ class EmulatedFixture : public ::testing::Test {
     return options;
   }
 
-  // Must be the first call of every test.
+  // Starts the machine, anew if there is one. Comes before all other calls.
   void Start(const EmulatedOptions& options) {
     source_.reset();
     device_.reset();

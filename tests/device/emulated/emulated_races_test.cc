@@ -35,6 +35,8 @@ struct Waits {
 
 class EmulatedRacesTest : public EmulatedFixture {
  protected:
+  EmulatedRacesTest() { Start(Options()); }
+
   std::vector<std::string> RacesOf(const Waits& waits, EffectSchedule schedule) {
     EmulatedOptions options = Options();
     options.schedule = schedule;
@@ -103,7 +105,6 @@ TEST_F(EmulatedRacesTest, HostThatWritesABlockThatIsStillRead) {
 }
 
 TEST_F(EmulatedRacesTest, QueryThatSaysNoOrdersNothing) {
-  Start(Options());
   const auto [data, host] = MakeBuffers(kMiB);
   ASSERT_THAT(ToHost(host, data, kMiB, compute_), IsOk());
   EXPECT_FALSE(device_->QueryEvent(Record(compute_)).value());
@@ -113,7 +114,6 @@ TEST_F(EmulatedRacesTest, QueryThatSaysNoOrdersNothing) {
 
 TEST_F(EmulatedRacesTest, WaitForAnEventRecordedTooEarlyOrdersNothing) {
   // The event is recorded before the work instead of after it, as in NVIDIA/cub#156.
-  Start(Options());
   const auto [data, host] = MakeBuffers(kMiB);
   const EventHandle before = Record(compute_);
   Fill(data, 1, kMiB, compute_);
@@ -123,7 +123,6 @@ TEST_F(EmulatedRacesTest, WaitForAnEventRecordedTooEarlyOrdersNothing) {
 }
 
 TEST_F(EmulatedRacesTest, DisjointPartsOfOneAllocationMayBeUsedAtOnce) {
-  Start(Options());
   const auto [data, host] = MakeBuffers(kMiB);
   Order(compute_, out_);
   ASSERT_THAT(ToHost(host, data, kMiB / 2, out_), IsOk());
@@ -145,7 +144,6 @@ TEST_F(EmulatedRacesTest, ACopyInsideTheDeviceReadsItsSourceAndWritesItsDestinat
 }
 
 TEST_F(EmulatedRacesTest, ARaceIsReportedByTheCallThatHasIt) {
-  Start(Options());
   uint8_t* const data = OnDevice(kMiB);
   Launch("make", {}, {{data, kMiB}}, compute_);
   Launch("use", {{data, kMiB}}, {}, out_);

@@ -77,6 +77,8 @@ bool Holds(const nlohmann::json& slice, const nlohmann::json& at) {
 
 class EmulatedTraceTest : public EmulatedFixture {
  protected:
+  EmulatedTraceTest() { StartRecording(); }
+
   void StartRecording() {
     EmulatedOptions options = FreeHost();
     options.record_trace = true;
@@ -85,7 +87,6 @@ class EmulatedTraceTest : public EmulatedFixture {
 
   // Copies a tensor out and in again, and waits for it.
   void OutAndIn() {
-    StartRecording();
     data_ = OnDevice(kMiB);
     uint8_t* const host = Pinned(kMiB);
     const ScopedRange range(machine_->trace().get(), "step", 7);
@@ -103,7 +104,6 @@ class EmulatedTraceTest : public EmulatedFixture {
 };
 
 TEST_F(EmulatedTraceTest, TraceIsJsonWithARowPerStreamAndASlicePerPieceOfWork) {
-  StartRecording();
   const auto [data, host] = MakeBuffers(kMiB);
   Launch("quote\" back\\slash \xff", {}, {{data, kMiB}}, compute_);
   Order(compute_, out_);
@@ -140,7 +140,6 @@ TEST_F(EmulatedTraceTest, KernelsNameTheirOperatorAndTheirBytes) {
 }
 
 TEST_F(EmulatedTraceTest, ACopyHasTheBytesOfAllItsPieces) {
-  StartRecording();
   const auto [data, host] = MakeBuffers(kMiB);
   const CopyPiece in[] = {{data, host, 100}, {data + kKiB, host + kKiB, 20}};
   ASSERT_THAT(device_->CopyAsync(CopyDirection::kHostToDevice, in, compute_), IsOk());
@@ -244,7 +243,6 @@ TEST_F(EmulatedTraceTest, StallsAreOnTheirOwnRowAndAddUpToTheStatistics) {
 }
 
 TEST_F(EmulatedTraceTest, StallsWithWorkBetweenThemAreTwo) {
-  StartRecording();
   const auto [data, host] = MakeBuffers(kMiB);
   for (int step = 0; step < 2; ++step) {
     Order(compute_, in_);
@@ -257,7 +255,6 @@ TEST_F(EmulatedTraceTest, StallsWithWorkBetweenThemAreTwo) {
 }
 
 TEST_F(EmulatedTraceTest, AStallNamesTheCopyThatRunsAndNotWhatIsBehindIt) {
-  StartRecording();
   uint8_t* const data = OnDevice(kMiB);
   uint8_t* const host = Pinned(2 * kMiB);
   Order(compute_, in_);
@@ -272,7 +269,6 @@ TEST_F(EmulatedTraceTest, AStallNamesTheCopyThatRunsAndNotWhatIsBehindIt) {
 
 // The statistics count each stream's stall. The row shows the time in which any stream stalls.
 TEST_F(EmulatedTraceTest, TwoStreamsThatWaitAtOnceAreOneStallOfTheRowAndTwoOfTheStatistics) {
-  StartRecording();
   const auto [data, host] = MakeBuffers(2 * kMiB);
   const StreamHandle other = device_->CreateStream("other").value();
   Order(compute_, in_);
@@ -294,7 +290,6 @@ TEST_F(EmulatedTraceTest, TwoStreamsThatWaitAtOnceAreOneStallOfTheRowAndTwoOfThe
 }
 
 TEST_F(EmulatedTraceTest, StreamsThatWaitAtOnceForDifferentCopiesMakeNoEmptyStalls) {
-  StartRecording();
   const auto [data, host] = MakeBuffers(2 * kMiB);
   const StreamHandle other = device_->CreateStream("other").value();
   Order(compute_, in_);
@@ -358,7 +353,6 @@ TEST_F(EmulatedTraceTest, PinningIsOnARowOfItsOwn) {
 }
 
 TEST_F(EmulatedTraceTest, ArithmeticOfTheHostIsARangeOfItsThread) {
-  StartRecording();
   {
     const ScopedRange range(machine_->trace().get(), "product");
     CountHostArithmetic(246'000'000);

@@ -21,6 +21,8 @@ using ::testing::IsEmpty;
 
 class EmulatedValuesTest : public EmulatedFixture {
  protected:
+  EmulatedValuesTest() { StartWithout(EffectSchedule::kLate); }
+
   void StartWithout(EffectSchedule schedule) {
     EmulatedOptions options = Options();
     options.schedule = schedule;
@@ -45,7 +47,6 @@ TEST_F(EmulatedValuesTest, ACopyOutReadsItsSourceWhenItTakesEffect) {
 }
 
 TEST_F(EmulatedValuesTest, FreedMemoryIsReadByTheCopiesOfEveryRecordedStreamFirst) {
-  StartWithout(EffectSchedule::kLate);
   uint8_t* const data = OnDevice(kKiB);
   uint8_t* const host = Pinned(2 * kKiB);
   Fill(data, 1, kKiB, compute_);
@@ -61,7 +62,6 @@ TEST_F(EmulatedValuesTest, FreedMemoryIsReadByTheCopiesOfEveryRecordedStreamFirs
 }
 
 TEST_F(EmulatedValuesTest, LateCopyInDeliversWhatTheHostWroteTooEarly) {
-  StartWithout(EffectSchedule::kLate);
   const auto [data, host] = MakeBuffers(kKiB);
   std::memset(host, 1, kKiB);
   ASSERT_TRUE(ToDevice(data, host, kKiB, in_).ok());
@@ -72,7 +72,6 @@ TEST_F(EmulatedValuesTest, LateCopyInDeliversWhatTheHostWroteTooEarly) {
 }
 
 TEST_F(EmulatedValuesTest, UnfinishedCopyIntoFreedMemoryHitsItsNextOwner) {
-  StartWithout(EffectSchedule::kLate);
   const auto [data, host] = MakeBuffers(kKiB);
   std::memset(host, 9, kKiB);
   ASSERT_TRUE(ToDevice(data, host, kKiB, in_).ok());
@@ -99,7 +98,6 @@ TEST_F(EmulatedValuesTest, KernelSeesEverythingThatItsStreamWaitedFor) {
 }
 
 TEST_F(EmulatedValuesTest, AFreePoisonsTheMemoryAfterTheCopiesThatItIsOrderedAfter) {
-  StartWithout(EffectSchedule::kLate);
   const auto [data, host] = MakeBuffers(kKiB);
   Fill(data, 1, kKiB, compute_);
   Order(compute_, out_);
@@ -112,7 +110,6 @@ TEST_F(EmulatedValuesTest, AFreePoisonsTheMemoryAfterTheCopiesThatItIsOrderedAft
 }
 
 TEST_F(EmulatedValuesTest, PageableCopiesBlockTheHostAndAreDone) {
-  StartWithout(EffectSchedule::kLate);
   uint8_t* const data = OnDevice(kMiB);
   std::vector<uint8_t> pageable(kMiB, 4);
   ASSERT_TRUE(machine_->Copy(0, data, pageable.data(), kMiB, compute_).ok());
@@ -141,7 +138,6 @@ TEST_F(EmulatedValuesTest, CopiesInsideAndBetweenDevicesKeepTheirBytes) {
 }
 
 TEST_F(EmulatedValuesTest, PiecesTakeEffectInAnOrderThatNoCallerExpects) {
-  StartWithout(EffectSchedule::kLate);
   uint8_t* const data = OnDevice(1);
   uint8_t* const host = Pinned(2);
   host[0] = 1;
@@ -153,7 +149,6 @@ TEST_F(EmulatedValuesTest, PiecesTakeEffectInAnOrderThatNoCallerExpects) {
 }
 
 TEST_F(EmulatedValuesTest, OnePieceOfPageableMemoryMakesTheHostWaitForAll) {
-  StartWithout(EffectSchedule::kLate);
   uint8_t* const data = OnDevice(3);
   uint8_t* const host = Pinned(2);
   uint8_t pageable = 5;
@@ -172,7 +167,6 @@ TEST_F(EmulatedValuesTest, EarlyCopyInsideADeviceTakesEffectAtOnce) {
 }
 
 TEST_F(EmulatedValuesTest, LongChainOfWaitsIsForcedWithoutRecursion) {
-  StartWithout(EffectSchedule::kLate);
   const auto [data, host] = MakeBuffers(kKiB);
   std::memset(host, 1, kKiB);
   for (int i = 0; i < 20'000; ++i) {
