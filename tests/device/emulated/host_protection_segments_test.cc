@@ -99,14 +99,6 @@ TEST_F(SegmentsTest, WhatIsNotInsideOneSegmentIsLeftAlone) {
   for (uint64_t page = 0; page < 3; ++page) Write(Program(page * kPage), 1);
 }
 
-TEST_F(SegmentsDeathTest, AnEpochOpensTheCopiesUpToIt) {
-  Close(0, kPage, 4);
-  Close(kPage, 2 * kPage, 5);
-  LetHostSee(4);
-  Write(Program(0), 1);
-  EXPECT_DEATH(Write(Program(kPage), 1), "inside a copy");
-}
-
 TEST_F(SegmentsDeathTest, ACopyThatTheHostHasSeenTakesNoOtherCopysNameAway) {
   Close(0, kPage, 5);
   Close(kPage, 2 * kPage, 4);
