@@ -24,6 +24,10 @@ class CudaCopiesTest : public testing::CudaDeviceFixture {
  protected:
   static constexpr uint64_t kBytes = 8 * kMiB;
 
+  absl::Status CopyTwoPieces() {
+    return device_.CopyAsync(CopyDirection::kHostToDevice, two_pieces_, stream_);
+  }
+
   const StreamHandle stream_ = device_.CreateStream("s").value();
   char* const data_ = static_cast<char*>(device_.Allocate(kBytes, stream_).value());
   char* const host_ = static_cast<char*>(device_.pinned_source()->Allocate(kBytes).value().data);
@@ -32,7 +36,7 @@ class CudaCopiesTest : public testing::CudaDeviceFixture {
 
 TEST_F(CudaCopiesTest, SeveralPiecesMakeTheirDeviceCurrentOnce) {
   const int calls = fake_.calls("GetDevice");
-  EXPECT_THAT(device_.CopyAsync(CopyDirection::kHostToDevice, two_pieces_, stream_), IsOk());
+  EXPECT_THAT(CopyTwoPieces(), IsOk());
   EXPECT_EQ(fake_.calls("GetDevice"), calls + 1);
   EXPECT_EQ(fake_.calls("MemcpyAsync"), 2);
 }
@@ -48,8 +52,7 @@ TEST_F(CudaCopiesTest, NothingIsWrittenAfterACopyOfSeveralPiecesHasFailed) {
 TEST_F(CudaCopiesTest, AFailedCopyIsWaitedForWithoutSpoilingSomebodysCapture) {
   fake_.SetCapturing(device_.CreateStream("captured").value(), true);
   fake_.FailNext("MemcpyAsync", cudaErrorMemoryAllocation);
-  EXPECT_THAT(device_.CopyAsync(CopyDirection::kHostToDevice, two_pieces_, stream_),
-              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(CopyTwoPieces(), StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_EQ(fake_.calls("StreamSynchronize"), 1);
   EXPECT_FALSE(fake_.capture_spoiled());
 }
@@ -60,19 +63,17 @@ TEST_F(CudaCopiesTest, AFailureThatNothingCanFollowIsNotWaitedFor) {
   EXPECT_THAT(device_.CopyAsync(CopyDirection::kHostToDevice, {&two_pieces_[0], 1}, stream_),
               StatusIs(absl::StatusCode::kInvalidArgument));
   fake_.FailNext("MemcpyAsync", cudaErrorIllegalAddress);
-  EXPECT_THAT(device_.CopyAsync(CopyDirection::kHostToDevice, two_pieces_, stream_),
-              StatusIs(absl::StatusCode::kInternal));
+  EXPECT_THAT(CopyTwoPieces(), StatusIs(absl::StatusCode::kInternal));
   EXPECT_EQ(fake_.calls("StreamSynchronize"), 0);
 }
 
 TEST_F(CudaCopiesTest, AFailedCopyThatCannotBeWaitedForIsAsBadAsABrokenDevice) {
   fake_.FailNext("MemcpyAsync", cudaErrorMemoryAllocation);
   fake_.FailNext("StreamSynchronize", cudaErrorDevicesUnavailable);
-  EXPECT_THAT(
-      device_.CopyAsync(CopyDirection::kHostToDevice, two_pieces_, stream_),
-      StatusIs(absl::StatusCode::kInternal,
-               AllOf(HasSubstr("cudaErrorMemoryAllocation"), HasSubstr("could not be waited for"),
-                     HasSubstr("cudaErrorDevicesUnavailable"))));
+  EXPECT_THAT(CopyTwoPieces(), StatusIs(absl::StatusCode::kInternal,
+                                        AllOf(HasSubstr("cudaErrorMemoryAllocation"),
+                                              HasSubstr("could not be waited for"),
+                                              HasSubstr("cudaErrorDevicesUnavailable"))));
 }
 
 TEST_F(CudaCopiesTest, ACopyOfNothingIsRefused) {

@@ -34,9 +34,7 @@ class CudaDeviceFixture : public ::testing::Test {
 
   // Returns an event behind hours of work on `stream`.
   EventHandle EventBehindLongWork(StreamHandle stream) {
-    Kernel kernel;
-    kernel.name = "long";
-    kernel.flops = 1e19;
+    const Kernel kernel = {.name = "long", .reads = {}, .writes = {}, .flops = 1e19};
     EXPECT_TRUE(fake_.machine().Launch(1, stream, kernel).ok());
     const EventHandle event = device_.CreateEvent().value();
     EXPECT_TRUE(device_.RecordEvent(event, stream).ok());

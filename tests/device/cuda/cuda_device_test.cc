@@ -42,7 +42,10 @@ using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-using CudaDeviceTest = testing::CudaDeviceFixture;
+class CudaDeviceTest : public testing::CudaDeviceFixture {
+ protected:
+  const StreamHandle stream_ = device_.CreateStream("s").value();
+};
 
 // In peers a failed pin shows later, as an error of the GPU (vllm-omni#2748, OneTrainer#820).
 TEST_F(CudaDeviceTest, AFailedPinLeavesNoErrorBehind) {
@@ -55,37 +58,33 @@ TEST_F(CudaDeviceTest, AFailedPinLeavesNoErrorBehind) {
 }
 
 TEST_F(CudaDeviceTest, OutOfMemoryLeavesNoErrorBehind) {
-  const StreamHandle stream = device_.CreateStream("s").value();
-  EXPECT_THAT(device_.Allocate(kGiB, stream), StatusIs(absl::StatusCode::kResourceExhausted,
-                                                       AllOf(HasSubstr("cuda:1 cannot give 1 GiB"),
-                                                             HasSubstr("64 MiB of 64 MiB"))));
+  EXPECT_THAT(device_.Allocate(kGiB, stream_), StatusIs(absl::StatusCode::kResourceExhausted,
+                                                        AllOf(HasSubstr("cuda:1 cannot give 1 GiB"),
+                                                              HasSubstr("64 MiB of 64 MiB"))));
   EXPECT_EQ(LatchedError(), cudaSuccess);
 }
 
 TEST_F(CudaDeviceTest, ARefusalIsTheCallsResult) {
-  const StreamHandle stream = device_.CreateStream("s").value();
   fake_.FailNext("MallocAsync", cudaErrorDevicesUnavailable);
-  EXPECT_THAT(device_.Allocate(kMiB, stream), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(device_.Allocate(kMiB, stream_), StatusIs(absl::StatusCode::kUnavailable));
   fake_.FailNext("MemGetInfo", cudaErrorDevicesUnavailable);
-  EXPECT_THAT(device_.Allocate(kGiB, stream), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(device_.Allocate(kGiB, stream_), StatusIs(absl::StatusCode::kUnavailable));
   fake_.FailNext("StreamIsCapturing", cudaErrorDevicesUnavailable);
-  EXPECT_THAT(device_.IsCapturing(stream), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(device_.IsCapturing(stream_), StatusIs(absl::StatusCode::kUnavailable));
 }
 
 TEST_F(CudaDeviceTest, AnEventThatIsNotReadyLeavesNoErrorBehind) {
-  const StreamHandle stream = device_.CreateStream("s").value();
-  const EventHandle event = EventBehindLongWork(stream);
+  const EventHandle event = EventBehindLongWork(stream_);
   EXPECT_THAT(device_.QueryEvent(event), IsOkAndHolds(false));
   EXPECT_EQ(LatchedError(), cudaSuccess);
 }
 
 TEST_F(CudaDeviceTest, ATimeOfAnEventThatIsNotDoneLeavesNoErrorBehind) {
-  const StreamHandle stream = device_.CreateStream("s").value();
   const EventHandle before = device_.CreateTimedEvent().value();
   const EventHandle after = device_.CreateTimedEvent().value();
-  ASSERT_THAT(device_.RecordEvent(before, stream), IsOk());
-  EventBehindLongWork(stream);
-  ASSERT_THAT(device_.RecordEvent(after, stream), IsOk());
+  ASSERT_THAT(device_.RecordEvent(before, stream_), IsOk());
+  EventBehindLongWork(stream_);
+  ASSERT_THAT(device_.RecordEvent(after, stream_), IsOk());
   EXPECT_THAT(device_.ElapsedMs(before, after),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("one of the events is not done")));
   EXPECT_EQ(LatchedError(), cudaSuccess);
@@ -109,7 +108,6 @@ TEST_F(CudaDeviceTest, TheStreamPerThreadIsRefusedByName) {
 }
 
 TEST_F(CudaDeviceTest, AHandleThatNamesNothingIsRefusedBeforeAnyCall) {
-  const StreamHandle stream = device_.CreateStream("s").value();
   const EventHandle event = device_.CreateEvent().value();
   const CopyPiece piece;
   const uint64_t calls = fake_.all_calls();
@@ -121,25 +119,24 @@ TEST_F(CudaDeviceTest, AHandleThatNamesNothingIsRefusedBeforeAnyCall) {
     EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("StreamHandle")));
   }
   for (const absl::Status& refused :
-       {device_.DestroyEvent({}), device_.RecordEvent({}, stream),
-        device_.StreamWaitEvent(stream, {}), device_.QueryEvent({}).status(),
+       {device_.DestroyEvent({}), device_.RecordEvent({}, stream_),
+        device_.StreamWaitEvent(stream_, {}), device_.QueryEvent({}).status(),
         device_.WaitEvent({}, absl::ZeroDuration()), device_.ElapsedMs({}, event).status(),
         device_.ElapsedMs(event, {}).status()}) {
     EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("EventHandle")));
   }
-  EXPECT_THAT(device_.Allocate(0, stream),
+  EXPECT_THAT(device_.Allocate(0, stream_),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("size_bytes is 0")));
   EXPECT_EQ(fake_.all_calls(), calls);
 }
 
 TEST_F(CudaDeviceTest, WhatIsFreedAndDestroyedIsGone) {
-  const StreamHandle stream = device_.CreateStream("s").value();
-  void* const data = device_.Allocate(kMiB, stream).value();
+  void* const data = device_.Allocate(kMiB, stream_).value();
   const EventHandle event = device_.CreateEvent().value();
   const HostSegment segment = device_.pinned_source()->Allocate(2 * kMiB).value();
-  EXPECT_THAT(device_.Free(data, stream), IsOk());
+  EXPECT_THAT(device_.Free(data, stream_), IsOk());
   EXPECT_THAT(device_.DestroyEvent(event), IsOk());
-  EXPECT_THAT(device_.DestroyStream(stream), IsOk());
+  EXPECT_THAT(device_.DestroyStream(stream_), IsOk());
   EXPECT_THAT(device_.pinned_source()->Free(segment), IsOk());
   EXPECT_EQ(fake_.machine().memory_stats(1).in_use_bytes, 0u);
   EXPECT_EQ(fake_.live_handles(), 0u);
@@ -198,8 +195,7 @@ TEST_F(CudaDeviceTest, SegmentsThatAreNotMultiplesOfTheGranularityAreACallersBug
 }
 
 TEST_F(CudaDeviceTest, WaitingForAStuckEventEndsWithDeadlineExceeded) {
-  const StreamHandle stream = device_.CreateStream("s").value();
-  const EventHandle event = EventBehindLongWork(stream);
+  const EventHandle event = EventBehindLongWork(stream_);
   EXPECT_THAT(device_.WaitEvent(event, absl::Milliseconds(3)),
               StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("cuda:1")));
 }
@@ -306,26 +302,20 @@ TEST(CudaDeviceCountTest, OneDeviceIsEnough) {
   EXPECT_THAT(CudaDeviceCount(FakeCuda::Api()), IsOkAndHolds(1));
 }
 
-TEST_F(CudaDeviceTest, ACountThatComesWithAnErrorIsNone) {
-  CudaApi broken = FakeCuda::Api();
-  broken.GetDeviceCount = [](int* count) {
-    *count = 1;
-    return cudaErrorECCUncorrectable;
-  };
-  EXPECT_THAT(CudaDeviceCount(broken), StatusIs(absl::StatusCode::kInternal));
-}
-
-TEST_F(CudaDeviceTest, NoDevicesAreADriverThatIsMissingAndAnotherErrorIsItself) {
-  CudaApi none = FakeCuda::Api();
-  none.GetDeviceCount = [](int* count) {
+TEST_F(CudaDeviceTest, NoDevicesAreADriverThatIsMissingAndAnErrorIsItself) {
+  CudaApi api = FakeCuda::Api();
+  api.GetDeviceCount = [](int* count) {
     *count = 0;
     return cudaSuccess;
   };
-  EXPECT_THAT(CudaDeviceCount(none), StatusIs(absl::StatusCode::kNotFound,
-                                              HasSubstr("an NVIDIA driver for CUDA " +
-                                                        std::to_string(CUDART_VERSION / 1000))));
-  fake_.FailNext("GetDeviceCount", cudaErrorECCUncorrectable);
-  EXPECT_THAT(CudaDeviceCount(FakeCuda::Api()),
+  EXPECT_THAT(CudaDeviceCount(api), StatusIs(absl::StatusCode::kNotFound,
+                                             HasSubstr("an NVIDIA driver for CUDA " +
+                                                       std::to_string(CUDART_VERSION / 1000))));
+  api.GetDeviceCount = [](int* count) {
+    *count = 1;
+    return cudaErrorECCUncorrectable;
+  };
+  EXPECT_THAT(CudaDeviceCount(api),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("counting the CUDA devices")));
 }
 

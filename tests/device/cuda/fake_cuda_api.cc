@@ -14,35 +14,27 @@
 namespace pinion::testing {
 namespace {
 
-// Returns the injected error, if any, from the calling function.
-#define FAKE_CUDA_ENTER(fake, function) \
-  if (const cudaError_t error = (fake).Enter(function); error != cudaSuccess) return error
-// Like FAKE_CUDA_ENTER, for a call that a capture does not tolerate.
-#define FAKE_CUDA_ENTER_UNSAFE(fake, function) \
-  if (const cudaError_t error = (fake).EnterUnsafe(function); error != cudaSuccess) return error
+// Returns the error, if it is one, from the calling function.
+#define FAKE_CUDA_RETURN_IF_ERROR(expression) \
+  if (const cudaError_t error = (expression); error != cudaSuccess) return error
 
 cudaError_t GetDeviceCount(int* count) {
   FakeCuda& fake = FakeCuda::Get();
-  if (const cudaError_t error = fake.Enter("GetDeviceCount", /*uses_device=*/false);
-      error != cudaSuccess) {
-    return error;
-  }
+  FAKE_CUDA_RETURN_IF_ERROR(fake.Enter("GetDeviceCount", /*uses_device=*/false));
   if (fake.no_driver()) return fake.Latch(cudaErrorInsufficientDriver);
   *count = fake.machine().device_count();
   return cudaSuccess;
 }
 
 cudaError_t GetDevice(int* device) {
-  const cudaError_t error = FakeCuda::Get().EnterThread("GetDevice");
-  if (error != cudaSuccess) return error;
+  FAKE_CUDA_RETURN_IF_ERROR(FakeCuda::Get().EnterThread("GetDevice"));
   *device = FakeCuda::thread().device();
   return cudaSuccess;
 }
 
 cudaError_t SetDevice(int device) {
   FakeCuda& fake = FakeCuda::Get();
-  const cudaError_t error = fake.EnterThread("SetDevice");
-  if (error != cudaSuccess) return error;
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterThread("SetDevice"));
   if (device < 0 || device >= fake.machine().device_count()) {
     return fake.Latch(cudaErrorInvalidDevice);
   }
@@ -56,14 +48,14 @@ cudaError_t SetDevice(int device) {
 
 cudaError_t HasContext(int device, bool* has_context) {
   FakeCuda& fake = FakeCuda::Get();
-  if (const cudaError_t error = fake.EnterDriver("HasContext"); error != cudaSuccess) return error;
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterDriver("HasContext"));
   *has_context = fake.has_context(device);
   return cudaSuccess;
 }
 
 cudaError_t PushContext(int device) {
   FakeCuda& fake = FakeCuda::Get();
-  if (const cudaError_t error = fake.EnterDriver("PushContext"); error != cudaSuccess) return error;
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterDriver("PushContext"));
   FakeCuda::thread().pushed.push_back(device);
   fake.AddContext(device);
   return cudaSuccess;
@@ -71,7 +63,7 @@ cudaError_t PushContext(int device) {
 
 cudaError_t PopContext() {
   FakeCuda& fake = FakeCuda::Get();
-  if (const cudaError_t error = fake.EnterDriver("PopContext"); error != cudaSuccess) return error;
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterDriver("PopContext"));
   PINION_CHECK(!FakeCuda::thread().pushed.empty());
   FakeCuda::thread().pushed.pop_back();
   return cudaSuccess;
@@ -79,10 +71,7 @@ cudaError_t PopContext() {
 
 cudaError_t DeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   FakeCuda& fake = FakeCuda::Get();
-  if (const cudaError_t error = fake.Enter("DeviceGetAttribute", /*uses_device=*/false);
-      error != cudaSuccess) {
-    return error;
-  }
+  FAKE_CUDA_RETURN_IF_ERROR(fake.Enter("DeviceGetAttribute", /*uses_device=*/false));
   if (device >= fake.machine().device_count()) return fake.Latch(cudaErrorInvalidDevice);
   *value = 0;
   if (attribute == cudaDevAttrPageableMemoryAccessUsesHostPageTables) {
@@ -95,10 +84,7 @@ cudaError_t DeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device)
 
 cudaError_t DeviceGetPCIBusId(char* text, int size_bytes, int) {
   FakeCuda& fake = FakeCuda::Get();
-  if (const cudaError_t error = fake.Enter("DeviceGetPCIBusId", /*uses_device=*/false);
-      error != cudaSuccess) {
-    return error;
-  }
+  FAKE_CUDA_RETURN_IF_ERROR(fake.Enter("DeviceGetPCIBusId", /*uses_device=*/false));
   if (fake.bus_id().empty()) return fake.Latch(cudaErrorInvalidDevice);
   std::snprintf(text, size_bytes, "%s", fake.bus_id().c_str());
   return cudaSuccess;
@@ -106,10 +92,7 @@ cudaError_t DeviceGetPCIBusId(char* text, int size_bytes, int) {
 
 cudaError_t GetDeviceProperties(cudaDeviceProp* properties, int device) {
   FakeCuda& fake = FakeCuda::Get();
-  if (const cudaError_t error = fake.Enter("GetDeviceProperties", /*uses_device=*/false);
-      error != cudaSuccess) {
-    return error;
-  }
+  FAKE_CUDA_RETURN_IF_ERROR(fake.Enter("GetDeviceProperties", /*uses_device=*/false));
   if (device >= fake.machine().device_count()) return fake.Latch(cudaErrorInvalidDevice);
   *properties = {};
   std::snprintf(properties->name, sizeof(properties->name), "%s",
@@ -122,8 +105,7 @@ cudaError_t GetDeviceProperties(cudaDeviceProp* properties, int device) {
 }
 
 cudaError_t ThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  const cudaError_t error = FakeCuda::Get().TakeNext("ThreadExchangeStreamCaptureMode");
-  if (error != cudaSuccess) return error;
+  FAKE_CUDA_RETURN_IF_ERROR(FakeCuda::Get().TakeNext("ThreadExchangeStreamCaptureMode"));
   std::swap(*mode, FakeCuda::thread().capture_mode);
   return cudaSuccess;
 }
@@ -136,7 +118,7 @@ cudaError_t GetLastError() {
 
 cudaError_t MemGetInfo(size_t* free_bytes, size_t* total_bytes) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER_UNSAFE(fake, "MemGetInfo");
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterUnsafe("MemGetInfo"));
   const MemoryStats stats = fake.machine().memory_stats(FakeCuda::thread().device());
   *free_bytes = stats.limit_bytes - stats.in_use_bytes;
   *total_bytes = stats.limit_bytes;
@@ -145,8 +127,8 @@ cudaError_t MemGetInfo(size_t* free_bytes, size_t* total_bytes) {
 
 cudaError_t MallocAsync(void** data, size_t size_bytes, cudaStream_t stream) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER_UNSAFE(fake, "MallocAsync");
-  if (const cudaError_t error = fake.UseLegacy(stream); error != cudaSuccess) return error;
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterUnsafe("MallocAsync"));
+  FAKE_CUDA_RETURN_IF_ERROR(fake.UseLegacy(stream));
   // CUDA documents no error for a size that exceeds every device.
   const int device = FakeCuda::thread().device();
   if (size_bytes / 1024 > fake.machine().memory_stats(device).limit_bytes) {
@@ -159,27 +141,27 @@ cudaError_t MallocAsync(void** data, size_t size_bytes, cudaStream_t stream) {
 
 cudaError_t FreeAsync(void* data, cudaStream_t stream) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER_UNSAFE(fake, "FreeAsync");
-  if (const cudaError_t error = fake.UseLegacy(stream); error != cudaSuccess) return error;
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterUnsafe("FreeAsync"));
+  FAKE_CUDA_RETURN_IF_ERROR(fake.UseLegacy(stream));
   return fake.Latch(fake.current().Free(data, fake.Stream(stream)));
 }
 
 cudaError_t HostAlloc(void** data, size_t size_bytes, unsigned int flags) {
   FakeCuda& fake = FakeCuda::Get();
   PINION_CHECK(flags == cudaHostAllocPortable) << "not usable by every device: " << flags;
-  FAKE_CUDA_ENTER_UNSAFE(fake, "HostAlloc");
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterUnsafe("HostAlloc"));
   return fake.Latch(fake.HostAlloc(data, size_bytes));
 }
 
 cudaError_t FreeHost(void* data) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER_UNSAFE(fake, "FreeHost");
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterUnsafe("FreeHost"));
   return fake.Latch(fake.FreeHost(data));
 }
 
 cudaError_t StreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER_UNSAFE(fake, "StreamCreateWithFlags");
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterUnsafe("StreamCreateWithFlags"));
   PINION_CHECK(flags == cudaStreamNonBlocking) << "a stream that waits for the legacy one";
   const absl::StatusOr<cudaStream_t> created = fake.CreateStream();
   if (created.ok()) *stream = *created;
@@ -188,20 +170,20 @@ cudaError_t StreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
 
 cudaError_t StreamDestroy(cudaStream_t stream) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER_UNSAFE(fake, "StreamDestroy");
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterUnsafe("StreamDestroy"));
   return fake.Latch(fake.DestroyStream(stream));
 }
 
 cudaError_t StreamSynchronize(cudaStream_t stream) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER_UNSAFE(fake, "StreamSynchronize");
-  if (const cudaError_t error = fake.UseLegacy(stream); error != cudaSuccess) return error;
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterUnsafe("StreamSynchronize"));
+  FAKE_CUDA_RETURN_IF_ERROR(fake.UseLegacy(stream));
   return fake.Latch(fake.current().SynchronizeStream(fake.Stream(stream)));
 }
 
 cudaError_t StreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER(fake, "StreamIsCapturing");
+  FAKE_CUDA_RETURN_IF_ERROR(fake.Enter("StreamIsCapturing"));
   if (const cudaError_t error = fake.CheckLegacy(stream); error != cudaSuccess) {
     return fake.Latch(error);
   }
@@ -214,7 +196,7 @@ cudaError_t StreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* stat
 
 cudaError_t EventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER_UNSAFE(fake, "EventCreateWithFlags");
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterUnsafe("EventCreateWithFlags"));
   PINION_CHECK(flags == cudaEventDisableTiming || flags == cudaEventDefault) << flags;
   const absl::StatusOr<EventHandle> created =
       flags == cudaEventDefault ? fake.current().CreateTimedEvent() : fake.current().CreateEvent();
@@ -227,7 +209,7 @@ cudaError_t EventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
 
 cudaError_t EventDestroy(cudaEvent_t event) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER_UNSAFE(fake, "EventDestroy");
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterUnsafe("EventDestroy"));
   fake.RemoveHandle(event);
   return fake.Latch(fake.current().DestroyEvent(EventHandle(event)));
 }
@@ -235,25 +217,25 @@ cudaError_t EventDestroy(cudaEvent_t event) {
 cudaError_t EventRecord(cudaEvent_t event, cudaStream_t stream) {
   FakeCuda& fake = FakeCuda::Get();
   bool lost = false;
-  const cudaError_t error = fake.EnterSubmission("EventRecord", &lost);
-  if (error != cudaSuccess || lost) return error;
-  if (const cudaError_t legacy = fake.UseLegacy(stream); legacy != cudaSuccess) return legacy;
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterSubmission("EventRecord", &lost));
+  if (lost) return cudaSuccess;
+  FAKE_CUDA_RETURN_IF_ERROR(fake.UseLegacy(stream));
   return fake.Latch(fake.current().RecordEvent(EventHandle(event), fake.Stream(stream)));
 }
 
 cudaError_t StreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags) {
   FakeCuda& fake = FakeCuda::Get();
   bool lost = false;
-  const cudaError_t error = fake.EnterSubmission("StreamWaitEvent", &lost);
-  if (error != cudaSuccess || lost) return error;
-  if (const cudaError_t legacy = fake.UseLegacy(stream); legacy != cudaSuccess) return legacy;
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterSubmission("StreamWaitEvent", &lost));
+  if (lost) return cudaSuccess;
+  FAKE_CUDA_RETURN_IF_ERROR(fake.UseLegacy(stream));
   PINION_CHECK(flags == cudaEventWaitDefault);
   return fake.Latch(fake.current().StreamWaitEvent(fake.Stream(stream), EventHandle(event)));
 }
 
 cudaError_t EventQuery(cudaEvent_t event) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER_UNSAFE(fake, "EventQuery");
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterUnsafe("EventQuery"));
   const absl::StatusOr<bool> done = fake.current().QueryEvent(EventHandle(event));
   if (done.ok() && !*done) return fake.Latch(cudaErrorNotReady);
   return fake.Latch(done.status());
@@ -261,7 +243,7 @@ cudaError_t EventQuery(cudaEvent_t event) {
 
 cudaError_t EventElapsedTime(float* elapsed_ms, cudaEvent_t start, cudaEvent_t end) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER_UNSAFE(fake, "EventElapsedTime");
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterUnsafe("EventElapsedTime"));
   const absl::StatusOr<double> elapsed =
       fake.current().ElapsedMs(EventHandle(start), EventHandle(end));
   if (absl::IsUnavailable(elapsed.status())) return fake.Latch(cudaErrorNotReady);
@@ -273,9 +255,9 @@ cudaError_t MemcpyAsync(void* dst, const void* src, size_t size_bytes, cudaMemcp
                         cudaStream_t stream) {
   FakeCuda& fake = FakeCuda::Get();
   bool lost = false;
-  const cudaError_t error = fake.EnterCopy("MemcpyAsync", &lost);
-  if (error != cudaSuccess || lost) return error;
-  if (const cudaError_t legacy = fake.UseLegacy(stream); legacy != cudaSuccess) return legacy;
+  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterCopy("MemcpyAsync", &lost));
+  if (lost) return cudaSuccess;
+  FAKE_CUDA_RETURN_IF_ERROR(fake.UseLegacy(stream));
   PINION_CHECK(kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToHost);
   const CopyPiece piece = {dst, src, size_bytes};
   return fake.Latch(fake.current().CopyAsync(
@@ -287,7 +269,7 @@ cudaError_t LibraryLoadData(cudaLibrary_t* library, const void*, cudaJitOption*,
                             unsigned int jit_options, cudaLibraryOption*, void**,
                             unsigned int options) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER(fake, "LibraryLoadData");
+  FAKE_CUDA_RETURN_IF_ERROR(fake.Enter("LibraryLoadData"));
   if (fake.kernel() == nullptr) return fake.Latch(cudaErrorNotSupported);
   PINION_CHECK(jit_options == 0 && options == 0);
   *library = reinterpret_cast<cudaLibrary_t>(&fake);
@@ -297,14 +279,14 @@ cudaError_t LibraryLoadData(cudaLibrary_t* library, const void*, cudaJitOption*,
 
 cudaError_t LibraryGetKernel(cudaKernel_t* kernel, cudaLibrary_t, const char*) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER(fake, "LibraryGetKernel");
+  FAKE_CUDA_RETURN_IF_ERROR(fake.Enter("LibraryGetKernel"));
   *kernel = reinterpret_cast<cudaKernel_t>(&fake);
   return cudaSuccess;
 }
 
 cudaError_t LibraryUnload(cudaLibrary_t) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER(fake, "LibraryUnload");
+  FAKE_CUDA_RETURN_IF_ERROR(fake.Enter("LibraryUnload"));
   fake.RemoveHandle(&fake);
   return cudaSuccess;
 }
@@ -312,7 +294,7 @@ cudaError_t LibraryUnload(cudaLibrary_t) {
 cudaError_t LaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
                          size_t shared_bytes, cudaStream_t stream) {
   FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_ENTER(fake, "LaunchKernel");
+  FAKE_CUDA_RETURN_IF_ERROR(fake.Enter("LaunchKernel"));
   PINION_CHECK(kernel == &fake && shared_bytes == 0);
   for (const dim3& threads : {grid, block}) {
     PINION_CHECK(threads.x == 1 && threads.y == 1 && threads.z == 1) << "it runs once";
@@ -320,8 +302,7 @@ cudaError_t LaunchKernel(const void* kernel, dim3 grid, dim3 block, void** argum
   return fake.Latch(fake.kernel()(arguments, fake.Stream(stream)));
 }
 
-#undef FAKE_CUDA_ENTER_UNSAFE
-#undef FAKE_CUDA_ENTER
+#undef FAKE_CUDA_RETURN_IF_ERROR
 
 }  // namespace
 

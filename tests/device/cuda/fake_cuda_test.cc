@@ -47,7 +47,6 @@ TEST(CudaApiTest, EveryFunctionIsThereInEveryTable) {
 class FakeCudaTest : public ::testing::Test {
  protected:
   FakeCudaTest() : fake_(TwoDevices()), api_(FakeCuda::Api()) {
-    EXPECT_EQ(api_.StreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
     EXPECT_EQ(api_.EventCreateWithFlags(&event_, cudaEventDisableTiming), cudaSuccess);
     EXPECT_EQ(api_.MallocAsync(&data_, kSize, stream_), cudaSuccess);
     EXPECT_EQ(api_.HostAlloc(&host_, kSize, cudaHostAllocPortable), cudaSuccess);
@@ -56,6 +55,15 @@ class FakeCudaTest : public ::testing::Test {
 
   static constexpr uint64_t kSize = kMiB;
 
+  cudaStream_t NewStream() {
+    cudaStream_t stream = nullptr;
+    EXPECT_EQ(api_.StreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    return stream;
+  }
+  cudaError_t Allocate(uint64_t size_bytes) {
+    void* data = nullptr;
+    return api_.MallocAsync(&data, size_bytes, stream_);
+  }
   cudaError_t CopyIn() {
     return api_.MemcpyAsync(data_, host_, kSize, cudaMemcpyHostToDevice, stream_);
   }
@@ -65,15 +73,14 @@ class FakeCudaTest : public ::testing::Test {
 
   FakeCuda fake_;
   const CudaApi& api_;
-  cudaStream_t stream_ = nullptr;
+  const cudaStream_t stream_ = NewStream();
   cudaEvent_t event_ = nullptr;
   void* data_ = nullptr;
   void* host_ = nullptr;
 };
 
 TEST_F(FakeCudaTest, ARecoverableErrorStaysLatchedOnItsThreadUntilItIsRead) {
-  void* data = nullptr;
-  EXPECT_EQ(api_.MallocAsync(&data, kGiB, stream_), cudaErrorMemoryAllocation);
+  EXPECT_EQ(Allocate(kGiB), cudaErrorMemoryAllocation);
   EXPECT_EQ(CopyIn(), cudaSuccess) << "a later call works, and clears nothing";
   std::thread([&] { EXPECT_EQ(api_.GetLastError(), cudaSuccess); }).join();
   EXPECT_EQ(api_.GetLastError(), cudaErrorMemoryAllocation);
@@ -98,17 +105,14 @@ TEST_F(FakeCudaTest, ALaterCallTellsOfACopyThatFaultedAndItsBytesNeverArrive) {
   EXPECT_EQ(CopyOutTo(host_), cudaSuccess);
   EXPECT_EQ(api_.EventRecord(event_, stream_), cudaSuccess);
   EXPECT_EQ(api_.EventQuery(event_), cudaErrorIllegalAddress);
-  void* data = nullptr;
-  EXPECT_EQ(api_.MallocAsync(&data, 1, stream_), cudaErrorIllegalAddress);
+  EXPECT_EQ(Allocate(1), cudaErrorIllegalAddress);
   EXPECT_EQ(std::memcmp(host_, before.data(), kSize), 0);
   EXPECT_EQ(fake_.failed_function(), "MemcpyAsync");
   EXPECT_FALSE(fake_.machine().SynchronizeDevice(0).ok()) << "its kernels fail, too";
 }
 
 TEST_F(FakeCudaTest, NotReadyIsLatchedLikeAnyError) {
-  Kernel kernel;
-  kernel.name = "long";
-  kernel.flops = 1e19;
+  const Kernel kernel = {.name = "long", .reads = {}, .writes = {}, .flops = 1e19};
   ASSERT_THAT(fake_.machine().Launch(0, StreamHandle(stream_), kernel), IsOk());
   EXPECT_EQ(api_.EventRecord(event_, stream_), cudaSuccess);
   EXPECT_EQ(api_.EventQuery(event_), cudaErrorNotReady);
@@ -139,10 +143,8 @@ TEST_F(FakeCudaTest, MemoryThatIsFreedWhileACopyReadsItIsARace) {
 }
 
 TEST_F(FakeCudaTest, MemoryThatIsFreedOnAnotherStreamWhileACopyWritesItIsARace) {
-  cudaStream_t other = nullptr;
-  ASSERT_EQ(api_.StreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
   EXPECT_EQ(CopyIn(), cudaSuccess);
-  EXPECT_EQ(api_.FreeAsync(data_, other), cudaSuccess);
+  EXPECT_EQ(api_.FreeAsync(data_, NewStream()), cudaSuccess);
   EXPECT_THAT(fake_.machine().races(), Not(IsEmpty()));
 }
 
@@ -164,9 +166,7 @@ TEST_F(FakeCudaTest, APoppedContextLeavesTheThreadAsItWas) {
 }
 
 TEST_F(FakeCudaTest, WaitingForAStreamSpoilsSomebodysCapture) {
-  cudaStream_t captured = nullptr;
-  ASSERT_EQ(api_.StreamCreateWithFlags(&captured, cudaStreamNonBlocking), cudaSuccess);
-  fake_.SetCapturing(StreamHandle(captured), true);
+  fake_.SetCapturing(StreamHandle(NewStream()), true);
   EXPECT_EQ(api_.StreamSynchronize(stream_), cudaErrorStreamCaptureUnsupported);
   EXPECT_TRUE(fake_.capture_spoiled());
 }
@@ -188,13 +188,10 @@ TEST_F(FakeCudaTest, TheLegacyStreamIsUnusableWhileAStreamThatItWaitsForCaptures
 
 TEST_F(FakeCudaTest, ADestroyedStreamsHandleIsGivenToTheNextOne) {
   fake_.RecycleStreamHandles();
-  Kernel kernel;
-  kernel.name = "long";
-  kernel.flops = 1e19;
+  const Kernel kernel = {.name = "long", .reads = {}, .writes = {}, .flops = 1e19};
   ASSERT_THAT(fake_.machine().Launch(0, StreamHandle(stream_), kernel), IsOk());
   ASSERT_EQ(api_.StreamDestroy(stream_), cudaSuccess);
-  cudaStream_t next = nullptr;
-  ASSERT_EQ(api_.StreamCreateWithFlags(&next, cudaStreamNonBlocking), cudaSuccess);
+  const cudaStream_t next = NewStream();
   EXPECT_EQ(next, stream_);
   ASSERT_EQ(api_.EventRecord(event_, next), cudaSuccess);
   EXPECT_EQ(api_.EventQuery(event_), cudaSuccess) << "it is another stream";
@@ -222,9 +219,8 @@ TEST(FakeCudaOnGh200Test, MemoryOfHostAllocStaysPageable) {
 }
 
 TEST_F(FakeCudaTest, MuchMoreThanTheDeviceHasIsAnInvalidValue) {
-  void* data = nullptr;
-  EXPECT_EQ(api_.MallocAsync(&data, uint64_t{1} << 50, stream_), cudaErrorInvalidValue);
-  EXPECT_EQ(api_.MallocAsync(&data, 128 * kMiB, stream_), cudaErrorMemoryAllocation);
+  EXPECT_EQ(Allocate(uint64_t{1} << 50), cudaErrorInvalidValue);
+  EXPECT_EQ(Allocate(128 * kMiB), cudaErrorMemoryAllocation);
 }
 
 TEST_F(FakeCudaTest, MemoryThatHostAllocDidNotReturnIsNotFreed) {

@@ -38,43 +38,38 @@ class PciLinkTest : public ::testing::Test {
   std::filesystem::path root_;
 };
 
-TEST_F(PciLinkTest, RatesAreThoseAfterTheLineCode) {
-  EXPECT_NEAR(Read("16.0 GT/s PCIe", "16").gb_per_s, 31.5, 0.05);
-  EXPECT_NEAR(Read("32.0 GT/s PCIe", "16").gb_per_s, 63.0, 0.05);
-  EXPECT_NEAR(Read("32.0 GT/s PCIe", "8").gb_per_s, 31.5, 0.05);
-  EXPECT_NEAR(Read("8.0 GT/s PCIe", "16").gb_per_s, 15.75, 0.05);
-  EXPECT_NEAR(Read("64.0 GT/s PCIe", "16").gb_per_s, 128, 0.5);
-  EXPECT_NEAR(Read("2.5 GT/s PCIe", "1").gb_per_s, 0.25, 0.001);
+TEST_F(PciLinkTest, GenerationAndLanesAreReadAndRatesAreThoseAfterTheLineCode) {
+  const struct {
+    const char* speed;
+    const char* width;
+    int generation;
+    double gb_per_s;
+  } rows[] = {{"2.5 GT/s PCIe", "1", 1, 0.25},   {"8.0 GT/s PCIe", "16", 3, 15.75},
+              {"16.0 GT/s PCIe", "16", 4, 31.5}, {"32.0 GT/s PCIe", "8", 5, 31.5},
+              {"32.0 GT/s PCIe", "16", 5, 63},   {"64.0 GT/s PCIe", "16", 6, 128}};
+  for (const auto& [speed, width, generation, gb_per_s] : rows) {
+    SCOPED_TRACE(std::string(speed) + " x" + width);
+    const PciLink link = Read(speed, width);
+    EXPECT_EQ(link.generation, generation);
+    EXPECT_EQ(std::to_string(link.lanes), width);
+    EXPECT_NEAR(link.gb_per_s / gb_per_s, 1, 0.001);
+  }
 }
 
-TEST_F(PciLinkTest, GenerationAndLanesAreReadAsTheyAre) {
-  const PciLink link = Read("32.0 GT/s PCIe", "16");
-  EXPECT_EQ(link.generation, 5);
-  EXPECT_EQ(link.lanes, 16);
+void ExpectUnknown(const PciLink& link) {
+  EXPECT_EQ(link.generation, 0);
+  EXPECT_EQ(link.gb_per_s, 0);
+  EXPECT_EQ(link.numa_node, -1);
 }
 
-TEST_F(PciLinkTest, WhatTheKernelDoesNotKnowStaysUnknown) {
+TEST_F(PciLinkTest, WhatSysfsDoesNotKnowStaysUnknown) {
+  ExpectUnknown(PciLink());
+  ExpectUnknown(Read());  // no such device
+  EXPECT_EQ(Read().lanes, 0);
   Write("numa_node", "unknown");
-  const PciLink link = Read("Unknown", "255");
-  EXPECT_EQ(link.numa_node, -1);
-  EXPECT_EQ(link.generation, 0);
-  EXPECT_EQ(link.lanes, 0);
-  EXPECT_EQ(link.gb_per_s, 0);
-}
-
-TEST_F(PciLinkTest, ASpeedThatNoGenerationHasIsUnknown) {
-  const PciLink link = Read("48.0 GT/s PCIe", "16");
-  EXPECT_EQ(link.generation, 0);
-  EXPECT_EQ(link.gb_per_s, 0);
-}
-
-TEST_F(PciLinkTest, ADeviceThatSysfsDoesNotHaveIsUnknown) {
-  const PciLink link = Read();
-  EXPECT_EQ(link.generation, 0);
-  EXPECT_EQ(link.lanes, 0);
-  EXPECT_EQ(link.gb_per_s, 0);
-  EXPECT_EQ(link.numa_node, -1);
-  EXPECT_EQ(PciLink().numa_node, -1);
+  ExpectUnknown(Read("48.0 GT/s PCIe", "16"));  // no generation has this speed
+  ExpectUnknown(Read("Unknown", "255"));
+  EXPECT_EQ(Read("Unknown", "255").lanes, 0);
 }
 
 TEST_F(PciLinkTest, TheNodeIsReadWhereThereIsOne) {
@@ -109,29 +104,27 @@ class PciPathTest : public PciLinkTest {
   }
 };
 
-TEST_F(PciPathTest, ANarrowerOrOlderSlotIsTheLink) {
-  EXPECT_NEAR(ReadBelow({{"32.0 GT/s PCIe", "8"}}, "8").gb_per_s, 31.5, 0.05);
+TEST_F(PciPathTest, TheLinkIsTheSlowestOfTheDeviceAndTheBridgesThatCount) {
+  const struct {
+    const char* what;
+    std::vector<std::pair<std::string, std::string>> bridges;
+    double gb_per_s;
+    const char* lanes_in_use = "16";
+  } rows[] = {
+      {"a narrower slot", {{"32.0 GT/s PCIe", "8"}}, 31.5, "8"},
+      {"an older slot", {{"16.0 GT/s PCIe", "16"}}, 31.5},
+      {"the narrowest of two", {{"32.0 GT/s PCIe", "16"}, {"16.0 GT/s PCIe", "8"}}, 15.75},
+      {"a better slot", {{"64.0 GT/s PCIe", "16"}}, 63},
+      {"a slow port of a virtual machine", {{"2.5 GT/s PCIe", "1"}}, 63},
+      {"a wide port of a virtual machine", {{"16.0 GT/s PCIe", "32"}}, 63},
+      {"no path beyond an unknown one", {{"Unknown", "255"}, {"2.5 GT/s PCIe", "1"}}, 63},
+  };
+  for (const auto& [what, bridges, gb_per_s, lanes_in_use] : rows) {
+    EXPECT_NEAR(ReadBelow(bridges, lanes_in_use).gb_per_s, gb_per_s, 0.05) << what;
+  }
   const PciLink older = ReadBelow({{"16.0 GT/s PCIe", "16"}});
   EXPECT_EQ(older.generation, 4);
   EXPECT_EQ(older.lanes, 16);
-  EXPECT_NEAR(older.gb_per_s, 31.5, 0.05);
-}
-
-TEST_F(PciPathTest, TheNarrowestOfAllBridgesIsTheLink) {
-  EXPECT_NEAR(ReadBelow({{"32.0 GT/s PCIe", "16"}, {"16.0 GT/s PCIe", "8"}}).gb_per_s, 15.75, 0.05);
-}
-
-TEST_F(PciPathTest, ABetterSlotMakesTheDeviceNoFaster) {
-  EXPECT_NEAR(ReadBelow({{"64.0 GT/s PCIe", "16"}}).gb_per_s, 63, 0.05);
-}
-
-TEST_F(PciPathTest, ThePortsOfVirtualMachinesDoNotCount) {
-  EXPECT_NEAR(ReadBelow({{"2.5 GT/s PCIe", "1"}}).gb_per_s, 63, 0.05);
-  EXPECT_NEAR(ReadBelow({{"16.0 GT/s PCIe", "32"}}).gb_per_s, 63, 0.05);
-}
-
-TEST_F(PciPathTest, ABridgeThatTellsNothingEndsThePath) {
-  EXPECT_NEAR(ReadBelow({{"Unknown", "255"}, {"2.5 GT/s PCIe", "1"}}).gb_per_s, 63, 0.05);
 }
 
 TEST_F(PciLinkTest, ADevicesLinkIsPcieUnlessItIsAnotherOneAlready) {

@@ -45,54 +45,43 @@ class FakePollClock final : public PollClock {
   int64_t sleeps_ = 0;
 };
 
+// Returns the clock after a wait for what is done at `at`.
+FakePollClock AfterWaitUntil(absl::Duration at) {
+  FakePollClock clock;
+  EXPECT_THAT(PollUntil(clock.DoneAt(at), absl::InfiniteDuration(), clock), IsOkAndHolds(true));
+  return clock;
+}
+
 TEST(PollUntilTest, AWaitIsAtMostTwoPercentLongerThanWhatItWaitsFor) {
   for (absl::Duration at = absl::Microseconds(10); at < absl::Seconds(2); at *= 1.07) {
-    FakePollClock clock;
-    ASSERT_THAT(PollUntil(clock.DoneAt(at), absl::InfiniteDuration(), clock), IsOkAndHolds(true));
-    EXPECT_LE(clock.Now(), at * 1.02 + absl::Microseconds(2)) << at;
+    EXPECT_LE(AfterWaitUntil(at).Now(), at * 1.02 + absl::Microseconds(2)) << at;
   }
 }
 
 TEST(PollUntilTest, ALongWaitSleepsMostOfTheTime) {
-  FakePollClock clock;
-  ASSERT_THAT(PollUntil(clock.DoneAt(absl::Seconds(1)), absl::InfiniteDuration(), clock),
-              IsOkAndHolds(true));
+  const FakePollClock clock = AfterWaitUntil(absl::Seconds(1));
   EXPECT_GT(clock.sleeps(), 900);
   EXPECT_LT(clock.questions(), 6000);
 }
 
 TEST(PollUntilTest, AShortWaitNeitherSleepsNorYields) {
-  FakePollClock clock;
-  ASSERT_THAT(PollUntil(clock.DoneAt(absl::Microseconds(40)), absl::InfiniteDuration(), clock),
-              IsOkAndHolds(true));
+  const FakePollClock clock = AfterWaitUntil(absl::Microseconds(40));
   EXPECT_EQ(clock.sleeps() + clock.yields(), 0);
 }
 
 TEST(PollUntilTest, AWaitYieldsFromFiftyMicrosecondsOn) {
-  for (const int64_t expected : {0, 1}) {
-    FakePollClock clock;
-    ASSERT_THAT(
-        PollUntil(clock.DoneAt(absl::Microseconds(50 + expected)), absl::InfiniteDuration(), clock),
-        IsOkAndHolds(true));
-    EXPECT_EQ(clock.yields(), expected);
-  }
+  EXPECT_EQ(AfterWaitUntil(absl::Microseconds(50)).yields(), 0);
+  EXPECT_EQ(AfterWaitUntil(absl::Microseconds(51)).yields(), 1);
 }
 
 // Every sleep may be 50 us late, which is two percent of 2500 us.
 TEST(PollUntilTest, AWaitSleepsAfterTwoAndAHalfMilliseconds) {
-  for (const int64_t expected : {0, 1}) {
-    FakePollClock clock;
-    ASSERT_THAT(PollUntil(clock.DoneAt(absl::Microseconds(2501 + expected)),
-                          absl::InfiniteDuration(), clock),
-                IsOkAndHolds(true));
-    EXPECT_EQ(clock.sleeps(), expected);
-  }
+  EXPECT_EQ(AfterWaitUntil(absl::Microseconds(2501)).sleeps(), 0);
+  EXPECT_EQ(AfterWaitUntil(absl::Microseconds(2502)).sleeps(), 1);
 }
 
 TEST(PollUntilTest, AWaitThatIsTooShortToSleepInItYields) {
-  FakePollClock clock;
-  ASSERT_THAT(PollUntil(clock.DoneAt(absl::Microseconds(500)), absl::InfiniteDuration(), clock),
-              IsOkAndHolds(true));
+  const FakePollClock clock = AfterWaitUntil(absl::Microseconds(500));
   EXPECT_EQ(clock.sleeps(), 0);
   EXPECT_GT(clock.yields(), 400);
 }

@@ -10,13 +10,20 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
+
+// Matches InvalidArgument whose message has `part`.
+inline auto IsInvalid(const std::string& part) {
+  return testing::StatusIs(absl::StatusCode::kInvalidArgument, ::testing::HasSubstr(part));
+}
 
 class EmulatedFixture : public ::testing::Test {
  protected:
@@ -25,6 +32,11 @@ class EmulatedFixture : public ::testing::Test {
     EmulatedOptions options;
     options.memory_bytes = 64 * kMiB;
     options.abort_on_race = false;
+    return options;
+  }
+
+  static EmulatedOptions TwoDevices(EmulatedOptions options = Options()) {
+    options.device_count = 2;
     return options;
   }
 
@@ -37,7 +49,7 @@ class EmulatedFixture : public ::testing::Test {
     return options;
   }
 
-  // Must be the first call of every test.
+  // Starts the machine, anew if there is one. Comes before all other calls.
   void Start(const EmulatedOptions& options) {
     source_.reset();
     device_.reset();
@@ -55,6 +67,12 @@ class EmulatedFixture : public ::testing::Test {
   uint8_t* Pinned(uint64_t size_bytes) {
     return static_cast<uint8_t*>(source_->Allocate(AlignUp(size_bytes, 4 * kKiB)).value().data);
   }
+  // Memory of one size on the device and on the host.
+  struct Buffers {
+    uint8_t* data;
+    uint8_t* host;
+  };
+  Buffers MakeBuffers(uint64_t size_bytes) { return {OnDevice(size_bytes), Pinned(size_bytes)}; }
   absl::Status Free(void* data) { return device_->Free(data, compute_); }
 
   // Launches a kernel that sets all bytes to `value`.

@@ -35,6 +35,8 @@ struct Waits {
 
 class EmulatedRacesTest : public EmulatedFixture {
  protected:
+  EmulatedRacesTest() { Start(Options()); }
+
   std::vector<std::string> RacesOf(const Waits& waits, EffectSchedule schedule) {
     EmulatedOptions options = Options();
     options.schedule = schedule;
@@ -103,9 +105,7 @@ TEST_F(EmulatedRacesTest, HostThatWritesABlockThatIsStillRead) {
 }
 
 TEST_F(EmulatedRacesTest, QueryThatSaysNoOrdersNothing) {
-  Start(Options());
-  uint8_t* const data = OnDevice(kMiB);
-  uint8_t* const host = Pinned(kMiB);
+  const auto [data, host] = MakeBuffers(kMiB);
   ASSERT_THAT(ToHost(host, data, kMiB, compute_), IsOk());
   EXPECT_FALSE(device_->QueryEvent(Record(compute_)).value());
   ASSERT_THAT(machine_->HostAccess(host, 1, /*write=*/false), IsOk());
@@ -114,9 +114,7 @@ TEST_F(EmulatedRacesTest, QueryThatSaysNoOrdersNothing) {
 
 TEST_F(EmulatedRacesTest, WaitForAnEventRecordedTooEarlyOrdersNothing) {
   // The event is recorded before the work instead of after it, as in NVIDIA/cub#156.
-  Start(Options());
-  uint8_t* const data = OnDevice(kMiB);
-  uint8_t* const host = Pinned(kMiB);
+  const auto [data, host] = MakeBuffers(kMiB);
   const EventHandle before = Record(compute_);
   Fill(data, 1, kMiB, compute_);
   ASSERT_THAT(device_->StreamWaitEvent(out_, before), IsOk());
@@ -125,9 +123,7 @@ TEST_F(EmulatedRacesTest, WaitForAnEventRecordedTooEarlyOrdersNothing) {
 }
 
 TEST_F(EmulatedRacesTest, DisjointPartsOfOneAllocationMayBeUsedAtOnce) {
-  Start(Options());
-  uint8_t* const data = OnDevice(kMiB);
-  uint8_t* const host = Pinned(kMiB);
+  const auto [data, host] = MakeBuffers(kMiB);
   Order(compute_, out_);
   ASSERT_THAT(ToHost(host, data, kMiB / 2, out_), IsOk());
   Fill(data + kMiB / 2, 1, kMiB / 2, compute_);
@@ -148,7 +144,6 @@ TEST_F(EmulatedRacesTest, ACopyInsideTheDeviceReadsItsSourceAndWritesItsDestinat
 }
 
 TEST_F(EmulatedRacesTest, ARaceIsReportedByTheCallThatHasIt) {
-  Start(Options());
   uint8_t* const data = OnDevice(kMiB);
   Launch("make", {}, {{data, kMiB}}, compute_);
   Launch("use", {{data, kMiB}}, {}, out_);
@@ -160,8 +155,7 @@ TEST_F(EmulatedRacesTest, DetectionCanBeTurnedOff) {
   options.detect_races = false;
   options.abort_on_race = true;
   Start(options);
-  uint8_t* const data = OnDevice(kMiB);
-  uint8_t* const host = Pinned(kMiB);
+  const auto [data, host] = MakeBuffers(kMiB);
   Fill(data, 1, kMiB, compute_);
   ASSERT_THAT(ToHost(host, data, kMiB, out_), IsOk());
   EXPECT_THAT(machine_->races(), IsEmpty());
@@ -174,8 +168,7 @@ TEST_F(EmulatedRacesDeathTest, RaceIsFatalByDefaultAndPrintsTheSeed) {
   options.memory_bytes = 64 * kMiB;
   options.seed = 4711;
   Start(options);
-  uint8_t* const data = OnDevice(kMiB);
-  uint8_t* const host = Pinned(kMiB);
+  const auto [data, host] = MakeBuffers(kMiB);
   Fill(data, 1, kMiB, compute_);
   EXPECT_DEATH({ (void)ToHost(host, data, kMiB, out_); },
                "emu:0/d2h must wait for an event recorded after fill.*seed 4711");

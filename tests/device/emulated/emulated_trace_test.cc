@@ -31,21 +31,37 @@ using ::testing::Pair;
 
 constexpr double kExact = 1e-6;
 
-// Returns the trace's events of one phase: "X" slices, "s" and "f" ends of arrows, "C" samples.
-std::vector<nlohmann::json> EventsOf(const EmulatedMachine& machine, const std::string& phase) {
+using Events = std::vector<nlohmann::json>;
+
+nlohmann::json TraceOf(const EmulatedMachine& machine) {
   const std::string path = ::testing::TempDir() + "/emulated_trace.json";
   EXPECT_THAT(machine.WriteChromeTrace(path), IsOk());
   std::ifstream file(path);
   const nlohmann::json trace = nlohmann::json::parse(file);
   std::remove(path.c_str());
-  std::vector<nlohmann::json> events;
+  return trace;
+}
+
+// Returns the trace's events of one phase: "X" slices, "s" and "f" ends of arrows, "C" samples.
+Events EventsOf(const EmulatedMachine& machine, const std::string& phase) {
+  Events events;
+  const nlohmann::json trace = TraceOf(machine);
   for (const nlohmann::json& event : trace["traceEvents"]) {
     if (event["ph"] == phase) events.push_back(event);
   }
   return events;
 }
 
-nlohmann::json Named(const std::vector<nlohmann::json>& events, const std::string& name) {
+// Returns the slices whose names begin with `begin`.
+Events SlicesOf(const EmulatedMachine& machine, const std::string& begin) {
+  Events slices = EventsOf(machine, "X");
+  std::erase_if(slices, [&begin](const nlohmann::json& slice) {
+    return !slice["name"].get<std::string>().starts_with(begin);
+  });
+  return slices;
+}
+
+nlohmann::json Named(const Events& events, const std::string& name) {
   for (const nlohmann::json& event : events) {
     if (event["name"] == name) return event;
   }
@@ -61,6 +77,8 @@ bool Holds(const nlohmann::json& slice, const nlohmann::json& at) {
 
 class EmulatedTraceTest : public EmulatedFixture {
  protected:
+  EmulatedTraceTest() { StartRecording(); }
+
   void StartRecording() {
     EmulatedOptions options = FreeHost();
     options.record_trace = true;
@@ -69,7 +87,6 @@ class EmulatedTraceTest : public EmulatedFixture {
 
   // Copies a tensor out and in again, and waits for it.
   void OutAndIn() {
-    StartRecording();
     data_ = OnDevice(kMiB);
     uint8_t* const host = Pinned(kMiB);
     const ScopedRange range(machine_->trace().get(), "step", 7);
@@ -87,37 +104,27 @@ class EmulatedTraceTest : public EmulatedFixture {
 };
 
 TEST_F(EmulatedTraceTest, TraceIsJsonWithARowPerStreamAndASlicePerPieceOfWork) {
-  StartRecording();
-  uint8_t* const data = OnDevice(kMiB);
-  uint8_t* const host = Pinned(kMiB);
+  const auto [data, host] = MakeBuffers(kMiB);
   Launch("quote\" back\\slash \xff", {}, {{data, kMiB}}, compute_);
   Order(compute_, out_);
   ASSERT_THAT(ToHost(host, data, kMiB, out_), IsOk());
   Synchronize(out_);
-  const std::string path = ::testing::TempDir() + "/emulated_trace.json";
-  ASSERT_THAT(machine_->WriteChromeTrace(path), IsOk());
-  std::ifstream file(path);
-  const nlohmann::json trace = nlohmann::json::parse(file);
-  std::remove(path.c_str());
-  EXPECT_THAT(trace["otherData"]["times"].get<std::string>(), HasSubstr("modelled"));
+  EXPECT_THAT(TraceOf(*machine_)["otherData"]["times"].get<std::string>(), HasSubstr("modelled"));
   std::vector<std::string> rows;
   std::map<std::pair<int, int>, std::string> row_at;
-  std::vector<nlohmann::json> slices;
-  for (const nlohmann::json& event : trace["traceEvents"]) {
-    if (event["ph"] == "M") rows.push_back(event["args"]["name"]);
-    if (event["ph"] == "M" && event.contains("tid")) {
-      row_at[{event["pid"].get<int>(), event["tid"].get<int>()}] = rows.back();
-    }
-    if (event["ph"] == "X") slices.push_back(event);
+  for (const nlohmann::json& event : EventsOf(*machine_, "M")) {
+    rows.push_back(event["args"]["name"]);
+    if (event.contains("tid")) row_at[{event["pid"], event["tid"]}] = rows.back();
   }
   EXPECT_THAT(rows, ElementsAre("host, in modelled time", "pinning",
                                 "emu:0, " + machine_->options().preset.description, "emu:0/default",
                                 "emu:0/h2d", "emu:0/d2h", HasSubstr("stalls")));
+  const Events slices = EventsOf(*machine_, "X");
   ASSERT_EQ(slices.size(), 3u);
   EXPECT_EQ(slices[2]["name"], "waits for copy D2H") << "the host does, in Synchronize";
   EXPECT_THAT(slices[0]["name"].get<std::string>(), HasSubstr("quote\""));
   EXPECT_EQ(slices[1]["name"], "copy D2H");
-  EXPECT_EQ((row_at[{slices[1]["pid"].get<int>(), slices[1]["tid"].get<int>()}]), "emu:0/d2h");
+  EXPECT_EQ((row_at[{slices[1]["pid"], slices[1]["tid"]}]), "emu:0/d2h");
   EXPECT_EQ(slices[1]["args"]["bytes"], kMiB);
   EXPECT_NEAR(slices[1]["dur"].get<double>(), 3 + kMiB / 57.3e3, 1e-6);
   EXPECT_NEAR(slices[1]["ts"].get<double>(), slices[0]["dur"].get<double>(), 1e-6);
@@ -125,71 +132,56 @@ TEST_F(EmulatedTraceTest, TraceIsJsonWithARowPerStreamAndASlicePerPieceOfWork) {
 
 TEST_F(EmulatedTraceTest, KernelsNameTheirOperatorAndTheirBytes) {
   OutAndIn();
-  const nlohmann::json kernel = Named(EventsOf(*machine_, "X"), "aten::use");
+  const Events slices = EventsOf(*machine_, "X");
+  const nlohmann::json kernel = Named(slices, "aten::use");
   EXPECT_EQ(kernel["args"]["operator"], "aten::use");
   EXPECT_EQ(kernel["args"]["bytes"], kMiB);
-  EXPECT_FALSE(Named(EventsOf(*machine_, "X"), "copy D2H")["args"].contains("operator"));
+  EXPECT_FALSE(Named(slices, "copy D2H")["args"].contains("operator"));
 }
 
 TEST_F(EmulatedTraceTest, ACopyHasTheBytesOfAllItsPieces) {
-  StartRecording();
-  uint8_t* const data = OnDevice(kMiB);
-  uint8_t* const host = Pinned(kMiB);
+  const auto [data, host] = MakeBuffers(kMiB);
   const CopyPiece in[] = {{data, host, 100}, {data + kKiB, host + kKiB, 20}};
   ASSERT_THAT(device_->CopyAsync(CopyDirection::kHostToDevice, in, compute_), IsOk());
   const CopyPiece out[] = {{host, data, 300}, {host + kKiB, data + kKiB, 40}};
   ASSERT_THAT(device_->CopyAsync(CopyDirection::kDeviceToHost, out, compute_), IsOk());
   Synchronize(compute_);
-  const std::vector<nlohmann::json> slices = EventsOf(*machine_, "X");
+  const Events slices = EventsOf(*machine_, "X");
   EXPECT_EQ(Named(slices, "copy H2D")["args"]["bytes"], 120);
   EXPECT_EQ(Named(slices, "copy D2H")["args"]["bytes"], 340);
 }
 
-TEST_F(EmulatedTraceTest, ACopyInsideTheDeviceReadsAndWritesItsBytes) {
-  StartRecording();
-  uint8_t* const data = OnDevice(2 * kMiB);
-  ASSERT_THAT(machine_->Copy(0, data + kMiB, data, kMiB, compute_), IsOk());
-  Synchronize(compute_);
-  EXPECT_EQ(Named(EventsOf(*machine_, "X"), "copy D2D")["args"]["bytes"], 2 * kMiB);
-}
-
-TEST_F(EmulatedTraceTest, ACopyIsNamedAfterWhereItsEndsLie) {
-  EmulatedOptions options = FreeHost();
+TEST_F(EmulatedTraceTest, ACopyIsNamedAfterWhereItsEndsLieAndHasTheBytesThatItReadsAndWrites) {
+  EmulatedOptions options = TwoDevices(FreeHost());
   options.record_trace = true;
-  options.device_count = 2;
   Start(options);
-  uint8_t* const data = OnDevice(kMiB);
-  uint8_t* const host = Pinned(kMiB);
+  const auto [data, host] = MakeBuffers(kMiB);
   const StreamHandle elsewhere = machine_->default_stream(1);
   void* const there = machine_->device(1)->Allocate(kMiB, elsewhere).value();
   ASSERT_THAT(machine_->Copy(0, data, host, 100, compute_), IsOk());
   ASSERT_THAT(machine_->Copy(0, host, data, 200, compute_), IsOk());
+  ASSERT_THAT(machine_->Copy(0, data + kKiB, data, 400, compute_), IsOk());
   ASSERT_THAT(machine_->SynchronizeDevice(0), IsOk());
   ASSERT_THAT(machine_->Copy(1, there, data, 300, elsewhere), IsOk());
   ASSERT_THAT(machine_->SynchronizeDevice(1), IsOk());
   std::map<std::string, int> bytes;
-  for (const nlohmann::json& slice : EventsOf(*machine_, "X")) {
-    const std::string name = slice["name"];
-    if (name.rfind("copy ", 0) == 0) bytes[name] = slice["args"]["bytes"];
+  for (const nlohmann::json& slice : SlicesOf(*machine_, "copy ")) {
+    bytes[slice["name"]] = slice["args"]["bytes"];
   }
-  EXPECT_THAT(bytes,
-              ElementsAre(Pair("copy D2H", 200), Pair("copy H2D", 100), Pair("copy P2P", 300)));
+  EXPECT_THAT(bytes, ElementsAre(Pair("copy D2D", 800), Pair("copy D2H", 200),
+                                 Pair("copy H2D", 100), Pair("copy P2P", 300)));
 }
 
 // Returns the trace's arrows as pairs of the indices of a copy out and a copy in.
 std::vector<std::pair<int, int>> Arrows(const EmulatedMachine& machine) {
-  std::vector<nlohmann::json> outs, ins;
-  for (const nlohmann::json& slice : EventsOf(machine, "X")) {
-    if (slice["name"] == "copy D2H") outs.push_back(slice);
-    if (slice["name"] == "copy H2D") ins.push_back(slice);
-  }
-  const auto index_at = [](const std::vector<nlohmann::json>& slices, const nlohmann::json& at) {
+  const Events outs = SlicesOf(machine, "copy D2H"), ins = SlicesOf(machine, "copy H2D");
+  const auto index_at = [](const Events& slices, const nlohmann::json& at) {
     for (size_t i = 0; i < slices.size(); ++i) {
       if (Holds(slices[i], at)) return static_cast<int>(i);
     }
     return -1;
   };
-  const std::vector<nlohmann::json> starts = EventsOf(machine, "s"), ends = EventsOf(machine, "f");
+  const Events starts = EventsOf(machine, "s"), ends = EventsOf(machine, "f");
   EXPECT_EQ(starts.size(), ends.size());
   std::vector<std::pair<int, int>> arrows;
   for (size_t i = 0; i < starts.size(); ++i) {
@@ -221,8 +213,7 @@ TEST_F(EmulatedTraceTest, ArrowsFollowTheBytesThroughCopiesThatOverlapAndHaveSev
   };
   for (const auto& [outs, ins, arrows] : cases) {
     StartRecording();
-    uint8_t* const data = OnDevice(4 * kPart);
-    uint8_t* const host = Pinned(4 * kPart);
+    const auto [data, host] = MakeBuffers(4 * kPart);
     for (const Range& range : outs) {
       ASSERT_THAT(ToHost(host + range.first * kPart, data, range.parts * kPart, compute_), IsOk());
     }
@@ -241,20 +232,18 @@ TEST_F(EmulatedTraceTest, ArrowsFollowTheBytesThroughCopiesThatOverlapAndHaveSev
 
 TEST_F(EmulatedTraceTest, StallsAreOnTheirOwnRowAndAddUpToTheStatistics) {
   OutAndIn();
+  const nlohmann::json row = Named(EventsOf(*machine_, "X"), "aten::use")["tid"];
   double stalled_ms = 0;
-  for (const nlohmann::json& slice : EventsOf(*machine_, "X")) {
-    if (slice["name"].get<std::string>().rfind("waits for copy ", 0) != 0) continue;
-    EXPECT_NE(slice["tid"], Named(EventsOf(*machine_, "X"), "aten::use")["tid"]);
-    stalled_ms += slice["dur"].get<double>() * 1e-3;
+  for (const nlohmann::json& stall : SlicesOf(*machine_, "waits for copy ")) {
+    EXPECT_NE(stall["tid"], row);
+    stalled_ms += stall["dur"].get<double>() * 1e-3;
   }
   EXPECT_GT(stalled_ms, 0);
   EXPECT_NEAR(stalled_ms, machine_->time_stats(0).stalled_on_copies_ms, 1e-6);
 }
 
 TEST_F(EmulatedTraceTest, StallsWithWorkBetweenThemAreTwo) {
-  StartRecording();
-  uint8_t* const data = OnDevice(kMiB);
-  uint8_t* const host = Pinned(kMiB);
+  const auto [data, host] = MakeBuffers(kMiB);
   for (int step = 0; step < 2; ++step) {
     Order(compute_, in_);
     ASSERT_THAT(ToDevice(data, host, kMiB, in_), IsOk());
@@ -262,15 +251,10 @@ TEST_F(EmulatedTraceTest, StallsWithWorkBetweenThemAreTwo) {
     Launch("aten::use", {{data, kMiB}}, {}, compute_);
     Synchronize(compute_);
   }
-  int stalls = 0;
-  for (const nlohmann::json& slice : EventsOf(*machine_, "X")) {
-    stalls += slice["name"] == "waits for copy H2D";
-  }
-  EXPECT_EQ(stalls, 2);
+  EXPECT_EQ(SlicesOf(*machine_, "waits for copy H2D").size(), 2u);
 }
 
 TEST_F(EmulatedTraceTest, AStallNamesTheCopyThatRunsAndNotWhatIsBehindIt) {
-  StartRecording();
   uint8_t* const data = OnDevice(kMiB);
   uint8_t* const host = Pinned(2 * kMiB);
   Order(compute_, in_);
@@ -279,15 +263,13 @@ TEST_F(EmulatedTraceTest, AStallNamesTheCopyThatRunsAndNotWhatIsBehindIt) {
   ASSERT_THAT(ToHost(host + kMiB, data, kMiB, in_), IsOk());
   Launch("aten::use", {{data, kMiB}}, {}, compute_);
   Synchronize(compute_);
-  const std::vector<nlohmann::json> slices = EventsOf(*machine_, "X");
+  const Events slices = EventsOf(*machine_, "X");
   EXPECT_NEAR(Named(slices, "waits for copy H2D")["dur"], Named(slices, "copy H2D")["dur"], kExact);
 }
 
 // The statistics count each stream's stall. The row shows the time in which any stream stalls.
 TEST_F(EmulatedTraceTest, TwoStreamsThatWaitAtOnceAreOneStallOfTheRowAndTwoOfTheStatistics) {
-  StartRecording();
-  uint8_t* const data = OnDevice(2 * kMiB);
-  uint8_t* const host = Pinned(2 * kMiB);
+  const auto [data, host] = MakeBuffers(2 * kMiB);
   const StreamHandle other = device_->CreateStream("other").value();
   Order(compute_, in_);
   ASSERT_THAT(ToDevice(data, host, kMiB, in_), IsOk());
@@ -297,13 +279,9 @@ TEST_F(EmulatedTraceTest, TwoStreamsThatWaitAtOnceAreOneStallOfTheRowAndTwoOfThe
   Launch("aten::first", {{data, kMiB}}, {}, compute_);
   Launch("aten::second", {{data + kMiB, kMiB}}, {}, other);
   EXPECT_THAT(machine_->SynchronizeDevice(0), IsOk());
-  const std::vector<nlohmann::json> slices = EventsOf(*machine_, "X");
-  std::vector<nlohmann::json> stalls;
-  for (const nlohmann::json& slice : slices) {
-    if (slice["name"] == "waits for copy H2D") stalls.push_back(slice);
-  }
   // Both streams wait for the first copy; one then waits for the second.
-  const nlohmann::json copy = Named(slices, "copy H2D");
+  const nlohmann::json copy = Named(EventsOf(*machine_, "X"), "copy H2D");
+  const Events stalls = SlicesOf(*machine_, "waits for copy H2D");
   const double copy_us = copy["dur"];
   ASSERT_EQ(stalls.size(), 1u);
   EXPECT_NEAR(stalls[0]["ts"], copy["ts"], kExact);
@@ -312,9 +290,7 @@ TEST_F(EmulatedTraceTest, TwoStreamsThatWaitAtOnceAreOneStallOfTheRowAndTwoOfThe
 }
 
 TEST_F(EmulatedTraceTest, StreamsThatWaitAtOnceForDifferentCopiesMakeNoEmptyStalls) {
-  StartRecording();
-  uint8_t* const data = OnDevice(2 * kMiB);
-  uint8_t* const host = Pinned(2 * kMiB);
+  const auto [data, host] = MakeBuffers(2 * kMiB);
   const StreamHandle other = device_->CreateStream("other").value();
   Order(compute_, in_);
   Order(compute_, out_);
@@ -325,19 +301,15 @@ TEST_F(EmulatedTraceTest, StreamsThatWaitAtOnceForDifferentCopiesMakeNoEmptyStal
   Launch("aten::first", {{data, kMiB}}, {}, compute_);
   Launch("aten::second", {{data + kMiB, kMiB}}, {}, other);
   EXPECT_THAT(machine_->SynchronizeDevice(0), IsOk());
-  int stalls = 0;
-  for (const nlohmann::json& slice : EventsOf(*machine_, "X")) {
-    if (slice["name"].get<std::string>().rfind("waits for copy ", 0) != 0) continue;
-    EXPECT_GT(slice["dur"].get<double>(), 0) << slice;
-    ++stalls;
-  }
-  EXPECT_EQ(stalls, 2) << "for one copy, and then for the rest of the other";
+  const Events stalls = SlicesOf(*machine_, "waits for copy ");
+  EXPECT_EQ(stalls.size(), 2u) << "for one copy, and then for the rest of the other";
+  for (const nlohmann::json& stall : stalls) EXPECT_GT(stall["dur"].get<double>(), 0) << stall;
 }
 
 TEST_F(EmulatedTraceTest, AGraphShowsTheDevicesMemory) {
   OutAndIn();
   ASSERT_THAT(Free(data_), IsOk());
-  const std::vector<nlohmann::json> samples = EventsOf(*machine_, "C");
+  const Events samples = EventsOf(*machine_, "C");
   ASSERT_EQ(samples.size(), 2u);
   EXPECT_EQ(samples[0]["args"]["bytes"], kMiB);
   EXPECT_NEAR(samples[0]["ts"].get<double>(), 0, kExact);
@@ -347,7 +319,7 @@ TEST_F(EmulatedTraceTest, AGraphShowsTheDevicesMemory) {
 
 TEST_F(EmulatedTraceTest, ARangeOfTheHostSpansWhatItWaitedFor) {
   OutAndIn();
-  const std::vector<nlohmann::json> slices = EventsOf(*machine_, "X");
+  const Events slices = EventsOf(*machine_, "X");
   const nlohmann::json step = Named(slices, "step"), use = Named(slices, "aten::use");
   EXPECT_EQ(step["args"]["bytes"], 7);
   EXPECT_NE(step["pid"], use["pid"]);
@@ -360,11 +332,11 @@ TEST_F(EmulatedTraceTest, ARestartedTraceBeginsAtZeroWithTheMemoryThatIsInUse) {
   machine_->RestartTrace();
   Launch("aten::later", {{data_, kMiB}}, {}, compute_);
   Synchronize(compute_);
-  const std::vector<nlohmann::json> slices = EventsOf(*machine_, "X");
+  const Events slices = EventsOf(*machine_, "X");
   ASSERT_EQ(slices.size(), 1u);
   EXPECT_EQ(slices[0]["name"], "aten::later");
   EXPECT_NEAR(slices[0]["ts"].get<double>(), 0, 1e-6);
-  const std::vector<nlohmann::json> samples = EventsOf(*machine_, "C");
+  const Events samples = EventsOf(*machine_, "C");
   ASSERT_EQ(samples.size(), 1u);
   EXPECT_EQ(samples[0]["args"]["bytes"], kMiB);
   EXPECT_NEAR(samples[0]["ts"].get<double>(), 0, kExact);
@@ -381,12 +353,11 @@ TEST_F(EmulatedTraceTest, PinningIsOnARowOfItsOwn) {
 }
 
 TEST_F(EmulatedTraceTest, ArithmeticOfTheHostIsARangeOfItsThread) {
-  StartRecording();
   {
     const ScopedRange range(machine_->trace().get(), "product");
     CountHostArithmetic(246'000'000);
   }
-  const std::vector<nlohmann::json> slices = EventsOf(*machine_, "X");
+  const Events slices = EventsOf(*machine_, "X");
   const nlohmann::json arithmetic = Named(slices, "host arithmetic");
   EXPECT_EQ(arithmetic["args"]["bytes"], 246'000'000);
   EXPECT_NEAR(arithmetic["dur"].get<double>(), 1e3, kExact);  // us

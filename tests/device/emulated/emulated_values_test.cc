@@ -21,6 +21,8 @@ using ::testing::IsEmpty;
 
 class EmulatedValuesTest : public EmulatedFixture {
  protected:
+  EmulatedValuesTest() { StartWithout(EffectSchedule::kLate); }
+
   void StartWithout(EffectSchedule schedule) {
     EmulatedOptions options = Options();
     options.schedule = schedule;
@@ -29,20 +31,22 @@ class EmulatedValuesTest : public EmulatedFixture {
   }
 };
 
-TEST_F(EmulatedValuesTest, LateCopyOutReadsItsSourceWhenItTakesEffect) {
-  StartWithout(EffectSchedule::kLate);
-  uint8_t* const data = OnDevice(kKiB);
-  uint8_t* const host = Pinned(kKiB);
-  Fill(data, 1, kKiB, compute_);
-  Order(compute_, out_);
-  ASSERT_TRUE(ToHost(host, data, kKiB, out_).ok());
-  Fill(data, 2, kKiB, compute_);  // does not wait for the copy
-  Synchronize(out_);
-  EXPECT_EQ(host[0], 2);
+TEST_F(EmulatedValuesTest, ACopyOutReadsItsSourceWhenItTakesEffect) {
+  const std::pair<EffectSchedule, int> cases[] = {{EffectSchedule::kEarly, 1},
+                                                  {EffectSchedule::kLate, 2}};
+  for (const auto& [schedule, read] : cases) {
+    StartWithout(schedule);
+    const auto [data, host] = MakeBuffers(kKiB);
+    Fill(data, 1, kKiB, compute_);
+    Order(compute_, out_);
+    ASSERT_TRUE(ToHost(host, data, kKiB, out_).ok());
+    Fill(data, 2, kKiB, compute_);  // does not wait for the copy
+    Synchronize(out_);
+    EXPECT_EQ(host[0], read);
+  }
 }
 
 TEST_F(EmulatedValuesTest, FreedMemoryIsReadByTheCopiesOfEveryRecordedStreamFirst) {
-  StartWithout(EffectSchedule::kLate);
   uint8_t* const data = OnDevice(kKiB);
   uint8_t* const host = Pinned(2 * kKiB);
   Fill(data, 1, kKiB, compute_);
@@ -57,21 +61,8 @@ TEST_F(EmulatedValuesTest, FreedMemoryIsReadByTheCopiesOfEveryRecordedStreamFirs
   EXPECT_EQ(host[kKiB], 1);
 }
 
-TEST_F(EmulatedValuesTest, EarlyCopyOutTakesEffectAtOnce) {
-  StartWithout(EffectSchedule::kEarly);
-  uint8_t* const data = OnDevice(kKiB);
-  uint8_t* const host = Pinned(kKiB);
-  Fill(data, 1, kKiB, compute_);
-  Order(compute_, out_);
-  ASSERT_TRUE(ToHost(host, data, kKiB, out_).ok());
-  Fill(data, 2, kKiB, compute_);
-  EXPECT_EQ(host[0], 1);
-}
-
 TEST_F(EmulatedValuesTest, LateCopyInDeliversWhatTheHostWroteTooEarly) {
-  StartWithout(EffectSchedule::kLate);
-  uint8_t* const data = OnDevice(kKiB);
-  uint8_t* const host = Pinned(kKiB);
+  const auto [data, host] = MakeBuffers(kKiB);
   std::memset(host, 1, kKiB);
   ASSERT_TRUE(ToDevice(data, host, kKiB, in_).ok());
   std::memset(host, 2, kKiB);  // reuses the buffer before the copy is done
@@ -81,9 +72,7 @@ TEST_F(EmulatedValuesTest, LateCopyInDeliversWhatTheHostWroteTooEarly) {
 }
 
 TEST_F(EmulatedValuesTest, UnfinishedCopyIntoFreedMemoryHitsItsNextOwner) {
-  StartWithout(EffectSchedule::kLate);
-  uint8_t* const data = OnDevice(kKiB);
-  uint8_t* const host = Pinned(kKiB);
+  const auto [data, host] = MakeBuffers(kKiB);
   std::memset(host, 9, kKiB);
   ASSERT_TRUE(ToDevice(data, host, kKiB, in_).ok());
   ASSERT_TRUE(Free(data).ok());  // compute never waited for the copy
@@ -98,8 +87,7 @@ TEST_F(EmulatedValuesTest, KernelSeesEverythingThatItsStreamWaitedFor) {
   for (const EffectSchedule schedule :
        {EffectSchedule::kEarly, EffectSchedule::kLate, EffectSchedule::kRandom}) {
     StartWithout(schedule);
-    uint8_t* const data = OnDevice(kKiB);
-    uint8_t* const host = Pinned(kKiB);
+    const auto [data, host] = MakeBuffers(kKiB);
     std::memset(host, 3, kKiB);
     ASSERT_TRUE(ToDevice(data, host, kKiB, in_).ok());
     Order(in_, out_);
@@ -109,29 +97,19 @@ TEST_F(EmulatedValuesTest, KernelSeesEverythingThatItsStreamWaitedFor) {
   }
 }
 
-TEST_F(EmulatedValuesTest, FreedMemoryIsPoisoned) {
-  StartWithout(EffectSchedule::kLate);
-  uint8_t* const data = OnDevice(kKiB);
-  Fill(data, 1, kKiB, compute_);
-  ASSERT_TRUE(Free(data).ok());
-  EXPECT_EQ(data[0], 0xFF);
-  EXPECT_EQ(data[kKiB - 1], 0xFF);
-}
-
-TEST_F(EmulatedValuesTest, FreeForcesTheCopiesThatItIsOrderedAfterBeforeItPoisons) {
-  StartWithout(EffectSchedule::kLate);
-  uint8_t* const data = OnDevice(kKiB);
-  uint8_t* const host = Pinned(kKiB);
+TEST_F(EmulatedValuesTest, AFreePoisonsTheMemoryAfterTheCopiesThatItIsOrderedAfter) {
+  const auto [data, host] = MakeBuffers(kKiB);
   Fill(data, 1, kKiB, compute_);
   Order(compute_, out_);
   ASSERT_TRUE(ToHost(host, data, kKiB, out_).ok());
   Order(out_, compute_);
   ASSERT_TRUE(Free(data).ok());
   EXPECT_EQ(host[0], 1);
+  EXPECT_EQ(data[0], 0xFF);
+  EXPECT_EQ(data[kKiB - 1], 0xFF);
 }
 
 TEST_F(EmulatedValuesTest, PageableCopiesBlockTheHostAndAreDone) {
-  StartWithout(EffectSchedule::kLate);
   uint8_t* const data = OnDevice(kMiB);
   std::vector<uint8_t> pageable(kMiB, 4);
   ASSERT_TRUE(machine_->Copy(0, data, pageable.data(), kMiB, compute_).ok());
@@ -142,9 +120,7 @@ TEST_F(EmulatedValuesTest, PageableCopiesBlockTheHostAndAreDone) {
 }
 
 TEST_F(EmulatedValuesTest, CopiesInsideAndBetweenDevicesKeepTheirBytes) {
-  EmulatedOptions options = Options();
-  options.device_count = 2;
-  Start(options);
+  Start(TwoDevices());
   uint8_t* const here = OnDevice(kMiB);
   uint8_t* const beside = OnDevice(kMiB);
   const StreamHandle compute1 = machine_->default_stream(1);
@@ -162,7 +138,6 @@ TEST_F(EmulatedValuesTest, CopiesInsideAndBetweenDevicesKeepTheirBytes) {
 }
 
 TEST_F(EmulatedValuesTest, PiecesTakeEffectInAnOrderThatNoCallerExpects) {
-  StartWithout(EffectSchedule::kLate);
   uint8_t* const data = OnDevice(1);
   uint8_t* const host = Pinned(2);
   host[0] = 1;
@@ -174,7 +149,6 @@ TEST_F(EmulatedValuesTest, PiecesTakeEffectInAnOrderThatNoCallerExpects) {
 }
 
 TEST_F(EmulatedValuesTest, OnePieceOfPageableMemoryMakesTheHostWaitForAll) {
-  StartWithout(EffectSchedule::kLate);
   uint8_t* const data = OnDevice(3);
   uint8_t* const host = Pinned(2);
   uint8_t pageable = 5;
@@ -193,9 +167,7 @@ TEST_F(EmulatedValuesTest, EarlyCopyInsideADeviceTakesEffectAtOnce) {
 }
 
 TEST_F(EmulatedValuesTest, LongChainOfWaitsIsForcedWithoutRecursion) {
-  StartWithout(EffectSchedule::kLate);
-  uint8_t* const data = OnDevice(kKiB);
-  uint8_t* const host = Pinned(kKiB);
+  const auto [data, host] = MakeBuffers(kKiB);
   std::memset(host, 1, kKiB);
   for (int i = 0; i < 20'000; ++i) {
     const StreamHandle mine = i % 2 == 0 ? in_ : out_;

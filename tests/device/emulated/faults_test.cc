@@ -45,13 +45,6 @@ TEST(FaultInjectorTest, AStickyFaultStaysWithItsDevice) {
   EXPECT_THAT(injector.Check(0), IsOk());
 }
 
-TEST(FaultInjectorTest, TheFirstErrorOfADeviceStays) {
-  FaultInjector injector({}, 1);
-  injector.Break(0, "the first");
-  injector.Break(0, "the second");
-  EXPECT_THAT(injector.Check(0), StatusIs(absl::StatusCode::kInternal, "the first"));
-}
-
 TEST(FaultInjectorTest, ACopyIsStuckForTheLongestOfItsStalls) {
   FaultInjector injector({.calls = {},
                           .stalls = {{.at = 2, .ms = 7}, {.at = 2, .ms = 3}, {.at = 3}, {}},

@@ -61,6 +61,12 @@ class SegmentsTest : public ::testing::Test {
     return protection_.Close({Program(begin), &elsewhere_, end - begin}, {1, epoch}, "a copy").dst;
   }
 
+  void LetHostSee(uint64_t epoch) {
+    VectorClock host;
+    host.Set(1, epoch);
+    protection_.OpenSeen(host);
+  }
+
   struct Mapping {
     const TwoViews views = MapTwice(3 * kPage).value();
     ~Mapping() { munmap(views.program, 3 * kPage); }
@@ -93,22 +99,10 @@ TEST_F(SegmentsTest, WhatIsNotInsideOneSegmentIsLeftAlone) {
   for (uint64_t page = 0; page < 3; ++page) Write(Program(page * kPage), 1);
 }
 
-TEST_F(SegmentsDeathTest, AnEpochOpensTheCopiesUpToIt) {
-  Close(0, kPage, 4);
-  Close(kPage, 2 * kPage, 5);
-  VectorClock host;
-  host.Set(1, 4);
-  protection_.OpenSeen(host);
-  Write(Program(0), 1);
-  EXPECT_DEATH(Write(Program(kPage), 1), "inside a copy");
-}
-
 TEST_F(SegmentsDeathTest, ACopyThatTheHostHasSeenTakesNoOtherCopysNameAway) {
   Close(0, kPage, 5);
   Close(kPage, 2 * kPage, 4);
-  VectorClock host;
-  host.Set(1, 4);
-  protection_.OpenSeen(host);
+  LetHostSee(4);
   EXPECT_DEATH(Read(Program(0)), "inside a copy");
 }
 
@@ -119,18 +113,14 @@ TEST_F(SegmentsDeathTest, FiveHundredAndTwelveCopiesHaveNamesAndOneMoreTakesNone
   Close(2 * kPage, 3 * kPage, 2);
   Close(kPage, 2 * kPage, 1);
   EXPECT_DEATH(Read(Program(2 * kPage)), "inside a copy");
-  VectorClock host;
-  host.Set(1, 1);
-  protection_.OpenSeen(host);
+  LetHostSee(1);
   EXPECT_DEATH(Read(Program(0)), "inside a copy");
 }
 
 TEST_F(SegmentsDeathTest, TheNameOfACopyThatTheHostHasSeenIsFreeForAnother) {
   for (uint64_t epoch = 1; epoch <= 1000; ++epoch) {
     Close(0, kPage, epoch);
-    VectorClock host;
-    host.Set(1, epoch);
-    protection_.OpenSeen(host);
+    LetHostSee(epoch);
   }
   Close(0, kPage, 1001);
   EXPECT_DEATH(Read(Program(0)), "inside a copy");
@@ -150,9 +140,7 @@ TEST_F(SegmentsDeathTest, AFaultOfAPageThatIsGoneIsNotClaimed) {
 // Faults just below and just above the copy. The closed page belonged to another copy earlier.
 TEST_F(SegmentsDeathTest, AFaultBesideACopyIsNotClaimed) {
   Close(0, kPage, 1);
-  VectorClock host;
-  host.Set(1, 1);
-  protection_.OpenSeen(host);
+  LetHostSee(1);
   Close(kPage, 2 * kPage, 2);
   EXPECT_DEATH(Read(Program(kPage)), "inside a copy");
   for (const uint64_t offset : {uint64_t{0}, 2 * kPage}) {

@@ -24,15 +24,6 @@ std::unique_ptr<MemoryArena> MakeArena(uint64_t reserve_bytes, bool quarantine) 
   return std::make_unique<MemoryArena>(mapping, reserve_bytes, quarantine);
 }
 
-TEST(MemoryArenaTest, FreedAddressComesBackToItsStreamAtOnce) {
-  auto arena = MakeArena(4 * kCapacity, false);
-  arena->Allocate(kKiB, 0, kCapacity);
-  void* const data = arena->Allocate(kKiB, 0, kCapacity);
-  arena->Allocate(kKiB, 0, kCapacity);
-  arena->Free(data, kKiB, 0);
-  EXPECT_EQ(arena->Allocate(kKiB, 0, kCapacity), data);
-}
-
 TEST(MemoryArenaTest, LastFreedOfEqualSizesComesBackFirst) {
   auto arena = MakeArena(4 * kCapacity, false);
   void* data[5];

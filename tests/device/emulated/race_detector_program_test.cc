@@ -70,90 +70,81 @@ class Reference {
   std::vector<std::vector<bool>> reaches_;
 };
 
-class RandomProgramTest : public ::testing::TestWithParam<int> {};
+// The host and four streams access `kBytes` bytes.
+class RandomProgramTest : public ::testing::TestWithParam<int> {
+ protected:
+  static constexpr int kContexts = 5;
+  static constexpr uint64_t kBytes = 256;
+
+  RandomProgramTest() {
+    for (int i = 1; i < kContexts; ++i) detector_.AddContext("stream " + std::to_string(i));
+    detector_.AddMemory(At(kBase), kBytes, kHost, "memory");
+  }
+
+  uint32_t UpTo(uint32_t n) { return random_() % n; }
+  Reference::Operation NextOperation(int context) {
+    Reference::Operation operation = {context, seen_[context], {}};
+    operation.after.insert(operation.after.end(), seen_[kHost].begin(), seen_[kHost].end());
+    const int ranges = 1 + static_cast<int>(UpTo(2));
+    for (int i = 0; i < ranges; ++i) {
+      const uint64_t begin = UpTo(kBytes);
+      operation.ranges.push_back({begin, begin + 1 + UpTo(kBytes - begin), UpTo(3) == 0});
+    }
+    return operation;
+  }
+  // Returns whether the detector reports a race.
+  bool Perform(const Reference::Operation& operation) {
+    detector_.Begin(operation.context, "operation");
+    for (const auto& [begin, end, write] : operation.ranges) {
+      const void* const data = At(kBase + begin);
+      write ? detector_.Write(data, end - begin) : detector_.Read(data, end - begin);
+    }
+    seen_[operation.context] = {reference_.Add(operation)};
+    return !detector_.TakeReports().empty();
+  }
+  void Order(int earlier, int later) {
+    detector_.Join(later, detector_.Clock(earlier));
+    if (earlier == later) return;
+    seen_[later].insert(seen_[later].end(), seen_[earlier].begin(), seen_[earlier].end());
+  }
+
+  std::mt19937 random_{static_cast<uint32_t>(GetParam())};
+  RaceDetector detector_;
+  Reference reference_;
+  // The predecessors of each context's next operation.
+  std::vector<std::vector<int>> seen_ = std::vector<std::vector<int>>(kContexts);
+};
 
 TEST_P(RandomProgramTest, FirstRaceIsFoundExactlyWhereTheReferenceSeesIt) {
   // Each run ends at the first race: after a race, detector and reference need not agree.
-  std::mt19937 random(GetParam());
-  const auto upto = [&random](uint32_t n) { return random() % n; };
   const bool few_edges = GetParam() % 2 == 0;
-  RaceDetector detector;
-  Reference reference;
-  constexpr int kContexts = 5;  // the host and four streams
-  for (int i = 1; i < kContexts; ++i) detector.AddContext("stream " + std::to_string(i));
-  detector.AddMemory(At(kBase), 64, kHost, "memory");
-  std::vector<std::vector<int>> seen(kContexts);  // predecessors of each context's next operation
   for (int step = 0; step < 400; ++step) {
-    const int context = static_cast<int>(upto(kContexts));
-    if (upto(few_edges ? 8 : 2) != 0) {
-      Reference::Operation operation;
-      operation.context = context;
-      operation.after = seen[context];
-      operation.after.insert(operation.after.end(), seen[kHost].begin(), seen[kHost].end());
-      const uint64_t number = detector.Begin(context, "operation");
-      for (uint32_t i = 0; i < 1 + upto(2); ++i) {
-        const uint64_t begin = upto(64);
-        const uint64_t end = begin + 1 + upto(64 - begin);
-        const bool write = upto(3) == 0;
-        operation.ranges.push_back({begin, end, write});
-        if (write) {
-          detector.Write(At(kBase + begin), end - begin);
-        } else {
-          detector.Read(At(kBase + begin), end - begin);
-        }
-      }
-      const bool raced = !detector.TakeReports().empty();
-      ASSERT_EQ(raced, !reference.Conflicts(operation).empty())
-          << "seed " << GetParam() << ", step " << step << ", operation #" << number;
-      if (raced) return;
-      seen[context] = {reference.Add(operation)};
-    } else {
-      const int later = static_cast<int>(upto(kContexts));
-      if (later == context) continue;
-      detector.Join(later, detector.Clock(context));
-      seen[later].insert(seen[later].end(), seen[context].begin(), seen[context].end());
+    const int context = static_cast<int>(UpTo(kContexts));
+    if (UpTo(few_edges ? 8 : 2) == 0) {
+      Order(context, static_cast<int>(UpTo(kContexts)));
+      continue;
     }
+    const Reference::Operation operation = NextOperation(context);
+    const bool expected = !reference_.Conflicts(operation).empty();
+    ASSERT_EQ(Perform(operation), expected) << "seed " << GetParam() << ", step " << step;
+    if (expected) return;
   }
 }
 
 TEST_P(RandomProgramTest, LegalProgramIsSilentAndALostEdgeIsSeen) {
   // Each access waits for all conflicting ones, until one of these waits is omitted at the end.
-  std::mt19937 random(GetParam());
-  const auto upto = [&random](uint32_t n) { return random() % n; };
-  RaceDetector detector;
-  Reference reference;
-  constexpr int kContexts = 5;
-  for (int i = 1; i < kContexts; ++i) detector.AddContext("stream " + std::to_string(i));
-  detector.AddMemory(At(kBase), 1000, kHost, "memory");
-  std::vector<std::vector<int>> seen(kContexts);
-  const auto order = [&](int earlier, int later) {
-    detector.Join(later, detector.Clock(earlier));
-    seen[later].insert(seen[later].end(), seen[earlier].begin(), seen[earlier].end());
-  };
-  const auto perform = [&](int context, const Reference::Operation::Range& range) {
-    detector.Begin(context, "operation");
-    const void* const data = At(kBase + range.begin);
-    range.write ? detector.Write(data, range.end - range.begin)
-                : detector.Read(data, range.end - range.begin);
-    return !detector.TakeReports().empty();
-  };
-  const auto planned = [&](int context, const Reference::Operation::Range& range) {
-    Reference::Operation operation = {context, seen[context], {range}};
-    operation.after.insert(operation.after.end(), seen[kHost].begin(), seen[kHost].end());
-    return operation;
-  };
   for (int step = 0;; ++step) {
-    const int context = static_cast<int>(upto(kContexts));
-    const uint64_t begin = upto(1000);
-    const Reference::Operation::Range range = {begin, begin + 1 + upto(1000 - begin), upto(3) == 0};
-    const std::vector<int> conflicts = reference.Conflicts(planned(context, range));
+    SCOPED_TRACE(step);
+    const int context = static_cast<int>(UpTo(kContexts));
+    Reference::Operation operation = NextOperation(context);
+    const std::vector<int> conflicts = reference_.Conflicts(operation);
     if (step >= 300 && !conflicts.empty()) {
-      EXPECT_TRUE(perform(context, range)) << "seed " << GetParam() << ", step " << step;
+      EXPECT_TRUE(Perform(operation)) << "seed " << GetParam();
       return;
     }
-    for (int other : conflicts) order(other, context);
-    ASSERT_FALSE(perform(context, range)) << "seed " << GetParam() << ", step " << step;
-    seen[context] = {reference.Add(planned(context, range))};
+    for (int other : conflicts) Order(other, context);
+    operation.after.insert(operation.after.end(), seen_[context].begin(), seen_[context].end());
+    ASSERT_FALSE(Perform(operation)) << "seed " << GetParam();
   }
 }
 

@@ -57,6 +57,10 @@ class TimeModelTest : public ::testing::Test {
     return time_.AddCopy(stream, "copy", 2, cost);
   }
   void RunToEnd(StreamPoint point) { ASSERT_EQ(time_.RunUntil(point, kForever), Outcome::kDone); }
+  void ExpectEnd(StreamPoint point, double ms) {
+    RunToEnd(point);
+    EXPECT_NEAR(time_.now_ms(), ms, kExact);
+  }
 
   TimeModel time_;
   std::vector<TimedWork> done_;

@@ -13,8 +13,7 @@ TEST_F(TimeModelTest, KernelBehindAFinishedCopyIsNotStalled) {
   const StreamPoint copy = Copy(in_, Cost(kIn, kTenMb));
   Kernel(compute_, 2);
   time_.AddWait(compute_, copy);
-  RunToEnd(Kernel(compute_, 1));
-  EXPECT_NEAR(time_.now_ms(), 3, kExact);
+  ExpectEnd(Kernel(compute_, 1), 3);
   EXPECT_EQ(time_.stats(0).stalled_on_copies_ms, 0);
 }
 
@@ -22,8 +21,7 @@ TEST_F(TimeModelTest, StallIsTheTimeBetweenReadyAndTheEndOfTheCopy) {
   const StreamPoint copy = Copy(in_, Cost(kIn, 3 * kTenMb));
   Kernel(compute_, 1);
   time_.AddWait(compute_, copy);
-  RunToEnd(Kernel(compute_, 1));
-  EXPECT_NEAR(time_.now_ms(), 4, kExact);
+  ExpectEnd(Kernel(compute_, 1), 4);
   EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 2, kExact);
 }
 
@@ -64,15 +62,13 @@ TEST_F(TimeModelTest, CopyThatTheHostBlocksOnBeforeItSubmitsMoreIsAStall) {
     time_.AddWait(out_, Kernel(compute_, 1));
     RunToEnd(Copy(out_, Cost(kOut, kTenMb)));  // 2 ms
   }
-  RunToEnd(Kernel(compute_, 1));
-  EXPECT_NEAR(time_.now_ms(), 10, kExact);
+  ExpectEnd(Kernel(compute_, 1), 10);
   EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 6, kExact);
 }
 
 TEST_F(TimeModelTest, HostThatBlocksOnACopyIsNoStallWhileAKernelRuns) {
   Kernel(compute_, 1.5);
-  RunToEnd(Copy(out_, Cost(kOut, kTenMb)));
-  EXPECT_NEAR(time_.now_ms(), 2, kExact);
+  ExpectEnd(Copy(out_, Cost(kOut, kTenMb)), 2);
   EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 0.5, kExact);
 }
 
@@ -131,8 +127,7 @@ TEST_F(TimeModelTest, PrefetchedLayersHideBehindComputeExceptTheFirst) {
     time_.AddWait(compute_, Copy(in_, Cost(kIn, kTenMb)));
     last = Kernel(compute_, 2);
   }
-  RunToEnd(last);
-  EXPECT_NEAR(time_.now_ms(), 21, kExact);
+  ExpectEnd(last, 21);
   EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 1, kExact);
 }
 

@@ -18,19 +18,13 @@ namespace {
 using ::testing::HasSubstr;
 
 TEST_F(TimeModelTest, CopyTakesItsLatencyAndItsBytes) {
-  RunToEnd(Copy(in_, Cost(kIn, kTenMb, 0, /*latency_ms=*/0.25)));
-  EXPECT_NEAR(time_.now_ms(), 1.25, kExact);
-}
-
-TEST_F(TimeModelTest, ACopyOfNoBytesTakesItsLatencyAlone) {
-  RunToEnd(Copy(in_, Cost(kIn, 0, 0, /*latency_ms=*/0.25)));
-  EXPECT_NEAR(time_.now_ms(), 0.25, kExact);
+  ExpectEnd(Copy(in_, Cost(kIn, kTenMb, 0, /*latency_ms=*/0.25)), 1.25);
+  ExpectEnd(Copy(in_, Cost(kIn, 0, 0, /*latency_ms=*/0.25)), 1.5);
 }
 
 TEST_F(TimeModelTest, CopiesOfOneStreamFollowEachOther) {
   Copy(in_, Cost(kIn, kTenMb, 0, 0.25));
-  RunToEnd(Copy(in_, Cost(kIn, kTenMb, 0, 0.25)));
-  EXPECT_NEAR(time_.now_ms(), 2.5, kExact);
+  ExpectEnd(Copy(in_, Cost(kIn, kTenMb, 0, 0.25)), 2.5);
   ASSERT_EQ(done_.size(), 2u);
   EXPECT_NEAR(done_[1].start_ms, 1.25, kExact);
 }
@@ -54,13 +48,11 @@ TEST_F(OneCopyAtATimeTest, CopiesOfOneDirectionAreServedInTheOrderInWhichTheyCam
   Copy(in_, Cost(kIn, kTenMb, 0, 0.25));  // ready after the others
   Copy(third, Cost(kIn, kTenMb, 0, 0.25));
   const StreamPoint last = Copy(second, Cost(kIn, kTenMb, 0, 0.25));
-  RunToEnd(last);
-  EXPECT_NEAR(time_.now_ms(), 3 * 1.25, kExact);
+  ExpectEnd(last, 3 * 1.25);
   ASSERT_EQ(done_.size(), 3u);
   EXPECT_EQ(done_[1].stream, third);
   EXPECT_NEAR(done_[1].start_ms, 1.25, kExact);
-  RunToEnd(time_.Tail(in_));
-  EXPECT_NEAR(time_.now_ms(), 4 * 1.25, kExact);
+  ExpectEnd(time_.Tail(in_), 4 * 1.25);
 }
 
 TEST_F(OneCopyAtATimeTest, ACopyBehindAStuckOneIsStuckAndTheStuckOneIsNamed) {
@@ -106,48 +98,40 @@ TEST_F(TimeModelTest, ACopyThatComesLaterSharesWhatIsLeftOfTheFirst) {
   const int second = time_.AddStream(0, "emu:0/in2");
   const StreamPoint first = Copy(in_, Cost(kIn, kTenMb, 0, /*latency_ms=*/0.25));
   Copy(second, Cost(kIn, kTenMb, 0, /*latency_ms=*/0.75));  // starts at half of the first
-  RunToEnd(first);
-  EXPECT_NEAR(time_.now_ms(), 1.75, kExact);
+  ExpectEnd(first, 1.75);
 }
 
 TEST_F(TimeModelTest, ACopyWhoseRateFallsAndRisesAgainMovesWhatEachRateAllows) {
   const StreamPoint in = Copy(in_, Cost(kIn, 3 * kTenMb));
   Copy(out_, Cost(kOut, 2'500'000, 0, /*latency_ms=*/1));  // halves the other rate for 1 ms
-  RunToEnd(in);
-  EXPECT_NEAR(time_.now_ms(), 3.5, kExact);
+  ExpectEnd(in, 3.5);
 }
 
 TEST_F(TimeModelTest, CopiesOfOneDirectionShareItsBandwidth) {
   const int second = time_.AddStream(0, "emu:0/in2");
   const StreamPoint small = Copy(in_, Cost(kIn, kTenMb));
   const StreamPoint large = Copy(second, Cost(kIn, 3 * kTenMb));
-  RunToEnd(small);
-  EXPECT_NEAR(time_.now_ms(), 2, kExact);  // each has half of the link
-  RunToEnd(large);
-  EXPECT_NEAR(time_.now_ms(), 4, kExact);  // the link carried 40 MB without a gap
+  ExpectEnd(small, 2);  // each has half of the link
+  ExpectEnd(large, 4);  // the link carried 40 MB without a gap
 }
 
 TEST_F(TimeModelTest, BothDirectionsAtOnceGetTheDuplexRates) {
   const StreamPoint in = Copy(in_, Cost(kIn, kTenMb));     // 2 ms at the duplex rate
   const StreamPoint out = Copy(out_, Cost(kOut, kTenMb));  // then the second half alone
-  RunToEnd(in);
-  EXPECT_NEAR(time_.now_ms(), 2, kExact);
-  RunToEnd(out);
-  EXPECT_NEAR(time_.now_ms(), 3, kExact);
+  ExpectEnd(in, 2);
+  ExpectEnd(out, 3);
 }
 
 TEST_F(TimeModelTest, LatencyDoesNotDisturbTheOtherDirection) {
   const StreamPoint in = Copy(in_, Cost(kIn, kTenMb));
   Copy(out_, Cost(kOut, kTenMb, 0, /*latency_ms=*/1));
-  RunToEnd(in);
-  EXPECT_NEAR(time_.now_ms(), 1, kExact);
+  ExpectEnd(in, 1);
 }
 
 TEST_F(TimeModelTest, CopyLimitedByItselfLeavesItsTimeAloneToTheRate) {
   CopyCost pageable = Cost(kIn, kTenMb);
   pageable.rate_limit = 2.5e6;
-  RunToEnd(Copy(in_, pageable));
-  EXPECT_NEAR(time_.now_ms(), 4, kExact);
+  ExpectEnd(Copy(in_, pageable), 4);
 }
 
 TEST_F(TimeModelTest, TimesDoNotDependOnHowOftenTheClockIsLookedAt) {
@@ -181,26 +165,22 @@ TEST(TimeModelOfTwoDevicesTest, CopiesOfAnotherDeviceDoNotMoveTheEndOfACopyByABi
 TEST_F(TwoDevicesTest, DevicesShareTheHost) {
   const StreamPoint first = Copy(in_, Cost(kIn, 6'000'000, 0));
   const StreamPoint second = Copy(in1_, Cost(kIn, 16'000'000, 1));
-  RunToEnd(first);
-  EXPECT_NEAR(time_.now_ms(), 1, kExact);  // each has 6 of the host's 12 GB/s
-  RunToEnd(second);
-  EXPECT_NEAR(time_.now_ms(), 2, kExact);  // then 10 GB/s alone
+  ExpectEnd(first, 1);   // each has 6 of the host's 12 GB/s
+  ExpectEnd(second, 2);  // then 10 GB/s alone
 }
 
 TEST_F(TwoDevicesTest, WhatASlowDeviceLeavesOfTheHostGoesToTheOther) {
   // Device 0 is limited to its duplex rate of 5 GB/s, so device 1 gets 7 of the host's 12 GB/s.
   Copy(out_, Cost(kOut, 10 * kTenMb, 0));
   Copy(in_, Cost(kIn, 10 * kTenMb, 0));
-  RunToEnd(Copy(in1_, Cost(kIn, 7'000'000, 1)));
-  EXPECT_NEAR(time_.now_ms(), 1, kExact);
+  ExpectEnd(Copy(in1_, Cost(kIn, 7'000'000, 1)), 1);
 }
 
 TEST_F(TwoDevicesTest, TheSlowDeviceMayBeTheLaterOne) {
   const int out1 = time_.AddStream(1, "emu:1/out");
   Copy(out1, Cost(kOut, 10 * kTenMb, 1));
   Copy(in1_, Cost(kIn, 10 * kTenMb, 1));
-  RunToEnd(Copy(in_, Cost(kIn, 7'000'000, 0)));
-  EXPECT_NEAR(time_.now_ms(), 1, kExact);
+  ExpectEnd(Copy(in_, Cost(kIn, 7'000'000, 0)), 1);
 }
 
 TEST_F(TimeModelTest, KernelsOfTwoStreamsTakeTurnsInTheOrderTheyBecameReady) {
@@ -209,10 +189,8 @@ TEST_F(TimeModelTest, KernelsOfTwoStreamsTakeTurnsInTheOrderTheyBecameReady) {
   time_.AddWait(compute_, copy);
   const StreamPoint late = Kernel(compute_, 1);  // submitted first, ready at 1 ms
   const StreamPoint early = Kernel(second, 3);
-  RunToEnd(early);
-  EXPECT_NEAR(time_.now_ms(), 3, kExact);
-  RunToEnd(late);
-  EXPECT_NEAR(time_.now_ms(), 4, kExact);
+  ExpectEnd(early, 3);
+  ExpectEnd(late, 4);
   EXPECT_NEAR(time_.stats(0).compute_busy_ms, 4, kExact);
   EXPECT_NEAR(time_.stats(0).stalled_on_copies_ms, 1, kExact);
 }
@@ -234,8 +212,7 @@ TEST_F(TimeModelTest, KernelsOfManyStreamsRunOneAfterTheOther) {
 
 TEST_F(TimeModelTest, WorkStartsNoEarlierThanItIsSubmitted) {
   time_.Spend(5);
-  RunToEnd(Kernel(compute_, 1));
-  EXPECT_NEAR(time_.now_ms(), 6, kExact);
+  ExpectEnd(Kernel(compute_, 1), 6);
 }
 
 TEST_F(TimeModelTest, AStampIsTheTimeAtWhichItsStreamGetsThere) {
@@ -274,8 +251,7 @@ TEST_F(TimeModelTest, TimeoutPassesAndTheWorkGoesOn) {
   EXPECT_EQ(time_.RunUntil(kernel, 1), Outcome::kTimeout);
   EXPECT_NEAR(time_.now_ms(), 1, kExact);
   EXPECT_EQ(time_.WhyPending(kernel), "kernel #1 on emu:0/compute, which is still running");
-  RunToEnd(kernel);
-  EXPECT_NEAR(time_.now_ms(), 3, kExact);
+  ExpectEnd(kernel, 3);
 }
 
 TEST_F(TimeModelTest, WhatEndsAsTheTimeoutPassesIsDone) {
@@ -297,8 +273,7 @@ TEST_F(TimeModelTest, StuckCopyIsNamedAtOnceThroughWhoeverWaitsForIt) {
 
 TEST_F(TimeModelTest, StuckCopyDoesNotSlowTheOtherDirectionDown) {
   Copy(in_, Cost(kIn, kTenMb, 0, kForever));
-  RunToEnd(Copy(out_, Cost(kOut, kTenMb)));
-  EXPECT_NEAR(time_.now_ms(), 2, kExact);
+  ExpectEnd(Copy(out_, Cost(kOut, kTenMb)), 2);
 }
 
 }  // namespace
