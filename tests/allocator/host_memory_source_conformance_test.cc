@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -29,6 +28,7 @@
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/source_adaptor.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 namespace pinion {
 namespace {
@@ -37,10 +37,10 @@ using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::HeapSource;
+using ::pinion::testing::IsExhausted;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::RunThreads;
 using ::pinion::testing::SourceAdaptor;
-using ::pinion::testing::StatusIs;
 
 using Source = std::shared_ptr<HostMemorySource>;
 
@@ -127,7 +127,7 @@ TEST_P(HostMemorySourceTest, ThreadsMayUseItAtOnce) {
 }
 
 TEST_P(HostMemorySourceTest, MoreThanAnyHostHasIsResourceExhausted) {
-  EXPECT_THAT(source_->Allocate(uint64_t{1} << 60), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(source_->Allocate(uint64_t{1} << 60), IsExhausted());
   const HostSegment segment = Get(source_->granularity_bytes());
   EXPECT_THAT(source_->Free(segment), IsOk());
 }

@@ -36,6 +36,7 @@
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 // The C library's functions, which fail or let others be faster when a test says so.
 namespace {
@@ -101,6 +102,7 @@ using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::Gate;
 using ::pinion::testing::IsOk;
+using ::pinion::testing::IsUnavailable;
 using ::pinion::testing::RunThreads;
 using ::pinion::testing::StatusIs;
 using ::testing::HasSubstr;
@@ -232,7 +234,7 @@ TEST_F(HostLedgerTest, ReservationsOfMoreThanAnyHostHasAddUpToSoMuch) {
     EXPECT_EQ(ledger_.reserved_bytes(), kMostBytes);
     EXPECT_EQ(ledger_.Reserve(1).BytesAhead(), 0u);
     EXPECT_THAT(log.text(), HasSubstr("has no range left"));
-    EXPECT_THAT(HostLedger::InDirectory(directory()), StatusIs(absl::StatusCode::kUnavailable));
+    EXPECT_THAT(HostLedger::InDirectory(directory()), IsUnavailable());
   });
   EXPECT_EQ(child.Wait(), 0);
 }
@@ -241,8 +243,7 @@ TEST_F(HostLedgerTest, ReservationsOfMoreThanAnyHostHasAddUpToSoMuch) {
 TEST_F(HostLedgerTest, ALockWithoutAnEndHangsNobody) {
   const int fd = LockBytes(3, 0);
   EXPECT_EQ(ledger_.reserved_bytes(), uint64_t{1} << 60);
-  EXPECT_THAT(HostLedger::InDirectory(directory()),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has no range left")));
+  EXPECT_THAT(HostLedger::InDirectory(directory()), IsUnavailable("has no range left"));
   close(fd);
 }
 
@@ -454,14 +455,12 @@ TEST_F(HostLedgerTest, InterruptedCallsAreMadeAgain) {
 
 TEST_F(HostLedgerTest, ADirectoryThatIsNotThereIsAnErrorThatNamesIt) {
   EXPECT_THAT(HostLedger::InDirectory("/no/such/directory"),
-              StatusIs(absl::StatusCode::kUnavailable,
-                       HasSubstr("open of /no/such/directory/pinion_ledger_")));
+              IsUnavailable("open of /no/such/directory/pinion_ledger_"));
 }
 
 TEST_F(HostLedgerTest, AFileSystemThatCannotLockRangesIsAnErrorThatNamesTheFile) {
   const auto is_refused = [this](const std::string& why) {
-    EXPECT_THAT(HostLedger::InDirectory(directory()),
-                StatusIs(absl::StatusCode::kUnavailable, HasSubstr(why + file().string())));
+    EXPECT_THAT(HostLedger::InDirectory(directory()), IsUnavailable(why + file().string()));
   };
   error_of_lock = EINVAL;
   is_refused("fcntl(F_OFD_SETLK) of ");

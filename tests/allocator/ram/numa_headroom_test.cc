@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <string>
 
-#include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/allocator_options.h"
@@ -18,6 +17,7 @@
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_numa_calls.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 namespace pinion {
 namespace {
@@ -26,8 +26,8 @@ using ::pinion::testing::CapturedLog;
 using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeNumaCalls;
+using ::pinion::testing::IsExhausted;
 using ::pinion::testing::IsOk;
-using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -216,11 +216,9 @@ TEST_F(NumaHeadroomTest, AGrowthThatFitsTheHostAndNotItsNodesIsRefusedWithTheRem
   EXPECT_THAT(watermark.AdmitGrowth(5 * kGiB), IsOk());
   Bind(0);
   EXPECT_THAT(watermark.AdmitGrowth(4 * kGiB), IsOk());
-  EXPECT_THAT(
-      watermark.AdmitGrowth(5 * kGiB),
-      StatusIs(absl::StatusCode::kResourceExhausted,
-               AllOf(HasSubstr("does not fit the 4.8 GiB that 90 % of NUMA node 0 (MPOL_BIND"),
-                     HasSubstr("numactl --membind"))));
+  EXPECT_THAT(watermark.AdmitGrowth(5 * kGiB),
+              IsExhausted("does not fit the 4.8 GiB that 90 % of NUMA node 0 (MPOL_BIND",
+                          "numactl --membind"));
   EXPECT_GT(watermark.BytesToGiveBack(5 * kGiB), 0u);
 }
 

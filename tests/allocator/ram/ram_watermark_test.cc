@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -31,14 +30,15 @@
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 namespace pinion {
 namespace {
 
 using ::pinion::testing::FakeHost;
+using ::pinion::testing::IsExhausted;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::RunThreads;
-using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -82,11 +82,9 @@ TEST_F(RamWatermarkTest, TheHighMarkIsJudgedAfterTheGrowth) {
   SetUsedPercent(80);
   RamWatermark watermark(options_, host_.Ram());
   EXPECT_THAT(watermark.AdmitGrowth(10 * kGiB), IsOk());
-  EXPECT_THAT(
-      watermark.AdmitGrowth(11 * kGiB),
-      StatusIs(absl::StatusCode::kResourceExhausted,
-               AllOf(HasSubstr("11 GiB"), HasSubstr("80 GiB of 100 GiB"), HasSubstr("91.0 %"),
-                     HasSubstr("high_percent (90)"), HasSubstr("raise high_percent"))));
+  EXPECT_THAT(watermark.AdmitGrowth(11 * kGiB),
+              IsExhausted("11 GiB", "80 GiB of 100 GiB", "91.0 %", "high_percent (90)",
+                          "raise high_percent"));
 }
 
 // At the limit itself the kernel kills: what is left below it is the rest of the program's.
@@ -98,9 +96,8 @@ TEST_F(RamWatermarkTest, TheHighMarkHoldsForACgroupTooAndIsNamed) {
   RamWatermark watermark(options_, host_.Ram());
   EXPECT_THAT(watermark.AdmitGrowth(921 * kMiB), IsOk());
   EXPECT_THAT(watermark.AdmitGrowth(922 * kMiB),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("that 90 % of cgroup /pod memory.max leaves: free some of it, or "
-                                 "raise that limit")));
+              IsExhausted("that 90 % of cgroup /pod memory.max leaves: free some of it, or "
+                          "raise that limit"));
 }
 
 // Ranks that each look first and then allocate pass the mark together.
@@ -109,8 +106,7 @@ TEST_F(RamWatermarkTest, GrowthsThatAreNotVisibleYetAreCountedIn) {
   RamWatermark watermark(options_, host_.Ram(), Impatient());
   std::optional<absl::StatusOr<RamWatermark::Growth>> first = watermark.AdmitGrowth(6 * kGiB);
   ASSERT_THAT(*first, IsOk());
-  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("6 GiB about to be taken")));
+  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB), IsExhausted("6 GiB about to be taken"));
   first.reset();
   EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB), IsOk());
   EXPECT_EQ(watermark.counts().waits, 1u);
@@ -125,8 +121,7 @@ TEST_F(RamWatermarkTest, GrowthsThatAreNotVisibleYetCountAgainstACgroupToo) {
   std::optional<absl::StatusOr<RamWatermark::Growth>> first = watermark.AdmitGrowth(600 * kMiB);
   ASSERT_THAT(*first, IsOk());
   EXPECT_THAT(watermark.AdmitGrowth(600 * kMiB),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       AllOf(HasSubstr("600 MiB about to be taken"), HasSubstr("cgroup /pod"))));
+              IsExhausted("600 MiB about to be taken", "cgroup /pod"));
   first.reset();
   EXPECT_THAT(watermark.AdmitGrowth(600 * kMiB), IsOk());
 }
@@ -189,10 +184,8 @@ TEST_F(TwoContainersTest, LimitsThatAddUpToWhatTheHostCanSpareKeepItForBoth) {
   }
   Use(0, 921 * kMiB);
   Use(1, 921 * kMiB);
-  EXPECT_THAT(Grow(0, kMiB),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("cgroup /pod0")));
-  EXPECT_THAT(Grow(1, kMiB),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("cgroup /pod1")));
+  EXPECT_THAT(Grow(0, kMiB), IsExhausted("cgroup /pod0"));
+  EXPECT_THAT(Grow(1, kMiB), IsExhausted("cgroup /pod1"));
 }
 
 TEST_F(TwoContainersTest,
@@ -204,8 +197,7 @@ TEST_F(TwoContainersTest,
     EXPECT_THAT(Grow(1, 1800 * kMiB), IsOk()) << "it sees nothing of the first one yet";
   }
   Use(0, 1800 * kMiB);
-  EXPECT_THAT(Grow(1, 1800 * kMiB),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("high_percent")));
+  EXPECT_THAT(Grow(1, 1800 * kMiB), IsExhausted("high_percent"));
 }
 
 // While a growth is being pinned it is in the kernel's numbers and in the ledger. Whoever comes
@@ -449,8 +441,7 @@ TEST_F(RamLevelTest, AboveTheHighMarkNothingGrowsUntilTheHostIsDownToTheLowMark)
   watermark.Observe();
   SetUsedPercent(87);
   EXPECT_THAT(watermark.AdmitGrowth(kMiB),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("low_percent (85): free some of its RAM, or raise both")));
+              IsExhausted("low_percent (85): free some of its RAM, or raise both"));
   EXPECT_GE(watermark.BytesToGiveBack(kMiB), 2 * kGiB);
   SetUsedPercent(85);
   EXPECT_THAT(watermark.AdmitGrowth(kMiB), IsOk());

@@ -35,6 +35,7 @@
 #include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/fake_numa_calls.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 // Replaces the C library's madvise: one kind of advice fails on request.
 namespace {
@@ -59,8 +60,11 @@ namespace {
 using ::pinion::testing::CapturedLog;
 using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeNumaCalls;
+using ::pinion::testing::IsExhausted;
+using ::pinion::testing::IsFailedPrecondition;
+using ::pinion::testing::IsInternalError;
+using ::pinion::testing::IsInvalid;
 using ::pinion::testing::IsOk;
-using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -195,15 +199,13 @@ TEST(MmapSourceTest, WhatTheKernelRefusesIsNamedAndTheAddressesGoBack) {
   const auto source = MmapSource::Create({.touch_threads = 2}).value();
   {
     const FailingAdvice failing(MADV_POPULATE_WRITE, ENOMEM);
-    EXPECT_THAT(source->Allocate(6 * kMiB), StatusIs(absl::StatusCode::kResourceExhausted,
-                                                     HasSubstr("touching the pages of 6 MiB")));
+    EXPECT_THAT(source->Allocate(6 * kMiB), IsExhausted("touching the pages of 6 MiB"));
   }
   const HostSegment segment = source->Allocate(2 * kMiB).value();
   EXPECT_THAT(source->Free(segment), IsOk());
   {
     const FailingAdvice failing(MADV_DONTFORK, EINVAL);
-    EXPECT_THAT(source->Allocate(2 * kMiB),
-                StatusIs(absl::StatusCode::kInternal, HasSubstr("madvise(MADV_DONTFORK)")));
+    EXPECT_THAT(source->Allocate(2 * kMiB), IsInternalError("madvise(MADV_DONTFORK)"));
   }
   const HostSegment again = source->Allocate(2 * kMiB).value();
   EXPECT_EQ(again.data, segment.data);
@@ -216,8 +218,7 @@ TEST(MmapSourceTest, WhatCannotBeUnmappedIsAnError) {
   HostSegment crooked = segment;
   crooked.data = static_cast<char*>(segment.data) + 1;
   for (const auto& source : {its_own, MmapSource::Create().value()}) {
-    EXPECT_THAT(source->Free(crooked),
-                StatusIs(absl::StatusCode::kInternal, HasSubstr("unmapping 2 MiB at")));
+    EXPECT_THAT(source->Free(crooked), IsInternalError("unmapping 2 MiB at"));
   }
   EXPECT_THAT(its_own->Free(segment), IsOk());
 }
@@ -305,8 +306,7 @@ TEST(MmapSourceTest, AChildDoesNotInheritTheAddressesOfAFreedSegment) {
 TEST(MmapSourceTest, AChildMakesASourceOfItsOwn) {
   const auto source = MmapSource::Create().value();
   ChildProcess child([&] {
-    EXPECT_THAT(source->Allocate(2 * kMiB),
-                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("before fork()")));
+    EXPECT_THAT(source->Allocate(2 * kMiB), IsFailedPrecondition("before fork()"));
     Free(Segment({}, 2 * kMiB));
   });
   EXPECT_EQ(child.Wait(), 0);
@@ -370,8 +370,7 @@ TEST(MmapSourceTest, ANodeThatTheCpusetHasLostIsAnErrorWithTheRemedy) {
   FakeNumaCalls calls;
   calls.error = EINVAL;
   EXPECT_THAT(MmapSource::Create({.numa_node = 0}).value()->Allocate(2 * kMiB),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("mbind to NUMA node 0"), HasSubstr("set numa_node to -1"))));
+              IsFailedPrecondition("mbind to NUMA node 0", "set numa_node to -1"));
 }
 
 TEST(MmapSourceTest, UntouchedPagesLieOnNoNode) {
@@ -397,12 +396,9 @@ TEST(MmapSourceTest, TheCallersThreadMayRunWhereItRanBefore) {
 }
 
 TEST(MmapSourceTest, ANodeThatDoesNotExistIsRefused) {
-  EXPECT_THAT(MmapSource::Create({.numa_node = 4095}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("numa_node is 4095")));
-  EXPECT_THAT(MmapSource::Create({.numa_node = -2}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("numa_node is -2")));
-  EXPECT_THAT(MmapSource::Create({.touch_threads = -1}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("touch_threads is -1")));
+  EXPECT_THAT(MmapSource::Create({.numa_node = 4095}), IsInvalid("numa_node is 4095"));
+  EXPECT_THAT(MmapSource::Create({.numa_node = -2}), IsInvalid("numa_node is -2"));
+  EXPECT_THAT(MmapSource::Create({.touch_threads = -1}), IsInvalid("touch_threads is -1"));
 }
 
 TEST(MmapSourceDeathTest, SegmentsThatAreNotMultiplesOfTheGranularityAreACallersBug) {
@@ -419,7 +415,7 @@ TEST(MmapSourceTest, TheEndsOfARangeAreValid) {
 
 TEST(MmapSourceTest, WhatTheSystemRefusesIsResourceExhausted) {
   EXPECT_THAT(MmapSource::Create().value()->Allocate(uint64_t{1} << 60),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("Cannot allocate memory")));
+              IsExhausted("Cannot allocate memory"));
 }
 
 // Exits with 0 if a limited address space refuses a gibibyte with a helpful message.
