@@ -101,7 +101,6 @@ using ::pinion::testing::CapturedLog;
 using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::Gate;
-using ::pinion::testing::IsOk;
 using ::pinion::testing::IsUnavailable;
 using ::pinion::testing::RunThreads;
 using ::pinion::testing::StatusIs;
@@ -192,29 +191,23 @@ TEST_F(HostLedgerTest, ALedgerOfNothingRecordsNothing) {
   EXPECT_EQ(OpenFiles(), before);
 }
 
-TEST_F(HostLedgerTest, AFileIsOpenWhileItIsReservedAlone) {
+TEST_F(HostLedgerTest, AFileIsOpenWhileItIsReservedAloneAndEmptyAndOfThisUserAlone) {
   const auto before = OpenFiles();
   {
     const Reservation reservation = ledger_.Reserve(5);
     EXPECT_EQ(ledger_.reserved_bytes(), 5u);
     EXPECT_EQ(OpenFiles(), before + 1);
+    struct stat info;
+    ASSERT_EQ(stat(file().c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 0777u, 0600u);
+    EXPECT_EQ(info.st_size, 0);
   }
   EXPECT_EQ(OpenFiles(), before);
 }
 
-TEST_F(HostLedgerTest, TheFileIsEmptyAndOfThisUserAlone) {
-  const Reservation reservation = ledger_.Reserve(5);
-  struct stat info;
-  ASSERT_EQ(stat(file().c_str(), &info), 0);
-  EXPECT_EQ(info.st_mode & 0777u, 0600u);
-  EXPECT_EQ(info.st_size, 0);
-}
-
 TEST_F(HostLedgerTest, AReservationOutlivesItsLedger) {
-  std::optional<Reservation> reservation = Open().Reserve(5);
+  const Reservation reservation = Open().Reserve(5);
   EXPECT_EQ(ledger_.reserved_bytes(), 5u);
-  reservation.reset();
-  EXPECT_EQ(ledger_.reserved_bytes(), 0u);
 }
 
 TEST_F(HostLedgerTest, AReservationOfNothingIsOfOneByte) {
@@ -350,21 +343,7 @@ TEST_F(HostLedgerTest, AProcessSeesWhatAnotherReserves) {
   EXPECT_EQ(ledger_.reserved_bytes(), 0u);
 }
 
-TEST_F(HostLedgerTest, TheShareOfAKilledProcessReturns) {
-  Gate reserved;
-  ChildProcess child([&] {
-    const Reservation reservation = ledger_.Reserve(5);
-    reserved.Open();
-    Gate::WaitForEver();
-  });
-  reserved.Pass();
-  EXPECT_EQ(ledger_.reserved_bytes(), 5u);
-  child.Kill();
-  EXPECT_EQ(child.Wait(), -SIGKILL);
-  EXPECT_EQ(ledger_.reserved_bytes(), 0u);
-}
-
-TEST_F(HostLedgerTest, AStoppedProcessKeepsItsShareAndHoldsUpNobody) {
+TEST_F(HostLedgerTest, AStoppedProcessKeepsItsShareAndHoldsUpNobodyAndAKilledOneReturnsIt) {
   Gate reserved;
   ChildProcess child([&] {
     const Reservation reservation = ledger_.Reserve(5);
@@ -374,6 +353,9 @@ TEST_F(HostLedgerTest, AStoppedProcessKeepsItsShareAndHoldsUpNobody) {
   reserved.Pass();
   ASSERT_EQ(kill(child.pid(), SIGSTOP), 0);
   EXPECT_EQ(ledger_.Reserve(1).BytesAhead(), 5u);
+  child.Kill();
+  EXPECT_EQ(child.Wait(), -SIGKILL);
+  EXPECT_EQ(ledger_.reserved_bytes(), 0u);
 }
 
 TEST_F(HostLedgerTest, AChildOfForkNeitherEndsNorKeepsWhatItsParentReserved) {
@@ -503,18 +485,23 @@ TEST_F(HostLedgerTest, LocksThatCannotBeReadAreLoggedOnceAndGrowthGoesOn) {
   std::optional<Reservation> ended = ledger_.Reserve(1);
   const Reservation others = ledger_.Reserve(3);
   ended.reset();
-  ChildProcess asks([&] {
-    const CapturedLog log;
+  const auto expect_logged_in_a_child = [](const std::string& text,
+                                           const std::function<void()>& body) {
+    ChildProcess child([&] {
+      const CapturedLog log;
+      body();
+      EXPECT_THAT(log.text(), HasSubstr(text));
+      EXPECT_EQ(std::count(log.text().begin(), log.text().end(), '\n'), 1);
+    });
+    EXPECT_EQ(child.Wait(), 0);
+  };
+  expect_logged_in_a_child("fcntl(F_OFD_GETLK)", [this] {
     const Reservation reservation = ledger_.Reserve(5);
     error_of_query = EIO;
     for (int i = 0; i < 2; ++i) EXPECT_EQ(reservation.BytesAhead(), 0u);
     EXPECT_EQ(ledger_.reserved_bytes(), 0u);
-    EXPECT_THAT(log.text(), HasSubstr("F_OFD_GETLK"));
-    EXPECT_EQ(std::count(log.text().begin(), log.text().end(), '\n'), 1);
   });
-  EXPECT_EQ(asks.Wait(), 0);
-  ChildProcess reserves([&] {
-    const CapturedLog log;
+  expect_logged_in_a_child("fcntl(F_OFD_GETLK) of " + file().string(), [this] {
     // Three find the place, among them one before the others' lock. One looks behind the place.
     for (int queries = 0; queries < 4; ++queries) {
       error_of_query = EIO;
@@ -524,16 +511,11 @@ TEST_F(HostLedgerTest, LocksThatCannotBeReadAreLoggedOnceAndGrowthGoesOn) {
       EXPECT_EQ(reservation.BytesAhead(), 0u);
       EXPECT_EQ(ledger_.reserved_bytes(), 3u) << queries;
     }
-    EXPECT_THAT(log.text(), HasSubstr("fcntl(F_OFD_GETLK) of " + file().string()));
   });
-  EXPECT_EQ(reserves.Wait(), 0);
-  ChildProcess sums_up([&] {
-    const CapturedLog log;
+  expect_logged_in_a_child("fcntl(F_OFD_GETLK)", [this] {
     error_of_query = EIO;
     EXPECT_EQ(ledger_.reserved_bytes(), 0u);
-    EXPECT_THAT(log.text(), HasSubstr("F_OFD_GETLK"));
   });
-  EXPECT_EQ(sums_up.Wait(), 0);
 }
 
 }  // namespace
