@@ -175,11 +175,9 @@ TEST_F(PageLockTest, PlainMappedMemoryIsNotLockedAndNotCalledSo) {
     const auto source = MmapSource::Create({}).value();
     EXPECT_EQ(source->name(), "mmap");
     EXPECT_FALSE(source->pinned());
-    FakeHost host;
-    host.SetMeminfo(100 * kGiB, 99 * kGiB);
     AllocatorOptions options;
     options.max_locked_bytes = 4 * kMiB;
-    const auto allocator = PinnedAllocator::Create(options, source, host.Probe()).value();
+    const auto allocator = PinnedAllocator::Create(options, source, FakeHost().Probe()).value();
     const PinnedBlock block = allocator->Allocate(3 * kMiB).value();
     EXPECT_FALSE(block.pinned());
     EXPECT_EQ(CountedBytes(), 0u);
@@ -214,9 +212,7 @@ TEST_F(PageLockTest, BlocksOverALockingSourceArePinnedUpToTheLimitOfTheProcess) 
     LimitLocking(4 * kMiB);
     const auto source = MmapSource::Create({.lock = true}).value();
     EXPECT_EQ(source->name(), "mlock");
-    FakeHost host;
-    host.SetMeminfo(100 * kGiB, 99 * kGiB);
-    const auto allocator = PinnedAllocator::Create({}, source, host.Probe()).value();
+    const auto allocator = PinnedAllocator::Create({}, source, FakeHost().Probe()).value();
     const PinnedBlock block = allocator->Allocate(3 * kMiB).value();
     EXPECT_TRUE(block.pinned());
     EXPECT_EQ(LockedBytes(block.data()), 4 * kMiB);
