@@ -1,6 +1,5 @@
 #include "pinion/allocator/allocator_stats.h"
 
-
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/tests/support/status_matchers.h"

@@ -61,6 +61,12 @@ struct Kind {
   std::function<Source()> make;
 };
 
+bool Holds(const HostSegment& segment, unsigned char fill) {
+  const auto* const bytes = static_cast<const unsigned char*>(segment.data);
+  return std::all_of(bytes, bytes + segment.size_bytes,
+                     [fill](unsigned char byte) { return byte == fill; });
+}
+
 class HostMemorySourceTest : public ::testing::TestWithParam<Kind> {
  protected:
   HostMemorySourceTest() : source_(GetParam().make()) {}
@@ -91,8 +97,7 @@ TEST_P(HostMemorySourceTest, SegmentsKeepWhatIsWrittenToThem) {
     std::memset(segments.back().data, static_cast<int>(i), i * unit);
   }
   for (uint64_t i = 1; i <= 4; ++i) {
-    const auto* bytes = static_cast<const unsigned char*>(segments[i - 1].data);
-    EXPECT_TRUE(std::all_of(bytes, bytes + i * unit, [i](unsigned char b) { return b == i; }));
+    EXPECT_TRUE(Holds(segments[i - 1], static_cast<unsigned char>(i)));
     EXPECT_THAT(source_->Free(segments[i - 1]), IsOk());
   }
 }
@@ -137,9 +142,7 @@ TEST_P(HostMemorySourceTest, AChildThatFreesWhatItInheritedTakesNothingFromThePa
   std::memset(segment.data, 7, segment.size_bytes);
   ChildProcess child([&] { EXPECT_THAT(source_->Free(segment), IsOk()); });
   EXPECT_EQ(child.Wait(), 0);
-  const auto* bytes = static_cast<const unsigned char*>(segment.data);
-  EXPECT_TRUE(
-      std::all_of(bytes, bytes + segment.size_bytes, [](unsigned char b) { return b == 7; }));
+  EXPECT_TRUE(Holds(segment, 7));
   EXPECT_THAT(source_->Free(segment), IsOk());
 }
 

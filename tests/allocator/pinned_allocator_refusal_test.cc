@@ -94,20 +94,18 @@ TEST_F(PinnedAllocatorRefusalTest, NothingGoesBackForAGrowthThatWouldStillBeRefu
 
 // If a whole segment does not fit, a smaller one is still better than one of the block's size: the
 // next blocks need no further pin call.
-TEST_F(PinnedAllocatorRefusalTest, NearTheHighMarkSegmentsAreSmaller) {
-  MakeWithSegments(16 * kMiB);
-  SetAvailableRam(10 * kGiB + 8 * kMiB);
-  const PinnedBlock block = Take(kMiB / 2);
-  EXPECT_EQ(source_->outstanding_bytes(), kMiB);
-}
-
-TEST_F(PinnedAllocatorRefusalTest, InASmallCgroupSegmentsAreSmallerWhateverTheHostHas) {
+TEST_F(PinnedAllocatorRefusalTest, NearTheHighMarkOrInASmallCgroupSegmentsAreSmaller) {
   options_.segment_bytes = 16 * kMiB + 8 * 4096;  // a sixteenth is no multiple of 4096
   Make();
+  SetAvailableRam(10 * kGiB + 8 * kMiB);
+  Take(kMiB / 2);
+  EXPECT_EQ(source_->outstanding_bytes(), kMiB);
+  Make();
+  SetAvailableRam(99 * kGiB);
   host_.Write("proc/self/cgroup", "0::/pod\n");
   host_.Write("cgroup/pod/memory.max", std::to_string(8 * kMiB));
   host_.Write("cgroup/pod/memory.current", "0\n");
-  const PinnedBlock block = Take(kMiB / 2);
+  Take(kMiB / 2);
   EXPECT_EQ(source_->outstanding_bytes(), kMiB);
 }
 
