@@ -7,6 +7,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -60,6 +61,40 @@ bool Holds(const PinnedBlock& block, unsigned char fill) {
   const auto* bytes = static_cast<const unsigned char*>(block.data());
   return std::all_of(bytes, bytes + block.size_bytes(),
                      [fill](unsigned char byte) { return byte == fill; });
+}
+
+TEST_F(PinnedAllocatorStressTest, ThreadsThatDoEverythingAtOnceKeepTheirBytes) {
+  std::atomic<int> damaged{0};
+  RunThreads(4, [&](int thread) {
+    std::mt19937_64 random(thread + 1);
+    const auto timeline = std::make_shared<FakeTimeline>();
+    const auto fill = static_cast<unsigned char>(thread + 1);
+    std::vector<PinnedBlock> blocks;
+    for (uint64_t step = 1; step <= 1500; ++step) {
+      const uint64_t choice = random() % 100;
+      if (choice < 50) {
+        absl::StatusOr<PinnedBlock> block =
+            allocator_->Allocate(1 + random() % (random() % 4 == 0 ? 256 * kKiB : 8 * kKiB));
+        if (!block.ok()) continue;
+        std::memset(block->data(), fill, block->size_bytes());
+        blocks.push_back(*std::move(block));
+      } else if (choice < 95) {
+        if (blocks.empty()) continue;
+        std::swap(blocks[random() % blocks.size()], blocks.back());
+        if (!Holds(blocks.back(), fill)) ++damaged;
+        if (choice < 75) std::move(blocks.back()).ReleaseAfter({timeline->Ticket(step)});
+        blocks.pop_back();
+      } else if (choice < 98) {
+        timeline->CompleteOnDevice(step);
+      } else {
+        (void)allocator_->Trim(8 * kMiB);
+        (void)allocator_->GetStats();
+      }
+    }
+    timeline->CompleteOnDevice(UINT64_MAX);
+  });
+  EXPECT_EQ(damaged, 0);
+  ExpectCleanEnd();
 }
 
 // As with autograd: the forward thread packs, the backward thread releases with the copy's ticket.

@@ -82,6 +82,9 @@ TEST(BatchQueueTest, BatchesComeOutInTheirOrderAlsoAfterTheQueueWasEmpty) {
   BatchQueue queue;
   for (int round = 0; round < 2; ++round) {
     EXPECT_TRUE(queue.empty());
+    queue.push_front(BatchOf(1));
+    queue.push_back(BatchOf(2));
+    EXPECT_THAT(TakeIds(queue), ElementsAre(1, 2));
     queue.push_back(BatchOf(2));
     queue.push_front(BatchOf(1));
     queue.push_back(BatchOf(3));
@@ -90,9 +93,6 @@ TEST(BatchQueueTest, BatchesComeOutInTheirOrderAlsoAfterTheQueueWasEmpty) {
     EXPECT_THAT(TakeIds(queue), ElementsAre(1, 2, 3));
     EXPECT_EQ(queue.size(), 0u);
   }
-  queue.push_front(BatchOf(1));
-  queue.push_back(BatchOf(2));
-  EXPECT_THAT(TakeIds(queue), ElementsAre(1, 2));
 }
 
 TEST(BatchQueueTest, WhatNobodyTookGoesWithIt) {

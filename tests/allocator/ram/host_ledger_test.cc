@@ -206,8 +206,10 @@ TEST_F(HostLedgerTest, AFileIsOpenWhileItIsReservedAloneAndEmptyAndOfThisUserAlo
 }
 
 TEST_F(HostLedgerTest, AReservationOutlivesItsLedger) {
-  const Reservation reservation = Open().Reserve(5);
+  std::optional<Reservation> reservation = Open().Reserve(5);
   EXPECT_EQ(ledger_.reserved_bytes(), 5u);
+  reservation.reset();
+  EXPECT_EQ(ledger_.reserved_bytes(), 0u);
 }
 
 TEST_F(HostLedgerTest, AReservationOfNothingIsOfOneByte) {
