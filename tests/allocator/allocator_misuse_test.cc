@@ -6,19 +6,15 @@
 #include <climits>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <string>
-#include <utility>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/fence.h"
-#include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/allocator/ram/host_ledger.h"
@@ -28,11 +24,14 @@
 #include "pinion/tests/allocator/pinned_allocator_fixture.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 namespace pinion {
 namespace allocator_misuse_test {
 
 using ::pinion::testing::FakeHost;
+using ::pinion::testing::IsExhausted;
+using ::pinion::testing::IsInvalid;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::PinnedAllocatorFixture;
 using ::pinion::testing::StatusIs;
@@ -75,14 +74,13 @@ TEST_F(AllocatorMisuseTest, AReserveThatHasNoRoomIsRefusedAndTakesNothing) {
         << row.name;
   }
   EXPECT_EQ(source_->calls(), 0u);
-  EXPECT_EQ(allocator_->GetStats().limit_refusals, 2u);
-  EXPECT_EQ(allocator_->GetStats().watermark_refusals, 2u);
+  EXPECT_EQ(Stats().limit_refusals, 2u);
+  EXPECT_EQ(Stats().watermark_refusals, 2u);
 }
 
 // Segments that are already pinned count: only the missing bytes must fit the limit.
 TEST_F(AllocatorMisuseTest, AReserveUpToTheLimitIsServed) {
-  options_.max_locked_bytes = 8 * kMiB;
-  Make();
+  MakeWithLimit(8 * kMiB);
   EXPECT_THAT(allocator_->Reserve(0), IsOk());
   EXPECT_THAT(allocator_->Reserve(5 * kMiB), IsOk());
   EXPECT_THAT(allocator_->Reserve(8 * kMiB), IsOk());
@@ -91,9 +89,7 @@ TEST_F(AllocatorMisuseTest, AReserveUpToTheLimitIsServed) {
 }
 
 TEST(HostLedgerMisuseTest, AnEmptyDirectoryIsRefusedWithTheRemedy) {
-  EXPECT_THAT(HostLedger::InDirectory(""),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("the ledger is \"\""), HasSubstr("/run/pinion"))));
+  EXPECT_THAT(HostLedger::InDirectory(""), IsInvalid("the ledger is \"\"", "/run/pinion"));
 }
 
 TEST(RamProbeMisuseTest, APercentageThatIsNoneIsNamed) {
@@ -146,22 +142,18 @@ TEST(NumaMisuseTest, ANodeOrAStrideThatThereIsNotIsNamed) {
 
 TEST(PageLockMisuseTest, MemoryAndFlagsThatThereAreNotAreNamed) {
   constexpr uint64_t kBytes = 4096;
-  EXPECT_THAT(LockPages(nullptr, kBytes, 0),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("4 KiB at 0 with"), HasSubstr("memory that is mapped"))));
+  EXPECT_THAT(LockPages(nullptr, kBytes, 0), IsInvalid("4 KiB at 0 with", "memory that is mapped"));
   void* const data =
       mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(data, MAP_FAILED);
-  EXPECT_THAT(LockPages(data, kBytes, 6),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("flags 6"), HasSubstr("0 or MLOCK_ONFAULT"))));
+  EXPECT_THAT(LockPages(data, kBytes, 6), IsInvalid("flags 6", "0 or MLOCK_ONFAULT"));
   ASSERT_EQ(munmap(data, kBytes), 0);
-  EXPECT_THAT(LockPages(data, kBytes, 0),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("not all of it is mapped")));
+  EXPECT_THAT(LockPages(data, kBytes, 0), IsExhausted("not all of it is mapped"));
 }
 
 TEST(PinnedBlockMisuseTest, AnEmptyBlockIsOfNoSizeAndOnNoNode) {
   const PinnedBlock empty;
+  EXPECT_TRUE(empty.empty());
   EXPECT_EQ(empty.data(), nullptr);
   EXPECT_EQ(empty.size_bytes(), 0u);
   EXPECT_EQ(empty.id(), 0u);
@@ -177,27 +169,6 @@ TEST(LogSinkMisuseTest, ASinkThatIsNullIsStandardError) {
   const std::string text = ::testing::internal::GetCapturedStderr();
   SetLogSink(before);
   EXPECT_THAT(text, HasSubstr("to nobody"));
-}
-
-// Reports success without memory.
-class NullSource final : public HostMemorySource {
- public:
-  std::string name() const override { return "null"; }
-  bool pinned() const override { return true; }
-  uint64_t granularity_bytes() const override { return 4096; }
-  absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
-    return HostSegment{.size_bytes = size_bytes};
-  }
-  absl::Status Free(const HostSegment&) override { return absl::OkStatus(); }
-};
-
-// Does without the fixture: a child that dies would leave the fixture's files behind.
-TEST(PinnedAllocatorMisuseDeathTest, ASourceThatReturnsNullDataIsNamedWithTheRemedy) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const auto allocator =
-      PinnedAllocator::Create({}, std::make_shared<NullSource>(), FakeHost().Probe()).value();
-  EXPECT_DEATH((void)allocator->Allocate(kMiB),
-               "null returned .* a source without memory returns ResourceExhausted");
 }
 
 }  // namespace allocator_misuse_test

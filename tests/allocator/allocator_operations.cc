@@ -526,6 +526,16 @@ absl::Status Model::FillHost(uint8_t a, uint8_t) {
 
 }  // namespace
 
+void OperationsResult::Add(const OperationsResult& other) {
+  if (failure.empty()) failure = other.failure;
+  operations += other.operations;
+  allocations += other.allocations;
+  refusals += other.refusals;
+  deferred_releases += other.deferred_releases;
+  reuses += other.reuses;
+  crossings += other.crossings;
+}
+
 OperationList RandomOperations(uint64_t seed, uint64_t count) {
   std::mt19937_64 random(seed);
   OperationList list(kHeaderBytes + count * kOperationBytes);
@@ -544,16 +554,7 @@ OperationsResult RunOperations(const std::vector<OperationList>& lists) {
     RunThreads(static_cast<int>(lists.size()), [&](int i) { models[i].Run(lists[i]); });
   }
   OperationsResult sum;
-  for (const Model& model : models) {
-    const OperationsResult& result = model.result();
-    if (sum.failure.empty()) sum.failure = result.failure;
-    sum.operations += result.operations;
-    sum.allocations += result.allocations;
-    sum.refusals += result.refusals;
-    sum.deferred_releases += result.deferred_releases;
-    sum.reuses += result.reuses;
-    sum.crossings += result.crossings;
-  }
+  for (const Model& model : models) sum.Add(model.result());
   if (!sum.failure.empty()) return sum;
   absl::Status end;
   if (world.blocks_outlive_allocator()) world.DropAllocator();

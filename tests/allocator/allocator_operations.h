@@ -36,6 +36,9 @@ struct OperationsResult {
   uint64_t deferred_releases = 0;  // with a pending ticket
   uint64_t reuses = 0;             // of bytes that had waited for a ticket
   uint64_t crossings = 0;          // releases on another thread than the allocation
+
+  // Adds the counters. The first failure stays.
+  void Add(const OperationsResult& other);
 };
 
 // Creates an allocator with the first list's options, runs `lists`, and releases everything.

@@ -1,19 +1,15 @@
 #include "pinion/allocator/allocator_stats.h"
 
-#include <cstdint>
-#include <string>
-
-#include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 namespace pinion {
 namespace {
 
+using ::pinion::testing::IsInternalError;
 using ::pinion::testing::IsOk;
-using ::pinion::testing::StatusIs;
-using ::testing::HasSubstr;
 
 AllocatorStats Consistent() {
   AllocatorStats stats;
@@ -53,8 +49,7 @@ TEST(AllocatorStatsTest, EachBrokenInvariantIsNamed) {
   const auto expect_broken = [](const char* invariant, const auto& change) {
     AllocatorStats stats = Consistent();
     change(stats);
-    EXPECT_THAT(stats.CheckInvariants(),
-                StatusIs(absl::StatusCode::kInternal, HasSubstr(invariant)));
+    EXPECT_THAT(stats.CheckInvariants(), IsInternalError(invariant));
   };
   using Stats = AllocatorStats;
   expect_broken("requested <= booked", [](Stats& s) { s.requested_bytes.current = 101; });

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <random>
@@ -14,7 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -36,6 +34,7 @@
 #include "pinion/tests/support/heap_source.h"
 #include "pinion/tests/support/sanitizers.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 namespace pinion {
 namespace {
@@ -46,18 +45,13 @@ using ::pinion::testing::FakeSource;
 using ::pinion::testing::FakeTimeline;
 using ::pinion::testing::ForkInTheMiddleOf;
 using ::pinion::testing::HeapSource;
+using ::pinion::testing::IsFailedPrecondition;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::kForkBesideThreadsMayHang;
-using ::pinion::testing::StatusIs;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 using Allocator = std::shared_ptr<PinnedAllocator>;
 
-auto IsRefused() {
-  return StatusIs(absl::StatusCode::kFailedPrecondition,
-                  AllOf(HasSubstr("before fork()"), HasSubstr("make another one in the child")));
-}
+auto IsRefused() { return IsFailedPrecondition("before fork()", "make another one in the child"); }
 
 class ForkTest : public ::testing::Test {
  protected:

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -29,6 +28,7 @@
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/source_adaptor.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 namespace pinion {
 namespace {
@@ -37,10 +37,10 @@ using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::HeapSource;
+using ::pinion::testing::IsExhausted;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::RunThreads;
 using ::pinion::testing::SourceAdaptor;
-using ::pinion::testing::StatusIs;
 
 using Source = std::shared_ptr<HostMemorySource>;
 
@@ -60,6 +60,12 @@ struct Kind {
   const char* name;
   std::function<Source()> make;
 };
+
+bool Holds(const HostSegment& segment, unsigned char fill) {
+  const auto* const bytes = static_cast<const unsigned char*>(segment.data);
+  return std::all_of(bytes, bytes + segment.size_bytes,
+                     [fill](unsigned char byte) { return byte == fill; });
+}
 
 class HostMemorySourceTest : public ::testing::TestWithParam<Kind> {
  protected:
@@ -91,8 +97,7 @@ TEST_P(HostMemorySourceTest, SegmentsKeepWhatIsWrittenToThem) {
     std::memset(segments.back().data, static_cast<int>(i), i * unit);
   }
   for (uint64_t i = 1; i <= 4; ++i) {
-    const auto* bytes = static_cast<const unsigned char*>(segments[i - 1].data);
-    EXPECT_TRUE(std::all_of(bytes, bytes + i * unit, [i](unsigned char b) { return b == i; }));
+    EXPECT_TRUE(Holds(segments[i - 1], static_cast<unsigned char>(i)));
     EXPECT_THAT(source_->Free(segments[i - 1]), IsOk());
   }
 }
@@ -127,7 +132,7 @@ TEST_P(HostMemorySourceTest, ThreadsMayUseItAtOnce) {
 }
 
 TEST_P(HostMemorySourceTest, MoreThanAnyHostHasIsResourceExhausted) {
-  EXPECT_THAT(source_->Allocate(uint64_t{1} << 60), StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(source_->Allocate(uint64_t{1} << 60), IsExhausted());
   const HostSegment segment = Get(source_->granularity_bytes());
   EXPECT_THAT(source_->Free(segment), IsOk());
 }
@@ -137,9 +142,7 @@ TEST_P(HostMemorySourceTest, AChildThatFreesWhatItInheritedTakesNothingFromThePa
   std::memset(segment.data, 7, segment.size_bytes);
   ChildProcess child([&] { EXPECT_THAT(source_->Free(segment), IsOk()); });
   EXPECT_EQ(child.Wait(), 0);
-  const auto* bytes = static_cast<const unsigned char*>(segment.data);
-  EXPECT_TRUE(
-      std::all_of(bytes, bytes + segment.size_bytes, [](unsigned char b) { return b == 7; }));
+  EXPECT_TRUE(Holds(segment, 7));
   EXPECT_THAT(source_->Free(segment), IsOk());
 }
 

@@ -92,25 +92,27 @@ constexpr int kMany = 4000;
 
 class OutOfMemoryTest : public PinnedAllocatorFixture {
  protected:
-  std::vector<PinnedBlock> TakeMany(int count) {
+  std::vector<PinnedBlock> TakeSmall(int count) {
     std::vector<PinnedBlock> blocks;
     for (int i = 0; i < count; ++i) blocks.push_back(*allocator_->Allocate(256 - kSlack));
     return blocks;
   }
-  void ExpectAllIsFree() {
-    const AllocatorStats stats = allocator_->GetStats();
-    EXPECT_THAT(stats.CheckInvariants(), IsOk());
-    EXPECT_EQ(stats.used_bytes.current, 0u);
-    EXPECT_EQ(stats.cached_bytes.current, stats.locked_bytes.current);
+  static void ReleaseOnFullHeap(PinnedBlock block, absl::Span<const FenceTicket> tickets,
+                                int64_t heap_lasts = 0) {
+    const FullHeap full(heap_lasts);
+    std::move(block).ReleaseAfter(tickets);
   }
-
-  const std::shared_ptr<FakeTimeline> other_timeline_ = std::make_shared<FakeTimeline>();
+  void ExpectAllIsFree() {
+    EXPECT_THAT(Stats().CheckInvariants(), IsOk());
+    EXPECT_EQ(Stats().used_bytes.current, 0u);
+    EXPECT_EQ(Stats().cached_bytes.current, Stats().locked_bytes.current);
+  }
 };
 
 TEST_F(OutOfMemoryTest, ABlockThatAnotherThreadReleasesComesBack) {
   Worker forward;
   std::vector<PinnedBlock> blocks;
-  forward.Run([&] { blocks = TakeMany(kMany); });
+  forward.Run([&] { blocks = TakeSmall(kMany); });
   {
     const FullHeap full;
     for (PinnedBlock& block : blocks) block = PinnedBlock();
@@ -120,29 +122,21 @@ TEST_F(OutOfMemoryTest, ABlockThatAnotherThreadReleasesComesBack) {
 }
 
 TEST_F(OutOfMemoryTest, WhereATicketCannotBeNotedTheReleaseWaitsForIt) {
-  std::vector<PinnedBlock> blocks = TakeMany(kMany);
+  std::vector<PinnedBlock> blocks = TakeSmall(kMany);
   timeline_->CompleteOnDevice(1);  // only a wait learns of it
-  for (PinnedBlock& block : blocks) {
-    const FenceTicket tickets[] = {timeline_->Ticket(1)};
-    const FullHeap full;
-    std::move(block).ReleaseAfter(tickets);
-  }
+  for (PinnedBlock& block : blocks) ReleaseOnFullHeap(std::move(block), {timeline_->Ticket(1)});
   EXPECT_EQ(timeline_->waits(), 1u) << "from then on it is known to be done";
   ASSERT_THAT(allocator_->Trim(0), IsOk());
   ExpectAllIsFree();
 }
 
 TEST_F(OutOfMemoryTest, ABlockWithSeveralTicketsWaitsForAllOfThem) {
-  PinnedBlock block = Take(kMiB - kSlack);
-  const FenceTicket tickets[] = {timeline_->Ticket(1), other_timeline_->Ticket(1)};
+  const auto other = std::make_shared<FakeTimeline>();
   timeline_->CompleteOnDevice(1);
-  other_timeline_->CompleteOnDevice(1);
-  {
-    const FullHeap full;
-    std::move(block).ReleaseAfter(tickets);
-  }
+  other->CompleteOnDevice(1);
+  ReleaseOnFullHeap(Take(kMiB - kSlack), {timeline_->Ticket(1), other->Ticket(1)});
   EXPECT_EQ(timeline_->waits(), 1u);
-  EXPECT_EQ(other_timeline_->waits(), 1u);
+  EXPECT_EQ(other->waits(), 1u);
   ExpectAllIsFree();
 }
 
@@ -150,16 +144,12 @@ TEST_F(OutOfMemoryTest, WhereOnlyTheFirstTicketCanBeNotedNothingIsNotedTwice) {
   int refused_after_the_first = 0;
   for (int lasts = 1; lasts < 6; ++lasts) {
     Make();
-    PinnedBlock block = Take(kMiB - kSlack);
     const auto timeline = std::make_shared<FakeTimeline>();
     const auto other = std::make_shared<FakeTimeline>();
-    const FenceTicket tickets[] = {timeline->Ticket(1), other->Ticket(1), timeline->Ticket(1)};
     timeline->CompleteOnDevice(1);
     other->CompleteOnDevice(1);
-    {
-      const FullHeap full(lasts);
-      std::move(block).ReleaseAfter(tickets);
-    }
+    ReleaseOnFullHeap(Take(kMiB - kSlack),
+                      {timeline->Ticket(1), other->Ticket(1), timeline->Ticket(1)}, lasts);
     if (heap_refusals > 0) ++refused_after_the_first;
     EXPECT_EQ(timeline->waits(), heap_refusals > 0 ? 1u : 0u);
     ASSERT_THAT(allocator_->Trim(0), IsOk());
@@ -186,14 +176,9 @@ TEST_F(OutOfMemoryTest, WhereTheTicketIsNeverDoneTheBlockIsNeverUsedAgain) {
   for (const bool takes_memory : {false, true}) {
     ChildProcess child([&] {
       Make();
-      PinnedBlock block = Take(3 * kMiB - kSlack);
-      const FenceTicket tickets[] = {{std::make_shared<NeverDone>(takes_memory), 1},
-                                     {std::make_shared<NeverDone>(takes_memory), 1}};
-      {
-        const FullHeap full;
-        std::move(block).ReleaseAfter(tickets);
-      }
-      EXPECT_EQ(allocator_->GetStats().used_bytes.current, 3 * kMiB);
+      ReleaseOnFullHeap(Take(3 * kMiB - kSlack), {{std::make_shared<NeverDone>(takes_memory), 1},
+                                                  {std::make_shared<NeverDone>(takes_memory), 1}});
+      EXPECT_EQ(Stats().used_bytes.current, 3 * kMiB);
       const uint64_t calls = source_->calls();
       Take(3 * kMiB - kSlack);
       EXPECT_EQ(source_->calls(), calls + 1);
@@ -209,8 +194,8 @@ class BatchesOutOfMemoryTest : public OutOfMemoryTest {
   static constexpr int kReleases = kBatches * 16;
 
   void SetUp() override {
-    TakeMany(2 * kReleases);  // creates the records and slabs in advance
-    blocks_ = TakeMany(kReleases);
+    TakeSmall(2 * kReleases);  // creates the records and slabs in advance
+    blocks_ = TakeSmall(kReleases);
   }
   void ReleaseOnAnotherThread(int first, int count, uint64_t value) {
     backward_.Run([&] {
@@ -232,7 +217,7 @@ TEST_F(BatchesOutOfMemoryTest, WhatAnAllocationCannotNoteStaysInItsBatch) {
     for (int i = 0; i < 32; ++i) EXPECT_TRUE(allocator_->Allocate(256 - kSlack).ok());
   }
   EXPECT_GT(heap_refusals, 0u);
-  EXPECT_EQ(allocator_->GetStats().deferred_bytes.total, kReleases * 256u);
+  EXPECT_EQ(Stats().deferred_bytes.total, kReleases * 256u);
   timeline_->CompleteVisibly(1);
   ASSERT_THAT(allocator_->Trim(0), IsOk());
   ExpectAllIsFree();
@@ -250,7 +235,6 @@ TEST_F(BatchesOutOfMemoryTest, WhatIsDoneServesThoughABatchBeforeItCannotBeNoted
     EXPECT_EQ(block->data(), data);
   }
   EXPECT_GT(heap_refusals, 0u);
-  timeline_->CompleteVisibly(1);
 }
 
 // Allocates `large` large blocks and 60 small ones with tickets while the heap lasts, then releases
@@ -350,7 +334,7 @@ TEST_F(GrowthOutOfMemoryTest, AGrowthHasLostNothingOrEndsTheProcess) {
 
 // Limit files that cannot be read for lack of memory must not count as "no limit".
 TEST_F(GrowthOutOfMemoryTest, TheBudgetHolds) {
-  host_.SetMeminfo(100 * kGiB, 5 * kGiB);
+  SetAvailableRam(5 * kGiB);
   host_.Write("proc/self/cgroup", "0::/pod\n");
   host_.Write("cgroup/pod/memory.max", "max\n");
   GrowInChildren(FullHeap::Fails::kOne, [](bool served) { EXPECT_FALSE(served); });

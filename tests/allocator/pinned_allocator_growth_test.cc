@@ -23,18 +23,19 @@
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 namespace pinion {
 namespace {
 
 using ::pinion::testing::FakeSource;
+using ::pinion::testing::IsExhausted;
+using ::pinion::testing::IsInternalError;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::IsOkAndHolds;
 using ::pinion::testing::kSlack;
 using ::pinion::testing::PinnedAllocatorFixture;
-using ::pinion::testing::StatusIs;
 using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 
 using PinnedAllocatorGrowthTest = PinnedAllocatorFixture;
 
@@ -51,20 +52,17 @@ TEST_F(PinnedAllocatorGrowthTest, SmallRequestsShareASegmentWithLargeOnes) {
 
 // A first segment of `segment_bytes` would pin 1 GiB, and take half a second, for the first 4 KiB.
 TEST_F(PinnedAllocatorGrowthTest, AJobOf200MebibytesLocks256) {
-  options_.segment_bytes = kGiB;
-  Make();
-  std::vector<PinnedBlock> blocks;
-  blocks.push_back(Take(4 * kKiB));
+  MakeWithSegments(kGiB);
+  const PinnedBlock first = Take(4 * kKiB);
   EXPECT_EQ(source_->outstanding_bytes(), 64 * kMiB);
-  for (int i = 0; i < 200; ++i) blocks.push_back(Take(kMiB - kSlack));
+  const std::vector<PinnedBlock> blocks = TakeMany(200, kMiB - kSlack);
   EXPECT_EQ(source_->outstanding_bytes(), 256 * kMiB);
   EXPECT_EQ(source_->calls(), 3u);
 }
 
 TEST_F(PinnedAllocatorGrowthTest, GrowthsDoubleWhatIsLockedUpToASegment) {
   if (config::kHardened) GTEST_SKIP() << "hardened builds fill gigabytes";
-  options_.segment_bytes = 384 * kMiB;
-  Make();
+  MakeWithSegments(384 * kMiB);
   std::vector<PinnedBlock> blocks;
   std::vector<uint64_t> locked_mib;
   while (source_->outstanding_bytes() < 1280 * kMiB) {
@@ -78,8 +76,7 @@ TEST_F(PinnedAllocatorGrowthTest, GrowthsDoubleWhatIsLockedUpToASegment) {
 // A source that registers memory can join only segments that begin at multiples of 1 GiB.
 TEST_F(PinnedAllocatorGrowthTest, OddSizesLeaveWhatIsLockedAPowerOfTwo) {
   if (config::kHardened) GTEST_SKIP() << "hardened builds fill gigabytes";
-  options_.segment_bytes = kGiB;
-  Make();
+  MakeWithSegments(kGiB);
   const PinnedBlock first = Take(70 * kMiB);
   EXPECT_EQ(source_->outstanding_bytes(), 128 * kMiB);
   const PinnedBlock second = Take(150 * kMiB);
@@ -88,44 +85,36 @@ TEST_F(PinnedAllocatorGrowthTest, OddSizesLeaveWhatIsLockedAPowerOfTwo) {
   EXPECT_GE(source_->outstanding_bytes(), 512 * kMiB + kGiB + 2 * kMiB);
 }
 
-class GrowthAfterAReservationTest : public PinnedAllocatorFixture {
- protected:
-  // Returns the locked bytes once the reservation is used up and one more block is allocated.
-  uint64_t LockedBytesAfter(uint64_t reserved_bytes) {
-    options_.segment_bytes = kGiB;
-    Make();
-    EXPECT_THAT(allocator_->Reserve(reserved_bytes), IsOk());
-    const PinnedBlock reserved = Take(reserved_bytes - kSlack);
+TEST_F(PinnedAllocatorGrowthTest, AfterAReservationAGrowthGoesToTheNextPowerOfTwoThatIsNotNear) {
+  for (const uint64_t reserved_mib : {200, 120}) {
+    SCOPED_TRACE(reserved_mib);
+    MakeWithSegments(kGiB);
+    EXPECT_THAT(allocator_->Reserve(reserved_mib * kMiB), IsOk());
+    const PinnedBlock reserved = Take(reserved_mib * kMiB - kSlack);
     const PinnedBlock more = Take(kMiB - kSlack);
-    return source_->outstanding_bytes();
+    EXPECT_EQ(source_->outstanding_bytes(), 256 * kMiB);
   }
-};
-
-TEST_F(GrowthAfterAReservationTest, GoesToTheNextPowerOfTwoAndNotBeyond) {
-  EXPECT_EQ(LockedBytesAfter(200 * kMiB), 256 * kMiB);
 }
 
-TEST_F(GrowthAfterAReservationTest, PassesOverAPowerOfTwoThatIsNear) {
-  EXPECT_EQ(LockedBytesAfter(120 * kMiB), 256 * kMiB);
-}
-
-TEST_F(PinnedAllocatorGrowthTest, AReservationOfLessThanASegmentIsPinnedByOneCall) {
-  options_.segment_bytes = kGiB;
-  Make();
-  EXPECT_THAT(allocator_->Reserve(200 * kMiB), IsOk());
-  EXPECT_EQ(source_->outstanding_bytes(), 200 * kMiB);
-  EXPECT_EQ(source_->calls(), 1u);
+TEST_F(PinnedAllocatorGrowthTest, AReservationIsOnePieceThatIsPinnedByOneCall) {
+  for (const uint64_t segment_bytes : {kGiB, 4 * kMiB}) {
+    SCOPED_TRACE(segment_bytes);
+    MakeWithSegments(segment_bytes);
+    const uint64_t calls = source_->calls();
+    EXPECT_THAT(allocator_->Reserve(200 * kMiB), IsOk());
+    EXPECT_EQ(source_->outstanding_bytes(), 200 * kMiB);
+    Take(200 * kMiB - kSlack);
+    EXPECT_EQ(source_->calls(), calls + 1);
+  }
 }
 
 // A growth is cut to the rest of the limit even if the rest is far below the locked bytes.
 TEST_F(PinnedAllocatorGrowthTest, ADoublingIsCutToWhatIsLeftOfTheLimit) {
   options_.segment_bytes = kGiB;
-  options_.max_locked_bytes = 200 * kMiB;
-  Make();
-  std::vector<PinnedBlock> blocks;
-  for (int i = 0; i < 199; ++i) blocks.push_back(Take(kMiB - kSlack));
+  MakeWithLimit(200 * kMiB);
+  std::vector<PinnedBlock> blocks = TakeMany(199, kMiB - kSlack);
   EXPECT_EQ(source_->outstanding_bytes(), 200 * kMiB);
-  EXPECT_EQ(allocator_->GetStats().growth_retries, 0u);
+  EXPECT_EQ(Stats().growth_retries, 0u);
 }
 
 // Without this, a run whose longest block grows would keep every earlier length locked.
@@ -134,22 +123,20 @@ TEST_F(PinnedAllocatorGrowthTest, ALongSegmentThatIsFreeMakesWayForALongerOne) {
   Take(kGiB - kSlack);
   Take(kGiB + 64 * kMiB);
   Take(kGiB + 256 * kMiB);
-  const AllocatorStats stats = allocator_->GetStats();
-  EXPECT_EQ(stats.unpin_calls, 1u);
-  EXPECT_EQ(stats.locked_bytes.current, kGiB + kGiB + 256 * kMiB);
+  EXPECT_EQ(Stats().unpin_calls, 1u);
+  EXPECT_EQ(Stats().locked_bytes.current, kGiB + kGiB + 256 * kMiB);
 }
 
 TEST_F(PinnedAllocatorGrowthTest, ALongBlockCostsNothingOfWhatWasReserved) {
   if (config::kHardened) GTEST_SKIP() << "hardened builds fill gigabytes";
   EXPECT_THAT(allocator_->Reserve(2 * kGiB), IsOk());
   Take(kGiB + 64 * kMiB);
-  EXPECT_EQ(allocator_->GetStats().unpin_calls, 0u);
+  EXPECT_EQ(Stats().unpin_calls, 0u);
 }
 
 TEST_F(PinnedAllocatorGrowthTest, ThreadsThatFindNothingAtOncePinOneSegment) {
   constexpr int kThreads = 8;
-  options_.segment_bytes = 16 * kMiB;
-  Make();  // without a limit, which would refuse a second segment
+  MakeWithSegments(16 * kMiB);  // without a limit, which would refuse a second segment
   std::atomic<int> asking{0};
   source_->on_allocate = [&asking] {
     while (asking < kThreads) std::this_thread::yield();
@@ -160,13 +147,11 @@ TEST_F(PinnedAllocatorGrowthTest, ThreadsThatFindNothingAtOncePinOneSegment) {
     EXPECT_THAT(allocator_->Allocate(kMiB), IsOk());
   });
   EXPECT_EQ(source_->calls(), 1u);
-  EXPECT_EQ(allocator_->GetStats().failures, 0u);
-  source_->on_allocate = nullptr;
+  EXPECT_EQ(Stats().failures, 0u);
 }
 
 TEST_F(PinnedAllocatorGrowthTest, RoomForAReservationIsNotTakenByEmptySlabs) {
-  options_.max_locked_bytes = 4 * kMiB;
-  Make();
+  MakeWithLimit(4 * kMiB);
   Take(100);
   EXPECT_THAT(allocator_->Reserve(4 * kMiB), IsOk());
   EXPECT_EQ(source_->calls(), 1u);
@@ -177,34 +162,26 @@ TEST_F(PinnedAllocatorGrowthTest, RoomForAReservationIsNotTakenByEmptySlabs) {
 TEST_F(PinnedAllocatorGrowthTest, TheSourceMayUseTheAllocatorThatCallsIt) {
   const PinnedBlock warm = Take(100);
   source_->on_allocate = [this] {
-    (void)allocator_->GetStats();
+    (void)Stats();
     const PinnedBlock inner = Take(200);
     EXPECT_THAT(allocator_->Trim(UINT64_MAX), IsOk());
   };
   Take(kMiB);
-  source_->on_allocate = nullptr;
 }
 
 TEST_F(PinnedAllocatorGrowthTest, WhatIsReservedIsServedWithoutPinning) {
   EXPECT_THAT(allocator_->Reserve(10 * kMiB), IsOk());
   const uint64_t calls = source_->calls();
-  std::vector<PinnedBlock> blocks;
-  for (int i = 0; i < 10; ++i) blocks.push_back(Take(kMiB - kSlack));
+  TakeMany(10, kMiB - kSlack);
   EXPECT_EQ(source_->calls(), calls);
-  EXPECT_EQ(allocator_->GetStats().misses, 0u);
-  EXPECT_EQ(allocator_->GetStats().failures, 0u);
+  EXPECT_EQ(Stats().misses, 0u);
+  EXPECT_EQ(Stats().failures, 0u);
 }
 
 TEST_F(PinnedAllocatorGrowthTest, AReserveAsksTheDeviceBeforeItGrows) {
   Take(kMiB).ReleaseAfter({timeline_->Ticket(1)});
   timeline_->CompleteOnDevice(1);
   EXPECT_THAT(allocator_->Reserve(4 * kMiB), IsOk());
-  EXPECT_EQ(source_->calls(), 1u);
-}
-
-TEST_F(PinnedAllocatorGrowthTest, WhatIsReservedIsOnePieceWhereThatCanBeHad) {
-  EXPECT_THAT(allocator_->Reserve(50 * kMiB), IsOk());
-  Take(50 * kMiB - kSlack);
   EXPECT_EQ(source_->calls(), 1u);
 }
 
@@ -219,8 +196,7 @@ TEST_F(PinnedAllocatorGrowthTest, WhatIsReservedBesideALongSegmentAddsToIt) {
 // Memory that Trim is returning is neither free nor below the limit. An allocation in between must
 // wait: a refusal would be wrong, because no block is in use.
 TEST_F(PinnedAllocatorGrowthTest, WhoeverMissesDuringATrimWaitsForWhatItGivesBack) {
-  options_.max_locked_bytes = 8 * kMiB;
-  Make();
+  MakeWithLimit(8 * kMiB);
   Take(8 * kMiB - kSlack);
   std::thread other;
   std::atomic<bool> asks{false};
@@ -241,8 +217,7 @@ TEST_F(PinnedAllocatorGrowthTest, WhoeverMissesDuringATrimWaitsForWhatItGivesBac
   ASSERT_TRUE(other.joinable());
   other.join();
   EXPECT_THAT(status, IsOk());
-  EXPECT_EQ(allocator_->GetStats().limit_refusals, 0u);
-  source_->on_free = nullptr;
+  EXPECT_EQ(Stats().limit_refusals, 0u);
 }
 
 // A program's callback may trim every cache or allocate elsewhere. Two such allocators must not
@@ -266,12 +241,10 @@ TEST_F(PinnedAllocatorGrowthTest, TwoAllocatorsThatGrowMayTrimEachOtherAndAlloca
   testing::RunThreads(2, [&](int thread) {
     EXPECT_THAT((thread == 0 ? *allocator_ : *other).Allocate(kMiB), IsOk());
   });
-  source_->on_allocate = nullptr;
 }
 
 TEST_F(PinnedAllocatorGrowthTest, ASourceMayTrimAndAllocateWhileItTakesMemoryBack) {
-  options_.max_locked_bytes = 8 * kMiB;
-  Make();
+  MakeWithLimit(8 * kMiB);
   Take(8 * kMiB - kSlack);
   absl::Status status;
   source_->on_free = [&] {
@@ -279,64 +252,57 @@ TEST_F(PinnedAllocatorGrowthTest, ASourceMayTrimAndAllocateWhileItTakesMemoryBac
     status = allocator_->Allocate(8 * kMiB - kSlack).status();
   };
   EXPECT_THAT(allocator_->Trim(0), IsOk());
-  EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted)) << "it has it still itself";
-  source_->on_free = nullptr;
+  EXPECT_THAT(status, IsExhausted()) << "it has it still itself";
 }
 
 TEST_F(PinnedAllocatorGrowthTest, TrimGivesBackWhatIsFreeDownToWhatIsKept) {
-  {
-    std::vector<PinnedBlock> blocks;
-    for (int i = 0; i < 4; ++i) blocks.push_back(Take(4 * kMiB - kSlack));
-  }
+  TakeMany(4, 4 * kMiB - kSlack);
   EXPECT_THAT(allocator_->Trim(8 * kMiB), IsOkAndHolds(8 * kMiB));
   EXPECT_EQ(source_->outstanding_bytes(), 8 * kMiB);
   EXPECT_THAT(allocator_->Trim(8 * kMiB), IsOkAndHolds(0u));
-  EXPECT_EQ(allocator_->GetStats().trims, 1u);
+  EXPECT_EQ(Stats().trims, 1u);
 }
 
-TEST_F(PinnedAllocatorGrowthTest, ASegmentThatCannotBeFreedIsCountedAsLeaked) {
-  const auto source = std::make_shared<FakeSource>();
-  PINION_ASSERT_OK_AND_ASSIGN(allocator_, PinnedAllocator::Create(options_, source, host_.Probe()));
-  Take(kMiB);
-  source->FailEveryFree();
-  EXPECT_THAT(allocator_->Trim(0), StatusIs(absl::StatusCode::kInternal));
-  const AllocatorStats stats = allocator_->GetStats();
-  EXPECT_EQ(stats.leaked_bytes, 4 * kMiB);
-  EXPECT_EQ(stats.locked_bytes.current, 0u);
-  EXPECT_THAT(stats.CheckInvariants(), IsOk());
+class LostSegmentTest : public PinnedAllocatorFixture {
+ protected:
+  // A segment of 4 MiB that the source fails to free. It may still be pinned.
+  void LoseASegment() {
+    MakeOver(leaking_);
+    Take(kMiB);
+    leaking_->FailEveryFree();
+    EXPECT_THAT(allocator_->Trim(0), IsInternalError());
+  }
+
+  const std::shared_ptr<FakeSource> leaking_ = std::make_shared<FakeSource>();
+};
+
+TEST_F(LostSegmentTest, IsCountedAsLeaked) {
+  LoseASegment();
+  EXPECT_EQ(Stats().leaked_bytes, 4 * kMiB);
+  EXPECT_EQ(Stats().locked_bytes.current, 0u);
+  EXPECT_THAT(Stats().CheckInvariants(), IsOk());
 }
 
-// The source failed to free the segment, so it may still be pinned.
-TEST_F(PinnedAllocatorGrowthTest, ASegmentThatCannotBeFreedCountsAgainstTheLimit) {
+TEST_F(LostSegmentTest, CountsAgainstTheLimit) {
   options_.max_locked_bytes = 8 * kMiB;
-  const auto source = std::make_shared<FakeSource>();
-  PINION_ASSERT_OK_AND_ASSIGN(allocator_, PinnedAllocator::Create(options_, source, host_.Probe()));
-  Take(kMiB);
-  source->FailEveryFree();
-  EXPECT_THAT(allocator_->Trim(0), StatusIs(absl::StatusCode::kInternal));
+  LoseASegment();
   const PinnedBlock block = Take(4 * kMiB - kSlack);
-  EXPECT_THAT(allocator_->Allocate(kMiB),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("max_locked_bytes")));
-  EXPECT_EQ(source->outstanding_bytes(), 8 * kMiB);
+  EXPECT_THAT(allocator_->Allocate(kMiB), IsExhausted("max_locked_bytes"));
+  EXPECT_EQ(leaking_->outstanding_bytes(), 8 * kMiB);
 }
 
-TEST_F(PinnedAllocatorGrowthTest, WhereASegmentIsLostTheNextOneFitsWhatIsLeftOfTheLimit) {
+TEST_F(LostSegmentTest, LeavesTheNextSegmentTheRestOfTheLimit) {
   options_.max_locked_bytes = 5 * kMiB;
-  const auto source = std::make_shared<FakeSource>();
-  PINION_ASSERT_OK_AND_ASSIGN(allocator_, PinnedAllocator::Create(options_, source, host_.Probe()));
-  Take(kMiB);
-  source->FailEveryFree();
-  EXPECT_THAT(allocator_->Trim(0), StatusIs(absl::StatusCode::kInternal));
+  LoseASegment();
   const PinnedBlock block = Take(kMiB / 2);
-  EXPECT_EQ(source->outstanding_bytes(), 5 * kMiB);
-  EXPECT_EQ(allocator_->GetStats().growth_retries, 0u);
+  EXPECT_EQ(leaking_->outstanding_bytes(), 5 * kMiB);
+  EXPECT_EQ(Stats().growth_retries, 0u);
 }
 
 TEST_F(PinnedAllocatorGrowthTest, OncePeakDemandStoppedRisingNoStepPins) {
   // Each step allocates new sizes up to the same peak. Half of the blocks wait for copies.
   constexpr uint64_t kPeakBytes = 2 * kMiB;
-  options_.segment_bytes = 512 * kKiB;
-  Make();
+  MakeWithSegments(512 * kKiB);
   std::mt19937_64 random(2026);
   uint64_t ticket = 0;
   const auto step = [&] {
@@ -355,11 +321,10 @@ TEST_F(PinnedAllocatorGrowthTest, OncePeakDemandStoppedRisingNoStepPins) {
     timeline_->CompleteVisibly(ticket);  // as if the engine polled at its next submission
   };
   for (int i = 0; i < 50; ++i) step();
-  const uint64_t pin_calls = allocator_->GetStats().pin_calls;
+  const uint64_t pin_calls = Stats().pin_calls;
   for (int i = 0; i < 1000; ++i) step();
-  EXPECT_EQ(allocator_->GetStats().pin_calls, pin_calls);
-  const AllocatorStats stats = allocator_->GetStats();
-  EXPECT_LE(8 * stats.booked_bytes.peak, 9 * stats.requested_bytes.peak);
+  EXPECT_EQ(Stats().pin_calls, pin_calls);
+  EXPECT_LE(8 * Stats().booked_bytes.peak, 9 * Stats().requested_bytes.peak);
 }
 
 }  // namespace

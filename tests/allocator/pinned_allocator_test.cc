@@ -28,6 +28,7 @@
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 namespace pinion {
 namespace {
@@ -35,58 +36,60 @@ namespace {
 using ::pinion::testing::CapturedLog;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeSource;
+using ::pinion::testing::IsExhausted;
+using ::pinion::testing::IsInvalid;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::kSlack;
 using ::pinion::testing::PinnedAllocatorFixture;
-using ::pinion::testing::StatusIs;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
 
 using PinnedAllocatorTest = PinnedAllocatorFixture;
 
 TEST_F(PinnedAllocatorTest, BadOptionsAreRefusedByName) {
-  options_.segment_bytes = 4097;
-  EXPECT_THAT(PinnedAllocator::Create(options_, source_),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("segment_bytes")));
-  EXPECT_THAT(PinnedAllocator::Create({}, nullptr),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("source")));
+  EXPECT_THAT(PinnedAllocator::Create({}, nullptr), IsInvalid("source"));
   EXPECT_THAT(PinnedAllocator::Create({}, std::make_shared<FakeSource>(512)),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("granularity_bytes")));
-  EXPECT_THAT(
-      PinnedAllocator::Create({}, std::make_shared<FakeSource>(3 * 4096)),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("granularity_bytes is 12288")));
+              IsInvalid("granularity_bytes"));
+  EXPECT_THAT(PinnedAllocator::Create({}, std::make_shared<FakeSource>(3 * 4096)),
+              IsInvalid("granularity_bytes is 12288"));
+  options_.segment_bytes = 4097;
+  EXPECT_THAT(PinnedAllocator::Create(options_, source_), IsInvalid("segment_bytes"));
   options_ = {};
   options_.max_wait_for_deferred = absl::Seconds(-1);
-  EXPECT_THAT(PinnedAllocator::Create(options_, source_),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("max_wait_for_deferred")));
+  EXPECT_THAT(PinnedAllocator::Create(options_, source_), IsInvalid("max_wait_for_deferred"));
 }
 
-// Returns memory with another size or alignment than requested.
+// Returns memory with another size or alignment than requested, or none.
 class WrongSource final : public HostMemorySource {
  public:
-  WrongSource(uint64_t more_bytes, uint64_t shift_bytes)
-      : more_bytes_(more_bytes), shift_bytes_(shift_bytes) {}
+  WrongSource(uint64_t address, uint64_t more_bytes) : address_(address), more_bytes_(more_bytes) {}
   std::string name() const override { return "wrong"; }
   bool pinned() const override { return true; }
   uint64_t granularity_bytes() const override { return 4096; }
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
-    return HostSegment{reinterpret_cast<void*>((uintptr_t{1} << 40) + shift_bytes_),
-                       size_bytes + more_bytes_, 0};
+    return HostSegment{reinterpret_cast<void*>(address_), size_bytes + more_bytes_, 0};
   }
   absl::Status Free(const HostSegment&) override { return absl::OkStatus(); }
 
  private:
+  const uint64_t address_;
   const uint64_t more_bytes_;
-  const uint64_t shift_bytes_;
 };
 
 // Does without the fixture: a child that dies would leave the fixture's files behind.
 TEST(PinnedAllocatorDeathTest, ASourceThatGivesOtherMemoryThanAskedForIsNamed) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  for (const auto& source :
-       {std::make_shared<WrongSource>(4096, 0), std::make_shared<WrongSource>(0, 512)}) {
-    const auto allocator = PinnedAllocator::Create({}, source, FakeHost().Probe()).value();
-    EXPECT_DEATH((void)allocator->Allocate(kMiB), "wrong returned .* aligned to 4096");
+  constexpr uint64_t kAddress = uint64_t{1} << 40;
+  const struct {
+    std::shared_ptr<WrongSource> source;
+    const char* message;
+  } rows[] = {
+      {std::make_shared<WrongSource>(kAddress, 4096), "wrong returned .* aligned to 4096"},
+      {std::make_shared<WrongSource>(kAddress + 512, 0), "wrong returned .* aligned to 4096"},
+      {std::make_shared<WrongSource>(0, 0),
+       "wrong returned .* a source without memory returns ResourceExhausted"},
+  };
+  for (const auto& row : rows) {
+    const auto allocator = PinnedAllocator::Create({}, row.source, FakeHost().Probe()).value();
+    EXPECT_DEATH((void)allocator->Allocate(kMiB), row.message);
   }
 }
 
@@ -100,12 +103,11 @@ TEST_F(PinnedAllocatorTest, ABlockKnowsItsSizes) {
 }
 
 TEST_F(PinnedAllocatorTest, SizesOfZeroAndBeyondAnyHostAreRefused) {
-  EXPECT_THAT(allocator_->Allocate(0), StatusIs(absl::StatusCode::kInvalidArgument));
-  EXPECT_THAT(allocator_->Allocate(UINT64_MAX), StatusIs(absl::StatusCode::kInvalidArgument));
-  EXPECT_EQ(allocator_->GetStats().failures, 2u);
+  EXPECT_THAT(allocator_->Allocate(0), IsInvalid());
+  EXPECT_THAT(allocator_->Allocate(UINT64_MAX), IsInvalid());
+  EXPECT_EQ(Stats().failures, 2u);
   // A valid size that no host can serve.
-  EXPECT_THAT(allocator_->Allocate(uint64_t{1} << 47),
-              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(allocator_->Allocate(uint64_t{1} << 47), IsExhausted());
 }
 
 TEST_F(PinnedAllocatorTest, BlocksAreAlignedToPagesFrom32KiBOnElseToTheSmallestBlock) {
@@ -122,9 +124,8 @@ TEST_F(PinnedAllocatorTest, OnlyALimitThatAdmitsNoSegmentIsRefusedByName) {
   EXPECT_THAT(PinnedAllocator::Create(options_, source_), IsOk());
   options_.max_locked_bytes = 4095;
   EXPECT_THAT(PinnedAllocator::Create(options_, source_),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("max_locked_bytes is 4095; nothing could be allocated: it must be "
-                                 "at least the granularity of fake, 4096")));
+              IsInvalid("max_locked_bytes is 4095; nothing could be allocated: it must be "
+                        "at least the granularity of fake, 4096"));
 }
 
 // With a limit below the granularity every allocation would fail.
@@ -132,21 +133,19 @@ TEST_F(PinnedAllocatorTest, ALimitBelowTwoMebibytesIsRefusedWithMappedMemory) {
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<MmapSource> source, MmapSource::Create());
   options_.max_locked_bytes = kMiB;
   EXPECT_THAT(PinnedAllocator::Create(options_, source, host_.Probe()),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("max_locked_bytes is 1048576;"),
-                             HasSubstr("at least the granularity of mmap, 2097152 (2 MiB), or "
-                                       "pageable_fallback be set"))));
+              IsInvalid("max_locked_bytes is 1048576;",
+                        "at least the granularity of mmap, 2097152 (2 MiB), or "
+                        "pageable_fallback be set"));
   options_.max_locked_bytes = 2 * kMiB;
-  PINION_ASSERT_OK_AND_ASSIGN(allocator_, PinnedAllocator::Create(options_, source, host_.Probe()));
+  MakeOver(source);
   const PinnedBlock block = Take(kMiB);
 }
 
 TEST_F(PinnedAllocatorTest, ALargerAlignmentHoldsForAllButSmallBlocks) {
   options_.alignment_bytes = 64 * kKiB;
-  EXPECT_THAT(PinnedAllocator::Create(options_, source_),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("granularity of fake")));
+  EXPECT_THAT(PinnedAllocator::Create(options_, source_), IsInvalid("granularity of fake"));
   const auto source = std::make_shared<FakeSource>(64 * kKiB);
-  PINION_ASSERT_OK_AND_ASSIGN(allocator_, PinnedAllocator::Create(options_, source, host_.Probe()));
+  MakeOver(source);
   std::vector<PinnedBlock> blocks;
   for (uint64_t size = 32 * kKiB; size < 2 * kMiB; size = size * 5 / 3 + 1) {
     blocks.push_back(Take(size));
@@ -166,17 +165,9 @@ TEST_F(PinnedAllocatorTest, ABlockThatCameBackIsUsedAgainUnderANewId) {
   block = Take(kMiB);
   EXPECT_EQ(block.data(), data);
   EXPECT_NE(block.id(), id);
-  const AllocatorStats stats = allocator_->GetStats();
-  EXPECT_EQ(stats.hits, 1u);
-  EXPECT_EQ(stats.misses, 1u);
-  EXPECT_EQ(stats.pin_calls, 1u);
-}
-
-TEST_F(PinnedAllocatorTest, IdsDifferBetweenAllocators) {
-  const PinnedBlock block = Take(kMiB);
-  const std::shared_ptr<PinnedAllocator> first = allocator_;
-  Make();
-  EXPECT_NE(Take(kMiB).id(), block.id());
+  EXPECT_EQ(Stats().hits, 1u);
+  EXPECT_EQ(Stats().misses, 1u);
+  EXPECT_EQ(Stats().pin_calls, 1u);
 }
 
 // Each allocator has a range of ids. Skipping ids would run into another allocator's range.
@@ -186,28 +177,20 @@ TEST_F(PinnedAllocatorTest, IdsOfAnAllocatorRise) {
 }
 
 TEST_F(PinnedAllocatorTest, NoTwoAllocatorsGiveTheSameId) {
-  Take(kKiB);
+  uint64_t id = Take(kKiB).id();
   const std::shared_ptr<PinnedAllocator> first = std::move(allocator_);
   Make();
   const uint64_t other = Take(kKiB).id();
+  ASSERT_NE(id, other);
   // Small blocks, because hardened builds write and check every byte.
-  for (uint64_t id = 0; id < other + 10'000;) {
-    PINION_ASSERT_OK_AND_ASSIGN(const PinnedBlock block, first->Allocate(kKiB));
-    ASSERT_NE(block.id(), other);
-    id = block.id();
-  }
-}
-
-TEST(PinnedBlockTest, AnEmptyBlockHasNoMemoryAndNoNumber) {
-  const PinnedBlock block;
-  EXPECT_TRUE(block.empty());
-  EXPECT_EQ(block.data(), nullptr);
-  EXPECT_EQ(block.size_bytes(), 0u);
-  EXPECT_EQ(block.id(), 0u);
+  do {
+    id = first->Allocate(kKiB).value().id();
+    ASSERT_NE(id, other);
+  } while (id < other + 10'000);
 }
 
 TEST_F(PinnedAllocatorTest, AnAllocatorThatGivesAllBackEndsWithoutAWord) {
-  { const PinnedBlock block = allocator_->Allocate(kMiB).value(); }
+  Take(kMiB);
   const CapturedLog log;
   allocator_.reset();
   EXPECT_EQ(log.text(), "");
@@ -228,37 +211,35 @@ TEST_F(PinnedAllocatorTest, ABlockThatIsAssignedToItselfStays) {
   const uint64_t id = block.id();
   block = std::move(same);
   EXPECT_EQ(block.id(), id);
-  EXPECT_EQ(allocator_->GetStats().requested_bytes.current, kMiB);
+  EXPECT_EQ(Stats().requested_bytes.current, kMiB);
 }
 
 TEST_F(PinnedAllocatorTest, AnAssignmentReleasesWhatWasThere) {
   PinnedBlock block = Take(kMiB);
   block = Take(2 * kMiB - kSlack);
-  EXPECT_EQ(allocator_->GetStats().requested_bytes.current, 2 * kMiB - kSlack);
+  EXPECT_EQ(Stats().requested_bytes.current, 2 * kMiB - kSlack);
 }
 
 TEST_F(PinnedAllocatorTest, StatisticsAreExact) {
   const PinnedBlock a = Take(kMiB - kSlack);
   PinnedBlock b = Take(kMiB - kSlack);
   std::move(b).ReleaseAfter({timeline_->Ticket(1)});
-  AllocatorStats stats = allocator_->GetStats();
-  EXPECT_EQ(stats.requested_bytes.current, kMiB - kSlack);
-  EXPECT_EQ(stats.requested_bytes.peak, 2 * (kMiB - kSlack));
-  EXPECT_EQ(stats.booked_bytes.current, kMiB);
-  EXPECT_EQ(stats.booked_bytes.peak, 2 * kMiB);
-  EXPECT_EQ(stats.deferred_bytes.current, kMiB);
-  EXPECT_EQ(stats.used_bytes.current, 2 * kMiB);
-  EXPECT_EQ(stats.cached_bytes.current, 2 * kMiB);
-  EXPECT_EQ(stats.locked_bytes.current, 4 * kMiB);
-  EXPECT_THAT(stats.CheckInvariants(), IsOk());
-  timeline_->CompleteVisibly(1);
+  EXPECT_EQ(Stats().requested_bytes.current, kMiB - kSlack);
+  EXPECT_EQ(Stats().requested_bytes.peak, 2 * (kMiB - kSlack));
+  EXPECT_EQ(Stats().booked_bytes.current, kMiB);
+  EXPECT_EQ(Stats().booked_bytes.peak, 2 * kMiB);
+  EXPECT_EQ(Stats().deferred_bytes.current, kMiB);
+  EXPECT_EQ(Stats().used_bytes.current, 2 * kMiB);
+  EXPECT_EQ(Stats().cached_bytes.current, 2 * kMiB);
+  EXPECT_EQ(Stats().locked_bytes.current, 4 * kMiB);
+  EXPECT_THAT(Stats().CheckInvariants(), IsOk());
 }
 
 TEST_F(PinnedAllocatorTest, CachedBytesAddUpToAllThatEverBecameFree) {
-  { const PinnedBlock first = Take(kMiB - kSlack); }
-  EXPECT_EQ(allocator_->GetStats().cached_bytes.total, 4 * kMiB) << "the rest of the segment, too";
-  { const PinnedBlock again = Take(kMiB - kSlack); }
-  EXPECT_EQ(allocator_->GetStats().cached_bytes.total, 5 * kMiB);
+  Take(kMiB - kSlack);
+  EXPECT_EQ(Stats().cached_bytes.total, 4 * kMiB) << "the rest of the segment, too";
+  Take(kMiB - kSlack);
+  EXPECT_EQ(Stats().cached_bytes.total, 5 * kMiB);
 }
 
 TEST_F(PinnedAllocatorTest, PeaksAreThoseOfTheMomentsBetweenRiseAndFall) {
@@ -269,40 +250,36 @@ TEST_F(PinnedAllocatorTest, PeaksAreThoseOfTheMomentsBetweenRiseAndFall) {
   a = PinnedBlock();
   b = PinnedBlock();  // now all 4 MiB are cached
   b = Take(kMiB - kSlack);
-  const AllocatorStats stats = allocator_->GetStats();
-  EXPECT_EQ(stats.requested_bytes.peak, 3 * kMiB - 2 * kSlack);
-  EXPECT_EQ(stats.booked_bytes.peak, 3 * kMiB);
-  EXPECT_EQ(stats.used_bytes.peak, 3 * kMiB);
-  EXPECT_EQ(stats.cached_bytes.peak, 4 * kMiB);
-  ASSERT_EQ(stats.size_buckets.size(), 3u);
-  EXPECT_EQ(stats.size_buckets[1].booked_bytes.peak, kMiB);
-  EXPECT_EQ(stats.size_buckets[1].booked_bytes.total, 2 * kMiB);
+  EXPECT_EQ(Stats().requested_bytes.peak, 3 * kMiB - 2 * kSlack);
+  EXPECT_EQ(Stats().booked_bytes.peak, 3 * kMiB);
+  EXPECT_EQ(Stats().used_bytes.peak, 3 * kMiB);
+  EXPECT_EQ(Stats().cached_bytes.peak, 4 * kMiB);
+  ASSERT_EQ(Stats().size_buckets.size(), 3u);
+  EXPECT_EQ(Stats().size_buckets[1].booked_bytes.peak, kMiB);
+  EXPECT_EQ(Stats().size_buckets[1].booked_bytes.total, 2 * kMiB);
 }
 
 TEST_F(PinnedAllocatorTest, TheLongestPinAndTheSumOfAllAreKept) {
   source_->on_allocate = [] { absl::SleepFor(absl::Milliseconds(2)); };
   const PinnedBlock first = Take(4 * kMiB - kSlack);
-  const AllocatorStats one = allocator_->GetStats();
+  const AllocatorStats one = Stats();
   EXPECT_GE(one.max_pin_ms, 2);
   EXPECT_EQ(one.pin_ms, one.max_pin_ms);
   const PinnedBlock second = Take(4 * kMiB - kSlack);
-  const AllocatorStats two = allocator_->GetStats();
+  const AllocatorStats two = Stats();
   EXPECT_GE(two.pin_ms, one.pin_ms + 2);
   EXPECT_NEAR(two.max_pin_ms, std::max(one.max_pin_ms, two.pin_ms - one.pin_ms), 1e-6);
 }
 
 TEST_F(PinnedAllocatorTest, TheLongestUnpinAndTheSumOfAllAreKept) {
-  { const PinnedBlock only = Take(4 * kMiB - kSlack); }
+  Take(4 * kMiB - kSlack);
   EXPECT_THAT(allocator_->Trim(0), IsOk());
-  const AllocatorStats one = allocator_->GetStats();
+  const AllocatorStats one = Stats();
   EXPECT_GT(one.max_unpin_ms, 0);
   EXPECT_EQ(one.unpin_ms, one.max_unpin_ms);
-  {
-    const PinnedBlock first = Take(4 * kMiB - kSlack);
-    const PinnedBlock second = Take(4 * kMiB - kSlack);
-  }
+  TakeMany(2, 4 * kMiB - kSlack);
   EXPECT_THAT(allocator_->Trim(0), IsOk());
-  const AllocatorStats stats = allocator_->GetStats();
+  const AllocatorStats stats = Stats();
   EXPECT_EQ(stats.unpin_calls, 3u);
   EXPECT_GT(stats.unpin_ms, one.unpin_ms);
   EXPECT_GE(stats.max_unpin_ms, one.max_unpin_ms);
@@ -313,31 +290,28 @@ TEST_F(PinnedAllocatorTest, StatisticsAreKeptPerSizeAndPerNumaNode) {
   const PinnedBlock a = Take(kMiB - kSlack);
   const PinnedBlock b = Take(kMiB + 300 * kKiB);
   Take(100 * kKiB);
-  const AllocatorStats stats = allocator_->GetStats();
-  ASSERT_EQ(stats.size_buckets.size(), 2u);
-  EXPECT_EQ(stats.size_buckets[0].from_bytes, 64 * kKiB);
-  EXPECT_EQ(stats.size_buckets[0].allocations, 1u);
-  EXPECT_EQ(stats.size_buckets[0].misses, 0u);
-  EXPECT_EQ(stats.size_buckets[0].booked_bytes.current, 0u);
-  EXPECT_EQ(stats.size_buckets[1].from_bytes, kMiB);
-  EXPECT_EQ(stats.size_buckets[1].allocations, 2u);
-  EXPECT_EQ(stats.size_buckets[1].misses, 1u);
-  EXPECT_EQ(stats.size_buckets[1].booked_bytes.current, stats.booked_bytes.current);
-  ASSERT_EQ(stats.numa_nodes.size(), 1u);
-  EXPECT_EQ(stats.numa_nodes[0].numa_node, 3);
-  EXPECT_EQ(stats.numa_nodes[0].segments, 1u);
-  EXPECT_EQ(stats.numa_nodes[0].used_bytes, stats.booked_bytes.current);
+  ASSERT_EQ(Stats().size_buckets.size(), 2u);
+  EXPECT_EQ(Stats().size_buckets[0].from_bytes, 64 * kKiB);
+  EXPECT_EQ(Stats().size_buckets[0].allocations, 1u);
+  EXPECT_EQ(Stats().size_buckets[0].misses, 0u);
+  EXPECT_EQ(Stats().size_buckets[0].booked_bytes.current, 0u);
+  EXPECT_EQ(Stats().size_buckets[1].from_bytes, kMiB);
+  EXPECT_EQ(Stats().size_buckets[1].allocations, 2u);
+  EXPECT_EQ(Stats().size_buckets[1].misses, 1u);
+  EXPECT_EQ(Stats().size_buckets[1].booked_bytes.current, Stats().booked_bytes.current);
+  ASSERT_EQ(Stats().numa_nodes.size(), 1u);
+  EXPECT_EQ(Stats().numa_nodes[0].numa_node, 3);
+  EXPECT_EQ(Stats().numa_nodes[0].segments, 1u);
+  EXPECT_EQ(Stats().numa_nodes[0].used_bytes, Stats().booked_bytes.current);
 }
 
 TEST_F(PinnedAllocatorTest, ItOwnsWhatItHoldsInUseOrNot) {
   const int foreign = 0;
   EXPECT_FALSE(allocator_->Owns(&foreign));
-  const char* data = nullptr;
-  {
-    const PinnedBlock block = Take(kMiB - kSlack);
-    data = static_cast<const char*>(block.data());
-    EXPECT_TRUE(allocator_->Owns(data));
-  }
+  std::optional<PinnedBlock> block = Take(kMiB - kSlack);
+  const char* const data = static_cast<const char*>(block->data());
+  EXPECT_TRUE(allocator_->Owns(data));
+  block.reset();
   EXPECT_TRUE(allocator_->Owns(data));
   EXPECT_TRUE(allocator_->Owns(data + 4 * kMiB - 1));
   EXPECT_FALSE(allocator_->Owns(data + 4 * kMiB));

@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -22,6 +21,7 @@
 #include "pinion/allocator/base/biased_mutex.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/thread_slot.h"
+#include "pinion/allocator/fence.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
@@ -34,6 +34,7 @@
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/source_adaptor.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 #include "pinion/tests/support/worker.h"
 
 namespace pinion {
@@ -41,61 +42,67 @@ namespace {
 
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeSource;
+using ::pinion::testing::FakeTimeline;
 using ::pinion::testing::ForbidBarriers;
+using ::pinion::testing::IsExhausted;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::kSlack;
 using ::pinion::testing::MayForbidBarriers;
 using ::pinion::testing::RunThreads;
-using ::pinion::testing::StatusIs;
 using ::pinion::testing::Worker;
+using ::testing::ElementsAre;
 
 class PinnedAllocatorThreadsTest : public ::pinion::testing::PinnedAllocatorFixture {
  protected:
-  template <typename Body>
-  static void OnAnotherThread(const Body& body) {
-    std::thread(body).join();
+  // One segment, which is all that may be locked.
+  void MakeSegmentOf(uint64_t size_bytes) {
+    options_.segment_bytes = size_bytes;
+    MakeWithLimit(size_bytes);
+    EXPECT_THAT(allocator_->Reserve(size_bytes), IsOk());
+  }
+
+  void ReleaseElsewhere(std::vector<PinnedBlock> blocks, const FenceTicket& ticket) {
+    OnAnotherThread([&] {
+      for (PinnedBlock& block : blocks) std::move(block).ReleaseAfter({ticket});
+    });
   }
 
   uint64_t pin_calls() const { return source_->calls(); }
+
+  static int64_t Distance(const PinnedBlock& from, const PinnedBlock& to) {
+    return static_cast<const char*>(to.data()) - static_cast<const char*>(from.data());
+  }
 };
 
 TEST_F(PinnedAllocatorThreadsTest, WhatOneThreadHasFreedServesAnotherBeforeAnythingIsPinned) {
-  { const PinnedBlock block = Take(3 * kMiB - kSlack); }
-  OnAnotherThread([&] { const PinnedBlock block = Take(3 * kMiB - kSlack); });
-  { const PinnedBlock block = Take(3 * kMiB - kSlack); }
+  Take(3 * kMiB - kSlack);
+  OnAnotherThread([&] { Take(3 * kMiB - kSlack); });
+  Take(3 * kMiB - kSlack);
   EXPECT_EQ(pin_calls(), 1u);
 }
 
 TEST_F(PinnedAllocatorThreadsTest, FreeNeighboursOfTwoThreadsJoinBeforeAnythingIsPinned) {
   {
     const PinnedBlock mine = Take(kMiB - kSlack);
-    OnAnotherThread([&] { const PinnedBlock theirs = Take(kMiB - kSlack); });
+    OnAnotherThread([&] { Take(kMiB - kSlack); });
   }
   EXPECT_EQ(pin_calls(), 1u);
-  // The block needs the whole segment, which both arenas share.
-  const PinnedBlock all = Take(4 * kMiB - kSlack);
+  Take(4 * kMiB - kSlack);  // needs the whole segment, which both arenas share
   EXPECT_EQ(pin_calls(), 1u);
 }
 
 TEST_F(PinnedAllocatorThreadsTest, AHoleBesideAnotherThreadsBlocksIsFilledBeforeAnythingIsPinned) {
-  std::vector<PinnedBlock> blocks;
-  for (int i = 0; i < 4; ++i) blocks.push_back(Take(kMiB - kSlack));
+  std::vector<PinnedBlock> blocks = TakeMany(4, kMiB - kSlack);
   const void* const hole = blocks[1].data();
   blocks[1] = PinnedBlock();
-  OnAnotherThread([&] {
-    const PinnedBlock block = Take(kMiB - kSlack);
-    EXPECT_EQ(block.data(), hole);
-  });
+  OnAnotherThread([&] { EXPECT_EQ(Take(kMiB - kSlack).data(), hole); });
   // The hole still belongs to this thread's arena, although the other thread released it.
   EXPECT_EQ(Take(kMiB - kSlack).data(), hole);
   EXPECT_EQ(pin_calls(), 1u);
 }
 
 TEST_F(PinnedAllocatorThreadsTest, AHoleWithWholePiecesInItServesAnotherThreadAtItsFullLength) {
-  options_.segment_bytes = 8 * kMiB;
-  options_.max_locked_bytes = 8 * kMiB;
-  Make();
-  EXPECT_THAT(allocator_->Reserve(8 * kMiB), IsOk());
+  MakeSegmentOf(8 * kMiB);
   const PinnedBlock low = Take(kMiB - kSlack);
   PinnedBlock middle = Take(4 * kMiB - kSlack);
   const PinnedBlock high = Take(3 * kMiB - kSlack);
@@ -106,25 +113,19 @@ TEST_F(PinnedAllocatorThreadsTest, AHoleWithWholePiecesInItServesAnotherThreadAt
 }
 
 TEST_F(PinnedAllocatorThreadsTest, AHoleThatGoesOnInAnotherThreadsMemoryIsOneHole) {
-  options_.segment_bytes = 8 * kMiB;
-  options_.max_locked_bytes = 8 * kMiB;
-  Make();
-  EXPECT_THAT(allocator_->Reserve(8 * kMiB), IsOk());
+  MakeSegmentOf(8 * kMiB);
   PinnedBlock mine = Take(kMiB - kSlack);
+  const void* const begin = mine.data();
   PinnedBlock first;
   PinnedBlock rest;
   OnAnotherThread([&] {
-    { const PinnedBlock both = Take(4 * kMiB - kSlack); }
+    Take(4 * kMiB - kSlack);
     first = Take(kMiB - kSlack);
     rest = Take(3 * kMiB - kSlack);
   });
-  const char* const begin = static_cast<char*>(mine.data());
-  ASSERT_EQ(first.data(), begin + 4 * kMiB) << "half of the pieces are the other thread's";
+  ASSERT_EQ(Distance(mine, first), 4 * kMiB) << "half of the pieces are the other thread's";
   first = PinnedBlock();
-  {
-    const PinnedBlock block = Take(4 * kMiB - kSlack);
-    EXPECT_EQ(block.data(), begin + kMiB);
-  }
+  EXPECT_EQ(Distance(mine, Take(4 * kMiB - kSlack)), kMiB);
   rest = PinnedBlock();
   mine = PinnedBlock();
   EXPECT_EQ(Take(8 * kMiB - kSlack).data(), begin);
@@ -132,20 +133,15 @@ TEST_F(PinnedAllocatorThreadsTest, AHoleThatGoesOnInAnotherThreadsMemoryIsOneHol
 
 // A thread that misses again takes more of the other arena, in pieces of 2 MiB from the upper end.
 TEST_F(PinnedAllocatorThreadsTest, AThreadTakesAsMuchOfAnothersMemoryAsItHas) {
-  options_.segment_bytes = 16 * kMiB;
-  options_.max_locked_bytes = 16 * kMiB;
-  Make();
-  EXPECT_THAT(allocator_->Reserve(16 * kMiB), IsOk());
+  MakeSegmentOf(16 * kMiB);
   const PinnedBlock mine = Take(2 * kMiB - kSlack);
-  PinnedBlock theirs[3];
+  std::vector<int64_t> offsets;
   OnAnotherThread([&] {
-    for (PinnedBlock& block : theirs) block = Take(2 * kMiB - kSlack);
+    const std::vector<PinnedBlock> theirs = TakeMany(3, 2 * kMiB - kSlack);
+    for (const PinnedBlock& block : theirs) offsets.push_back(Distance(mine, block));
   });
   // The thread took one piece, then one, then two and used the lower of them.
-  const uint64_t offsets[] = {14 * kMiB, 12 * kMiB, 8 * kMiB};
-  for (int i = 0; i < 3; ++i) {
-    EXPECT_EQ(theirs[i].data(), static_cast<char*>(mine.data()) + offsets[i]) << i;
-  }
+  EXPECT_THAT(offsets, ElementsAre(14 * kMiB, 12 * kMiB, 8 * kMiB));
 }
 
 // Without the barrier, Trim might not see that the owner is inside its arena. Does without the
@@ -174,16 +170,13 @@ TEST_F(PinnedAllocatorThreadsTest, WhatAnotherThreadReleasesIsEnteredByTheOneTha
   const void* const data = first.data();
   OnAnotherThread([&] { first = PinnedBlock(); });
   EXPECT_NE(allocator_->Allocate(64 * kKiB - kSlack)->data(), data) << "still in its buffer";
-  (void)allocator_->GetStats();  // enters all releases
+  (void)Stats();  // enters all releases
   EXPECT_EQ(allocator_->Allocate(64 * kKiB - kSlack)->data(), data);
 }
 
 // docs/users/limits.md
 TEST_F(PinnedAllocatorThreadsTest, NearALimitBlocksOfTwoThreadsLeaveTwoHoles) {
-  options_.segment_bytes = 8 * kMiB;
-  options_.max_locked_bytes = 8 * kMiB;
-  Make();
-  EXPECT_THAT(allocator_->Reserve(8 * kMiB), IsOk());
+  MakeSegmentOf(8 * kMiB);
   const PinnedBlock mine = Take(kMiB - kSlack);
   {
     const PinnedBlock beside_it = Take(kMiB - kSlack);
@@ -191,9 +184,8 @@ TEST_F(PinnedAllocatorThreadsTest, NearALimitBlocksOfTwoThreadsLeaveTwoHoles) {
   }
   PinnedBlock theirs;
   OnAnotherThread([&] { theirs = Take(kMiB - kSlack); });
-  EXPECT_EQ(static_cast<char*>(theirs.data()) - static_cast<char*>(mine.data()), 6 * kMiB);
-  EXPECT_THAT(allocator_->Allocate(6 * kMiB - kSlack),
-              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_EQ(Distance(mine, theirs), 6 * kMiB);
+  EXPECT_THAT(allocator_->Allocate(6 * kMiB - kSlack), IsExhausted());
   EXPECT_THAT(allocator_->Allocate(5 * kMiB - kSlack), IsOk());
 }
 
@@ -227,7 +219,7 @@ class HolesOfTwoThreadsTest : public PinnedAllocatorThreadsTest {
  protected:
   void SetUp() override {
     options_.max_locked_bytes = 16 * kMiB;
-    allocator_ = PinnedAllocator::Create(options_, acting_source_, host_.Probe()).value();
+    MakeOver(acting_source_);
     PinnedBlock segments[4];
     for (int i = 0; i < 4; ++i) {
       const auto take = [&, i] { segments[i] = Take(4 * kMiB - kSlack); };
@@ -258,13 +250,9 @@ class HolesOfTwoThreadsTest : public PinnedAllocatorThreadsTest {
 };
 
 TEST_F(HolesOfTwoThreadsTest, TheSmallestThatIsLargeEnoughIsTaken) {
+  EXPECT_EQ(Take(2 * kMiB - kSlack).data(), begin_ + 3 * kMiB);
   const PinnedBlock large = Take(5 * kMiB / 2 - kSlack);
   EXPECT_EQ(large.data(), begin_ + 21 * kMiB / 2);
-  const PinnedBlock small = Take(2 * kMiB - kSlack);
-  EXPECT_EQ(small.data(), begin_ + 3 * kMiB);
-}
-
-TEST_F(HolesOfTwoThreadsTest, ASmallerOneIsTakenBeforeALargerOne) {
   EXPECT_EQ(Take(2 * kMiB - kSlack).data(), begin_ + 3 * kMiB);
 }
 
@@ -276,15 +264,12 @@ TEST_F(HolesOfTwoThreadsTest, WhereItsOwnerFillsTheOneThatWasFoundAnotherOneIsTa
   ASSERT_THAT(block, IsOk());
   EXPECT_EQ(filled.data(), begin_ + 4 * kMiB);
   EXPECT_EQ(block->data(), begin_ + 21 * kMiB / 2);
-  EXPECT_EQ(allocator_->GetStats().polled_hits, 0u) << "nor was it missed";
+  EXPECT_EQ(Stats().polled_hits, 0u) << "nor was it missed";
 }
 
 // Trim removes all free pieces for a moment; an allocation in that moment must still succeed.
 TEST_F(PinnedAllocatorThreadsTest, WhatTrimPutsBackServesWhoMissedItMeanwhile) {
-  options_.segment_bytes = 16 * kMiB;
-  options_.max_locked_bytes = 16 * kMiB;
-  Make();
-  EXPECT_THAT(allocator_->Reserve(16 * kMiB), IsOk());
+  MakeSegmentOf(16 * kMiB);
   const PinnedBlock keeps_the_segment = Take(2 * kMiB - kSlack);  // one piece of it
   constexpr int kTrims = 4000;
   std::atomic<int> trims = 0;
@@ -296,13 +281,12 @@ TEST_F(PinnedAllocatorThreadsTest, WhatTrimPutsBackServesWhoMissedItMeanwhile) {
   }
   while (trims < kTrims) EXPECT_THAT(allocator_->Allocate(64 * kKiB), IsOk());
   for (std::thread& thread : trimming) thread.join();
-  EXPECT_EQ(allocator_->GetStats().polled_hits, 0u);
-  EXPECT_EQ(allocator_->GetStats().booked_bytes.current, 2 * kMiB);
+  EXPECT_EQ(Stats().polled_hits, 0u);
+  EXPECT_EQ(Stats().booked_bytes.current, 2 * kMiB);
 }
 
 TEST_F(PinnedAllocatorThreadsTest, ASmallBlockIsFoundInAnothersSlabWhereNothingElseIsLeft) {
-  options_.max_locked_bytes = 4 * kMiB;
-  Make();
+  MakeWithLimit(4 * kMiB);
   const PinnedBlock small = Take(300);
   std::vector<PinnedBlock> rest;
   while (true) {
@@ -319,26 +303,20 @@ class ABatchOfBlocksTest : public PinnedAllocatorThreadsTest {
  protected:
   static constexpr uint64_t kSizeBytes = 64 * kKiB - kSlack;
 
-  void SetUp() override {
-    for (int i = 0; i < 16; ++i) blocks_.push_back(Take(kSizeBytes));
-    next_ = Take(kSizeBytes);
-    begin_ = static_cast<const char*>(blocks_.front().data());
-  }
+  ABatchOfBlocksTest() : blocks_(TakeMany(16, kSizeBytes)), next_(Take(kSizeBytes)) {}
 
   // Returns whether one of `allocations` allocations reuses their memory.
   bool ServesOneOf(int allocations) {
-    const auto* const end = static_cast<const char*>(next_.data());
     for (int i = 0; i < allocations; ++i) {
       const PinnedBlock block = allocator_->Allocate(kSizeBytes).value();
-      const auto* const data = static_cast<const char*>(block.data());
-      if (begin_ <= data && data < end) return true;
+      if (begin_ <= block.data() && block.data() < next_.data()) return true;
     }
     return false;
   }
 
   std::vector<PinnedBlock> blocks_;
-  PinnedBlock next_;  // separates them from the remaining memory
-  const char* begin_ = nullptr;
+  const PinnedBlock next_;  // separates them from the remaining memory
+  const void* const begin_ = blocks_.front().data();
 };
 
 TEST_F(ABatchOfBlocksTest, ThatAnotherThreadReleasesServesTheNextAllocations) {
@@ -348,9 +326,7 @@ TEST_F(ABatchOfBlocksTest, ThatAnotherThreadReleasesServesTheNextAllocations) {
 }
 
 TEST_F(ABatchOfBlocksTest, ThatAnotherThreadReleasedServesSoonAfterItsTicketIsDone) {
-  OnAnotherThread([&] {
-    for (PinnedBlock& block : blocks_) std::move(block).ReleaseAfter({timeline_->Ticket(1)});
-  });
+  ReleaseElsewhere(std::move(blocks_), timeline_->Ticket(1));
   EXPECT_FALSE(ServesOneOf(16));
   timeline_->CompleteVisibly(1);
   EXPECT_TRUE(ServesOneOf(16));
@@ -359,33 +335,23 @@ TEST_F(ABatchOfBlocksTest, ThatAnotherThreadReleasedServesSoonAfterItsTicketIsDo
 // Deferring costs more than finding the ticket done. Neither a periodic check, nor a miss, nor many
 // waiting batches may defer such a block.
 TEST_F(PinnedAllocatorThreadsTest, WhatAnotherThreadReleasedIsNotDeferredIfItIsDoneWhenItIsNeeded) {
-  constexpr int kBlocks = 9 * 16;
-  std::vector<PinnedBlock> blocks;
-  for (int i = 0; i < kBlocks; ++i) blocks.push_back(Take(16 * kKiB - kSlack));
-  OnAnotherThread([&] {
-    for (PinnedBlock& block : blocks) std::move(block).ReleaseAfter({timeline_->Ticket(1)});
-  });
+  ReleaseElsewhere(TakeMany(9 * 16, 16 * kKiB - kSlack), timeline_->Ticket(1));
   timeline_->CompleteVisibly(1);
   const PinnedBlock block = allocator_->Allocate(16 * kKiB - kSlack).value();
-  EXPECT_EQ(allocator_->GetStats().deferred_bytes.total, 0u);
+  EXPECT_EQ(Stats().deferred_bytes.total, 0u);
 }
 
 TEST_F(PinnedAllocatorThreadsTest, WhatWaitsForALittleIsNotDeferred) {
-  std::vector<PinnedBlock> blocks;
-  for (int i = 0; i < 16; ++i) blocks.push_back(Take(16 * kKiB - kSlack));
-  OnAnotherThread([&] {
-    for (PinnedBlock& block : blocks) std::move(block).ReleaseAfter({timeline_->Ticket(1)});
-  });
+  ReleaseElsewhere(TakeMany(16, 16 * kKiB - kSlack), timeline_->Ticket(1));
   for (int i = 0; i < 400; ++i) (void)allocator_->Allocate(kKiB);  // includes a periodic check
   timeline_->CompleteVisibly(1);
-  EXPECT_EQ(allocator_->GetStats().deferred_bytes.total, 0u);
+  EXPECT_EQ(Stats().deferred_bytes.total, 0u);
 }
 
 TEST_F(PinnedAllocatorThreadsTest, WhatIsReleasedBehindATimelineThatIsStuckDoesNotWaitForLong) {
-  auto done = std::make_shared<::pinion::testing::FakeTimeline>();
-  std::vector<PinnedBlock> blocks;
-  for (int i = 0; i < 32; ++i) blocks.push_back(Take(16 * kKiB - kSlack));
-  const std::weak_ptr<::pinion::testing::FakeTimeline> watch = done;
+  auto done = std::make_shared<FakeTimeline>();
+  const std::weak_ptr<FakeTimeline> watch = done;
+  std::vector<PinnedBlock> blocks = TakeMany(32, 16 * kKiB - kSlack);
   OnAnotherThread([&] {
     for (int i = 0; i < 32; ++i) {
       std::move(blocks[i]).ReleaseAfter({i < 16 ? timeline_->Ticket(1) : done->Ticket(1)});
@@ -395,7 +361,6 @@ TEST_F(PinnedAllocatorThreadsTest, WhatIsReleasedBehindATimelineThatIsStuckDoesN
   done.reset();
   for (int i = 0; i < 1000; ++i) (void)allocator_->Allocate(kKiB);
   EXPECT_TRUE(watch.expired());
-  timeline_->CompleteVisibly(1);
 }
 
 // Calls no GetStats in between, because GetStats would enter all releases.
@@ -409,7 +374,7 @@ TEST_F(PinnedAllocatorThreadsTest, ABlockWhoseTicketIsDoneServesAnyThreadWhereve
 }
 
 TEST_F(PinnedAllocatorThreadsTest, ABlockWithTwoTicketsReleasedElsewhereWaitsForBoth) {
-  const auto second = std::make_shared<::pinion::testing::FakeTimeline>();
+  const auto second = std::make_shared<FakeTimeline>();
   for (const auto& [done_first, done_last] : {std::pair(timeline_, second), {second, timeline_}}) {
     PinnedBlock block = Take(4 * kMiB - kSlack);
     const uint64_t ticket = done_last->Completed() + 1;
@@ -417,17 +382,15 @@ TEST_F(PinnedAllocatorThreadsTest, ABlockWithTwoTicketsReleasedElsewhereWaitsFor
       std::move(block).ReleaseAfter({timeline_->Ticket(ticket), second->Ticket(ticket)});
     });
     done_first->CompleteVisibly(ticket);
-    EXPECT_EQ(allocator_->GetStats().deferred_bytes.current, 4 * kMiB);
+    EXPECT_EQ(Stats().deferred_bytes.current, 4 * kMiB);
     done_last->CompleteVisibly(ticket);
-    { const PinnedBlock again = Take(4 * kMiB - kSlack); }
+    Take(4 * kMiB - kSlack);
     EXPECT_EQ(pin_calls(), 1u);
   }
 }
 
 TEST_F(PinnedAllocatorThreadsTest, ThreadsThatEndLeaveNothingBehind) {
-  for (int i = 0; i < 3 * kThreadSlots; ++i) {
-    OnAnotherThread([&] { const PinnedBlock block = Take(3 * kMiB - kSlack); });
-  }
+  for (int i = 0; i < 3 * kThreadSlots; ++i) OnAnotherThread([&] { Take(3 * kMiB - kSlack); });
   EXPECT_EQ(pin_calls(), 1u);
   EXPECT_THAT(allocator_->Trim(0), IsOk());
   EXPECT_EQ(source_->outstanding_bytes(), 0u);
@@ -435,13 +398,11 @@ TEST_F(PinnedAllocatorThreadsTest, ThreadsThatEndLeaveNothingBehind) {
 
 // Slots are scarce and reserved for threads that allocate.
 TEST_F(PinnedAllocatorThreadsTest, AThreadThatOnlyReleasesTakesNoNumber) {
-  std::vector<PinnedBlock> blocks;
-  for (int i = 0; i < 40; ++i) blocks.push_back(Take(300));  // more than one batch
+  std::vector<PinnedBlock> blocks = TakeMany(40, 300);  // more than one batch
   OnAnotherThread([&] {
     for (PinnedBlock& block : blocks) std::move(block).ReleaseAfter({timeline_->Ticket(1)});
     EXPECT_EQ(ThreadSlotIfAny(), kNoThreadSlot);
   });
-  timeline_->CompleteVisibly(1);
 }
 
 TEST_F(PinnedAllocatorThreadsTest, ThreadsWithoutANumberShareWhatIsLeft) {
@@ -453,16 +414,16 @@ TEST_F(PinnedAllocatorThreadsTest, ThreadsWithoutANumberShareWhatIsLeft) {
     all_have_one.arrive_and_wait();
     const PinnedBlock another = Take(32 * kKiB - kSlack);
   });
-  EXPECT_EQ(allocator_->GetStats().booked_bytes.current, kThreads * 64 * kKiB);
+  EXPECT_EQ(Stats().booked_bytes.current, kThreads * 64 * kKiB);
   blocks.clear();
-  EXPECT_EQ(allocator_->GetStats().booked_bytes.current, 0u);
-  EXPECT_THAT(allocator_->GetStats().CheckInvariants(), IsOk());
+  EXPECT_EQ(Stats().booked_bytes.current, 0u);
+  EXPECT_THAT(Stats().CheckInvariants(), IsOk());
 }
 
 // Several threads create the shared arena at once, and only one arena may be installed.
 TEST_F(PinnedAllocatorThreadsTest, ThreadsWithoutANumberThatComeAtOnceShareOneArena) {
   const auto source = std::make_shared<ActingSource>();
-  allocator_ = PinnedAllocator::Create(options_, source, host_.Probe()).value();
+  MakeOver(source);
   const PinnedBlock first = Take(4 * kMiB - kSlack);
   std::latch all_have_one(kThreadSlots + 1);
   std::latch end(1);
@@ -490,7 +451,7 @@ TEST_F(PinnedAllocatorThreadsTest, ThreadsWithoutANumberThatComeAtOnceShareOneAr
   const PinnedBlock second = Take(4 * kMiB - kSlack);
   for (std::thread& thread : without_number) thread.join();
   EXPECT_EQ(source->segments(), 3);
-  EXPECT_EQ(allocator_->GetStats().booked_bytes.current, 11 * kMiB);
+  EXPECT_EQ(Stats().booked_bytes.current, 11 * kMiB);
   end.count_down();
   for (std::thread& thread : with_number) thread.join();
 }
@@ -550,25 +511,20 @@ class TwoThreadsThatDrainEachOtherTest : public PinnedAllocatorThreadsTest {
 };
 
 TEST_F(TwoThreadsThatDrainEachOtherTest, NeedNoMoreThanTheirPeak) {
-  options_.max_locked_bytes = kLimitBytes;
   options_.segment_bytes = kLimitBytes;
-  Make();
+  MakeWithLimit(kLimitBytes);
   for (uint64_t step = 0; step < kSteps && !HasFatalFailure(); ++step) RunStep(step);
   EXPECT_GT(peak_bytes_, kLimitBytes - kLimitBytes / 10) << "the limit is no longer near the peak";
   EXPECT_EQ(pin_calls(), 1u);
-  const AllocatorStats stats = allocator_->GetStats();
-  EXPECT_EQ(stats.allocations, kSteps * (30 + 15));
-  EXPECT_EQ(stats.polled_hits, 0u) << "something was missed that was free";
-  EXPECT_LT(stats.deferred_bytes.total, stats.booked_bytes.total / 10) << "no batch has waited";
+  EXPECT_EQ(Stats().allocations, kSteps * (30 + 15));
+  EXPECT_EQ(Stats().polled_hits, 0u) << "something was missed that was free";
+  EXPECT_LT(Stats().deferred_bytes.total, Stats().booked_bytes.total / 10) << "no batch has waited";
 }
 
 TEST_F(PinnedAllocatorThreadsTest, WhatIsReservedOnOneThreadServesAnother) {
   EXPECT_THAT(allocator_->Reserve(12 * kMiB), IsOk());
   const uint64_t pinned = pin_calls();
-  OnAnotherThread([&] {
-    std::vector<PinnedBlock> blocks;
-    for (int i = 0; i < 12; ++i) blocks.push_back(Take(kMiB - kSlack));
-  });
+  OnAnotherThread([&] { TakeMany(12, kMiB - kSlack); });
   EXPECT_EQ(pin_calls(), pinned);
 }
 
@@ -580,7 +536,7 @@ TEST_F(PinnedAllocatorThreadsTest, TrimGivesBackWhatOtherThreadsHaveFree) {
   });
   EXPECT_THAT(allocator_->Trim(0), IsOk());
   EXPECT_EQ(source_->outstanding_bytes(), 4 * kMiB);
-  EXPECT_EQ(allocator_->GetStats().locked_bytes.current, 4 * kMiB);
+  EXPECT_EQ(Stats().locked_bytes.current, 4 * kMiB);
 }
 
 TEST_F(PinnedAllocatorThreadsTest, StatisticsAddUpWhatThreadsDid) {
@@ -590,17 +546,16 @@ TEST_F(PinnedAllocatorThreadsTest, StatisticsAddUpWhatThreadsDid) {
     theirs = Take(kMiB - kSlack);
     const PinnedBlock small = Take(300);
   });
-  const AllocatorStats stats = allocator_->GetStats();
-  EXPECT_THAT(stats.CheckInvariants(), IsOk());
-  EXPECT_EQ(stats.allocations, 3u);
-  EXPECT_EQ(stats.misses, 1u);
-  EXPECT_EQ(stats.hits, 2u);
-  EXPECT_EQ(stats.requested_bytes.current, 2 * (kMiB - kSlack));
-  EXPECT_EQ(stats.requested_bytes.total, 2 * (kMiB - kSlack) + 300);
-  EXPECT_EQ(stats.locked_bytes.current, 4 * kMiB);
-  EXPECT_EQ(stats.locked_bytes.total, 4 * kMiB);
-  ASSERT_EQ(stats.numa_nodes.size(), 1u);
-  EXPECT_EQ(stats.numa_nodes[0].segments, 1u);
+  EXPECT_THAT(Stats().CheckInvariants(), IsOk());
+  EXPECT_EQ(Stats().allocations, 3u);
+  EXPECT_EQ(Stats().misses, 1u);
+  EXPECT_EQ(Stats().hits, 2u);
+  EXPECT_EQ(Stats().requested_bytes.current, 2 * (kMiB - kSlack));
+  EXPECT_EQ(Stats().requested_bytes.total, 2 * (kMiB - kSlack) + 300);
+  EXPECT_EQ(Stats().locked_bytes.current, 4 * kMiB);
+  EXPECT_EQ(Stats().locked_bytes.total, 4 * kMiB);
+  ASSERT_EQ(Stats().numa_nodes.size(), 1u);
+  EXPECT_EQ(Stats().numa_nodes[0].segments, 1u);
 }
 
 TEST_F(PinnedAllocatorThreadsTest, BlocksOfSeveralThreadsOutliveTheAllocator) {

@@ -1,11 +1,11 @@
 // Blocks that are released while a device still uses them.
 
+#include <algorithm>
 #include <atomic>
 #include <climits>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -15,15 +15,14 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/thread_slot.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/config/build_config.h"
 #include "pinion/tests/allocator/pinned_allocator_fixture.h"
+#include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/fake_timeline.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -32,6 +31,7 @@
 namespace pinion {
 namespace {
 
+using ::pinion::testing::CapturedLog;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::FakeTimeline;
 using ::pinion::testing::IsOk;
@@ -46,20 +46,36 @@ using ::testing::Not;
 
 using PinnedAllocatorTicketsTest = PinnedAllocatorFixture;
 
-// Completes at the first Wait, but not at the Poll before it, or after `looks` calls of Completed.
-class DoneWhenWaitedFor final : public FenceTimeline {
+// Completes only when waited for, or after `done_after_looks` calls of Completed. Can run an action
+// inside such a call.
+class CountingTimeline final : public FenceTimeline {
  public:
-  explicit DoneWhenWaitedFor(int looks = INT_MAX) : looks_(looks) {}
-  uint64_t Completed() const noexcept override { return looks_-- > 0 ? done_ : UINT64_MAX; }
+  explicit CountingTimeline(int done_after_looks = INT_MAX) : done_after_looks_(done_after_looks) {}
+
+  uint64_t Completed() const noexcept override {
+    if (on_look) on_look();
+    return ++looks_ > done_after_looks_ ? UINT64_MAX : done_.load();
+  }
   void Poll() override {}
-  absl::Status Wait(uint64_t value, absl::Duration) override {
+  absl::Status Wait(uint64_t value, absl::Duration timeout) override {
+    waited_for.push_back(value);
+    longest_wait = std::max(longest_wait, timeout);
+    if (waits_in_vain-- > 0) return refusal;
     done_ = value;
     return absl::OkStatus();
   }
+  int looks() const { return looks_; }
+
+  std::function<void()> on_look;
+  int waits_in_vain = 0;
+  absl::Status refusal = absl::DeadlineExceededError("not yet");  // of waits in vain
+  std::vector<uint64_t> waited_for;
+  absl::Duration longest_wait = absl::ZeroDuration();
 
  private:
-  mutable int looks_;
-  uint64_t done_ = 0;
+  const int done_after_looks_;
+  mutable std::atomic<int> looks_ = 0;
+  std::atomic<uint64_t> done_ = 0;
 };
 
 TEST_F(PinnedAllocatorTicketsTest, ADeferredBlockIsNotUsedBeforeItsTicketIsDone) {
@@ -108,55 +124,24 @@ TEST_F(PinnedAllocatorTicketsTest, WhatStartsToWaitAmongManyHitsServesSoonAfterI
   EXPECT_TRUE(served);
 }
 
-// Completes only when waited for. Counts calls of Completed, and can run an action inside one.
-class CountingTimeline final : public FenceTimeline {
- public:
-  uint64_t Completed() const noexcept override {
-    ++looks_;
-    if (on_look) on_look();
-    return done_;
-  }
-  void Poll() override {}
-  absl::Status Wait(uint64_t value, absl::Duration timeout) override {
-    waited_for.push_back(value);
-    longest_wait = std::max(longest_wait, timeout);
-    if (waits_in_vain-- > 0) return absl::DeadlineExceededError("not yet");
-    done_ = value;
-    return absl::OkStatus();
-  }
-  int looks() const { return looks_; }
-
-  std::function<void()> on_look;
-  int waits_in_vain = 0;
-  std::vector<uint64_t> waited_for;
-  absl::Duration longest_wait = absl::ZeroDuration();
-
- private:
-  mutable std::atomic<int> looks_ = 0;
-  std::atomic<uint64_t> done_ = 0;
-};
-
 TEST_F(PinnedAllocatorTicketsTest, OfWhatSeveralThreadsReleasedTheEarliestTicketIsWaitedFor) {
-  options_.max_wait_for_deferred = absl::Seconds(60);
-  Make();
+  MakeWithWait(absl::Seconds(60));
   const auto timeline = std::make_shared<CountingTimeline>();
   PinnedBlock mine = Take(4 * kMiB - kSlack);
-  std::thread([&] { Take(4 * kMiB - kSlack).ReleaseAfter({{timeline, 2}}); }).join();
+  OnAnotherThread([&] { Take(4 * kMiB - kSlack).ReleaseAfter({{timeline, 2}}); });
   std::move(mine).ReleaseAfter({{timeline, 5}});
   Take(4 * kMiB - kSlack);
   EXPECT_THAT(timeline->waited_for, ElementsAre(2));
-  allocator_.reset();
 }
 
 // The allowed time is split into several waits; a wait that times out must not end the allocation.
 TEST_F(PinnedAllocatorTicketsTest, AShareOfTheWaitThatWasInVainIsNotTheEndOfIt) {
-  options_.max_wait_for_deferred = absl::Seconds(60);
-  Make();
+  MakeWithWait(absl::Seconds(60));
   const auto timeline = std::make_shared<CountingTimeline>();
   timeline->waits_in_vain = 2;
   Take(4 * kMiB - kSlack).ReleaseAfter({{timeline, 1}});
   Take(4 * kMiB - kSlack);
-  EXPECT_EQ(allocator_->GetStats().pin_calls, 1u);
+  EXPECT_EQ(Stats().pin_calls, 1u);
 }
 
 TEST_F(PinnedAllocatorTicketsTest, ABlockThatOutlivesItsAllocatorWaitsForItsTicket) {
@@ -168,25 +153,18 @@ TEST_F(PinnedAllocatorTicketsTest, ABlockThatOutlivesItsAllocatorWaitsForItsTick
 }
 
 // Reading the counter moves its cache line away from the thread that advances it.
-TEST_F(PinnedAllocatorTicketsTest, OneHitInFourLooksAtATimeline) {
+TEST_F(PinnedAllocatorTicketsTest, OneHitInFourLooksAtATimelineAlsoBetweenReleasesWithTickets) {
   const auto timeline = std::make_shared<CountingTimeline>();
   Take(kMiB).ReleaseAfter({{timeline, 1}});
-  (void)allocator_->GetStats();
-  const int before = timeline->looks();
+  (void)Stats();
+  int before = timeline->looks();
   for (int i = 0; i < 400; ++i) (void)allocator_->Allocate(kMiB);
   EXPECT_EQ(timeline->looks() - before, 100);
-}
-
-// The releases in between use another timeline, which completes before the next hit.
-TEST_F(PinnedAllocatorTicketsTest, OneHitInFourLooksAtATimelineBetweenReleasesWithTickets) {
   if (config::kHardened) GTEST_SKIP() << "hardened builds lay aside what is released";
-  const auto timeline = std::make_shared<CountingTimeline>();
-  Take(kMiB).ReleaseAfter({{timeline, 1}});
-  (void)allocator_->GetStats();
-  const int before = timeline->looks();
+  before = timeline->looks();
   for (uint64_t i = 1; i <= 400; ++i) {
     Take(kMiB).ReleaseAfter({timeline_->Ticket(i)});
-    timeline_->CompleteVisibly(i);
+    timeline_->CompleteVisibly(i);  // before the next hit
   }
   EXPECT_NEAR(timeline->looks() - before, 100, 4);
 }
@@ -198,7 +176,7 @@ TEST_F(PinnedAllocatorTicketsTest, ABlockIsReleasedWhileTheBooksAreLocked) {
   PinnedBlock plain = Take(100 * kKiB);
   PinnedBlock deferred = Take(100 * kKiB);
   Take(kMiB).ReleaseAfter({{timeline, 1}});
-  (void)allocator_->GetStats();
+  (void)Stats();
   timeline->on_look = [&] {
     std::thread([&] {
       plain = PinnedBlock();
@@ -209,87 +187,75 @@ TEST_F(PinnedAllocatorTicketsTest, ABlockIsReleasedWhileTheBooksAreLocked) {
   for (int i = 0; i < 4; ++i) (void)allocator_->Allocate(kMiB);
   timeline->on_look = nullptr;
   EXPECT_TRUE(plain.empty() && deferred.empty());
-  EXPECT_EQ(allocator_->GetStats().deferred_bytes.current,
-            allocator_->GetStats().used_bytes.current);
-  timeline_->CompleteVisibly(1);
+  EXPECT_EQ(Stats().deferred_bytes.current, Stats().used_bytes.current);
 }
 
-TEST_F(PinnedAllocatorTicketsTest, AThreadWaitsWhileAnotherOneLooksAtItsArena) {
-  const auto timeline = std::make_shared<CountingTimeline>();
+class LookedAtTest : public PinnedAllocatorFixture {
+ protected:
+  // Begins `body` on another thread at the `nth` look from now on. `body` must wait for its end.
+  void BeginAtLook(int nth, const std::function<void()>& body) {
+    looks_left_ = nth;
+    looked_at_->on_look = [this, body] {
+      if (--looks_left_ != 0) return;
+      thread_ = std::thread([this, body] {
+        body();
+        ended_ = true;
+      });
+      absl::SleepFor(absl::Milliseconds(20));
+      EXPECT_FALSE(ended_);
+    };
+  }
+  void Join() {
+    thread_.join();
+    looked_at_->on_look = nullptr;
+  }
+
+  const std::shared_ptr<CountingTimeline> looked_at_ = std::make_shared<CountingTimeline>();
+  std::atomic<int> looks_left_ = 0;
+  std::thread thread_;
+  std::atomic<bool> ended_ = false;
+};
+
+TEST_F(LookedAtTest, AThreadWaitsWhileAnotherOneLooksAtItsArena) {
   Worker owner;
   owner.Run([&] {
-    Take(kMiB).ReleaseAfter({{timeline, 1}});
+    Take(kMiB).ReleaseAfter({{looked_at_, 1}});
     Take(kKiB);
   });
-  std::atomic<bool> allocated = false;
-  std::thread waiting;
-  timeline->on_look = [&] {
-    if (waiting.joinable()) return;
-    waiting = std::thread([&] {
-      owner.Run([&] { (void)allocator_->Allocate(kKiB); });
-      allocated = true;
-    });
-    absl::SleepFor(absl::Milliseconds(20));
-    EXPECT_FALSE(allocated);
-  };
+  BeginAtLook(1, [&] { owner.Run([&] { (void)allocator_->Allocate(kKiB); }); });
   EXPECT_THAT(allocator_->Trim(0), IsOk());
-  waiting.join();
-  EXPECT_TRUE(allocated);
-  timeline->on_look = nullptr;
+  Join();
 }
 
 // The next thread inherits the slot and the arena while Trim inspects the arena.
-TEST_F(PinnedAllocatorTicketsTest, AThreadMayEndAndAnotherTakeOverWhileItsArenaIsLookedAt) {
-  const auto timeline = std::make_shared<CountingTimeline>();
+TEST_F(LookedAtTest, AThreadMayEndAndAnotherTakeOverWhileItsArenaIsLookedAt) {
   auto first_owner = std::make_unique<Worker>();
   int number = kNoThreadSlot;
   first_owner->Run([&] {
-    Take(kMiB).ReleaseAfter({{timeline, 1}});
+    Take(kMiB).ReleaseAfter({{looked_at_, 1}});
     Take(kKiB);
     number = ThreadSlot();
   });
-  std::atomic<bool> allocated = false;
-  std::thread next_owner;
-  timeline->on_look = [&] {
-    if (first_owner == nullptr) return;
+  BeginAtLook(1, [&] {
     first_owner = nullptr;
-    next_owner = std::thread([&] {
-      EXPECT_EQ(ThreadSlot(), number);
-      EXPECT_TRUE(allocator_->Allocate(kKiB).ok());
-      allocated = true;
-    });
-    absl::SleepFor(absl::Milliseconds(20));
-    EXPECT_FALSE(allocated);
-  };
+    EXPECT_EQ(ThreadSlot(), number);
+    EXPECT_THAT(allocator_->Allocate(kKiB), IsOk());
+  });
   EXPECT_THAT(allocator_->Trim(0), IsOk());
-  next_owner.join();
-  timeline->on_look = nullptr;
-  const AllocatorStats stats = allocator_->GetStats();
-  EXPECT_THAT(stats.CheckInvariants(), IsOk());
-  EXPECT_EQ(stats.allocations, 3u);
+  Join();
+  EXPECT_THAT(Stats().CheckInvariants(), IsOk());
+  EXPECT_EQ(Stats().allocations, 3u);
 }
 
-// The release comes after its buffer was closed and before the arena is destroyed.
-TEST_F(PinnedAllocatorTicketsTest, ABlockThatIsReleasedWhileTheAllocatorGoesIsCounted) {
-  const auto timeline = std::make_shared<CountingTimeline>();
+// The release comes after its buffer was closed and before the arena is destroyed. The first look
+// is for the release in the buffer that is being closed.
+TEST_F(LookedAtTest, ABlockThatIsReleasedWhileTheAllocatorGoesIsCounted) {
   PinnedBlock block = Take(kMiB);
-  Take(kMiB).ReleaseAfter({{timeline, 1}});
-  std::atomic<bool> released = false;
-  std::thread releasing;
-  std::atomic<int> looks = 0;
-  timeline->on_look = [&] {
-    // The first call is for the release in the buffer that is being closed.
-    if (++looks != 2) return;
-    releasing = std::thread([&] {
-      block = PinnedBlock();
-      released = true;
-    });
-    absl::SleepFor(absl::Milliseconds(20));
-    EXPECT_FALSE(released);
-  };
+  Take(kMiB).ReleaseAfter({{looked_at_, 1}});
+  BeginAtLook(2, [&] { block = PinnedBlock(); });
   allocator_.reset();
-  releasing.join();
-  EXPECT_EQ(timeline->waited_for, std::vector<uint64_t>{1});
+  Join();
+  EXPECT_THAT(looked_at_->waited_for, ElementsAre(1));
   EXPECT_EQ(source_->outstanding_bytes(), 0u);
 }
 
@@ -297,7 +263,7 @@ TEST_F(PinnedAllocatorTicketsTest, TicketsThatAreDoneOrAbsentDoNotDefer) {
   timeline_->CompleteVisibly(3);
   Take(kMiB).ReleaseAfter({timeline_->Ticket(3), FenceTicket()});
   Take(kMiB).ReleaseAfter({});
-  EXPECT_EQ(allocator_->GetStats().deferred_bytes.peak, 0u);
+  EXPECT_EQ(Stats().deferred_bytes.peak, 0u);
 }
 
 TEST_F(PinnedAllocatorTicketsTest, ATicketWithoutATimelineIsDoneWhateverItsNumber) {
@@ -312,7 +278,6 @@ TEST_F(PinnedAllocatorTicketsTest, AHitAsksNoDevice) {
   Take(kMiB).ReleaseAfter({timeline_->Ticket(1)});
   for (int i = 0; i < 100; ++i) Take(kMiB);
   EXPECT_EQ(timeline_->polls() + timeline_->waits(), 0u);
-  timeline_->CompleteVisibly(1);
 }
 
 TEST_F(PinnedAllocatorTicketsTest, AMissAsksTheDeviceBeforeItGrows) {
@@ -320,41 +285,38 @@ TEST_F(PinnedAllocatorTicketsTest, AMissAsksTheDeviceBeforeItGrows) {
   timeline_->CompleteOnDevice(1);
   Take(4 * kMiB - kSlack);
   EXPECT_EQ(timeline_->polls(), 1u);
-  EXPECT_EQ(allocator_->GetStats().pin_calls, 1u);
-  EXPECT_EQ(allocator_->GetStats().polled_hits, 1u);
+  EXPECT_EQ(Stats().pin_calls, 1u);
+  EXPECT_EQ(Stats().polled_hits, 1u);
 }
 
 TEST_F(PinnedAllocatorTicketsTest, NoDeviceIsAskedForWhatAnotherThreadReleasedAndIsDone) {
   PinnedBlock block = Take(4 * kMiB - kSlack);
-  std::thread([&] { std::move(block).ReleaseAfter({timeline_->Ticket(1)}); }).join();
+  OnAnotherThread([&] { std::move(block).ReleaseAfter({timeline_->Ticket(1)}); });
   timeline_->CompleteVisibly(1);
   Take(4 * kMiB - kSlack);
-  EXPECT_EQ(allocator_->GetStats().polled_hits, 0u);
-  EXPECT_EQ(allocator_->GetStats().pin_calls, 1u);
+  EXPECT_EQ(Stats().polled_hits, 0u);
+  EXPECT_EQ(Stats().pin_calls, 1u);
 }
 
 TEST_F(PinnedAllocatorTicketsTest, ByDefaultAMissGrowsRatherThanWaits) {
   Take(4 * kMiB - kSlack).ReleaseAfter({timeline_->Ticket(1)});
   Take(4 * kMiB - kSlack);
   EXPECT_EQ(timeline_->waits(), 0u);
-  EXPECT_EQ(allocator_->GetStats().waits_for_deferred, 0u);
-  EXPECT_EQ(allocator_->GetStats().pin_calls, 2u);
-  timeline_->CompleteVisibly(1);
+  EXPECT_EQ(Stats().waits_for_deferred, 0u);
+  EXPECT_EQ(Stats().pin_calls, 2u);
 }
 
 TEST_F(PinnedAllocatorTicketsTest, ATimelineThatIsStuckDoesNotUseUpTheWaitOfAnother) {
-  options_.max_wait_for_deferred = absl::Seconds(60);
-  Make();
+  MakeWithWait(absl::Seconds(60));
   const auto stuck = std::make_shared<CountingTimeline>();
   stuck->waits_in_vain = 1;
   Take(2 * kMiB - kSlack).ReleaseAfter({{stuck, 1}});
   PinnedBlock other = Take(2 * kMiB - kSlack);
-  std::move(other).ReleaseAfter({{std::make_shared<DoneWhenWaitedFor>(), 1}});
+  std::move(other).ReleaseAfter({{std::make_shared<CountingTimeline>(), 1}});
   Take(2 * kMiB - kSlack);
-  const AllocatorStats stats = allocator_->GetStats();
-  EXPECT_EQ(stats.waits_for_deferred, 1u);
-  EXPECT_EQ(stats.waited_hits, 1u);
-  EXPECT_EQ(stats.pin_calls, 1u);
+  EXPECT_EQ(Stats().waits_for_deferred, 1u);
+  EXPECT_EQ(Stats().waited_hits, 1u);
+  EXPECT_EQ(Stats().pin_calls, 1u);
   EXPECT_THAT(stuck->waited_for, ElementsAre(1));
   EXPECT_LE(stuck->longest_wait, absl::Seconds(30)) << "half of the time";
 }
@@ -364,53 +326,45 @@ TEST_F(PinnedAllocatorTicketsTest, WhenATicketGetsDoneDuringAMissItsBlockServesI
   options_.max_wait_for_deferred = absl::Minutes(1);
   for (int looks = 0; looks < 12; ++looks) {
     Make();
-    Take(4 * kMiB - kSlack).ReleaseAfter({{std::make_shared<DoneWhenWaitedFor>(looks), 1}});
+    Take(4 * kMiB - kSlack).ReleaseAfter({{std::make_shared<CountingTimeline>(looks), 1}});
     (void)allocator_->Allocate(4 * kMiB - kSlack);
-    EXPECT_EQ(allocator_->GetStats().pin_calls, 1u) << "done after " << looks << " looks";
+    EXPECT_EQ(Stats().pin_calls, 1u) << "done after " << looks << " looks";
   }
 }
 
 TEST_F(PinnedAllocatorTicketsTest, TheWaitGoesOnUntilWhatIsDoneIsEnough) {
   options_.max_locked_bytes = 4 * kMiB;
-  options_.max_wait_for_deferred = absl::Seconds(60);
-  Make();
+  MakeWithWait(absl::Seconds(60));
   PinnedBlock low = Take(2 * kMiB - kSlack);
   PinnedBlock high = Take(2 * kMiB - kSlack);
-  const auto timeline = std::make_shared<DoneWhenWaitedFor>();
+  const auto timeline = std::make_shared<CountingTimeline>();
   std::move(low).ReleaseAfter({{timeline, 1}});
   std::move(high).ReleaseAfter({{timeline, 2}});
   Take(4 * kMiB - kSlack);
-  EXPECT_EQ(allocator_->GetStats().waited_hits, 1u);
+  EXPECT_EQ(Stats().waited_hits, 1u);
 }
 
 TEST_F(PinnedAllocatorTicketsTest, TheWaitEndsAndTheAllocatorGrows) {
-  options_.max_wait_for_deferred = absl::Milliseconds(1);
-  Make();
+  MakeWithWait(absl::Milliseconds(1));
   Take(4 * kMiB - kSlack).ReleaseAfter({timeline_->Ticket(1)});
   Take(4 * kMiB - kSlack);
-  EXPECT_EQ(allocator_->GetStats().waits_for_deferred, 1u);
-  EXPECT_EQ(allocator_->GetStats().pin_calls, 2u);
-  timeline_->CompleteVisibly(1);
+  EXPECT_EQ(Stats().waits_for_deferred, 1u);
+  EXPECT_EQ(Stats().pin_calls, 2u);
 }
 
-TEST_F(PinnedAllocatorTicketsTest, TheEndWaitsForTickets) {
-  Take(kMiB).ReleaseAfter({timeline_->Ticket(1)});
-  timeline_->CompleteOnDevice(1);
-  allocator_.reset();
-  EXPECT_EQ(source_->outstanding_bytes(), 0u);
-}
-
-TEST_F(PinnedAllocatorTicketsTest, TheEndWaitsForOneTicketOfATimelineAfterAnother) {
+TEST_F(PinnedAllocatorTicketsTest, TheEndWaitsForAllTicketsOfATimeline) {
   const auto timeline = std::make_shared<CountingTimeline>();
+  Take(kMiB).ReleaseAfter({timeline_->Ticket(1)});
   Take(kMiB).ReleaseAfter({{timeline, 1}});
   Take(kMiB).ReleaseAfter({{timeline, 2}});
+  timeline_->CompleteOnDevice(1);
   allocator_.reset();
   EXPECT_EQ(source_->outstanding_bytes(), 0u);
 }
 
 TEST_F(PinnedAllocatorTicketsTest, MemoryThatADeviceMayStillWriteToIsLeaked) {
   const auto source = std::make_shared<FakeSource>();
-  PINION_ASSERT_OK_AND_ASSIGN(allocator_, PinnedAllocator::Create(options_, source, host_.Probe()));
+  MakeOver(source);
   Take(8 * kMiB);
   Take(kMiB).ReleaseAfter({timeline_->Ticket(1)});  // in its own segment or the one above
   allocator_.reset();
@@ -429,7 +383,7 @@ TEST_F(PinnedAllocatorTicketsTest, AThreadThatHasEndedHoldsOnToNothing) {
   auto timeline = std::make_shared<FakeTimeline>();
   const std::weak_ptr<FakeTimeline> watch = timeline;
   (void)allocator_->Allocate(kKiB);  // this thread has an arena of its own
-  std::thread([&] { Take(kMiB).ReleaseAfter({timeline->Ticket(1)}); }).join();
+  OnAnotherThread([&] { Take(kMiB).ReleaseAfter({timeline->Ticket(1)}); });
   timeline->CompleteVisibly(1);
   timeline.reset();
   for (int i = 0; i < 20'000; ++i) (void)allocator_->Allocate(100 * kKiB);
@@ -438,24 +392,16 @@ TEST_F(PinnedAllocatorTicketsTest, AThreadThatHasEndedHoldsOnToNothing) {
 
 // An exiting process does not ask the device, so the message must not blame a slow copy.
 TEST_F(PinnedAllocatorTicketsTest, WhatIsLeakedAtTheEndSaysWhy) {
-  class Refuses final : public FenceTimeline {
-   public:
-    uint64_t Completed() const noexcept override { return 0; }
-    void Poll() override {}
-    absl::Status Wait(uint64_t, absl::Duration) override {
-      return absl::FailedPreconditionError("the process is exiting");
-    }
-  };
-  PINION_ASSERT_OK_AND_ASSIGN(
-      allocator_, PinnedAllocator::Create(options_, std::make_shared<FakeSource>(), host_.Probe()));
-  Take(kMiB).ReleaseAfter({{std::make_shared<Refuses>(), 1}});
-  std::vector<std::string> lines;
-  LogSink previous =
-      SetLogSink([&](LogSeverity, const std::string& message) { lines.push_back(message); });
+  const auto timeline = std::make_shared<CountingTimeline>();
+  timeline->waits_in_vain = 1;
+  timeline->refusal = absl::FailedPreconditionError("the process is exiting");
+  MakeOver(std::make_shared<FakeSource>());
+  Take(kMiB).ReleaseAfter({{timeline, 1}});
+  const CapturedLog log;
   allocator_.reset();
-  SetLogSink(std::move(previous));
-  EXPECT_THAT(lines, ElementsAre(AllOf(HasSubstr("leaking"), HasSubstr("the process is exiting"),
-                                       Not(HasSubstr("not done")))));
+  EXPECT_THAT(log.text(), AllOf(HasSubstr("leaking"), HasSubstr("the process is exiting"),
+                                Not(HasSubstr("not done"))));
+  EXPECT_EQ(std::count(log.text().begin(), log.text().end(), '\n'), 1);
 }
 
 }  // namespace

@@ -63,12 +63,7 @@ int main(int argc, char** argv) {
     }
     const OperationsResult result = pinion::testing::RunOperations(lists);
     if (!Holds(result)) return 1;
-    sum.operations += result.operations;
-    sum.allocations += result.allocations;
-    sum.refusals += result.refusals;
-    sum.deferred_releases += result.deferred_releases;
-    sum.reuses += result.reuses;
-    sum.crossings += result.crossings;
+    sum.Add(result);
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   std::printf(

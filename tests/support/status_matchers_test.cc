@@ -7,10 +7,13 @@
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/tests/support/status_says.h"
 
 namespace pinion {
 namespace {
 
+using ::pinion::testing::IsExhausted;
+using ::pinion::testing::IsInvalid;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::IsOkAndHolds;
 using ::pinion::testing::StatusIs;
@@ -44,6 +47,16 @@ TEST(StatusMatchersTest, WorkOnMoveOnlyValues) {
   EXPECT_THAT(value, IsOk());
   PINION_ASSERT_OK_AND_ASSIGN(const std::unique_ptr<int> moved, std::move(value));
   EXPECT_EQ(*moved, 7);
+}
+
+TEST(StatusSaysTest, AnErrorIsToldByItsCodeAndAllOfItsTexts) {
+  const absl::Status status = absl::ResourceExhaustedError("4 MiB of pinned memory");
+  EXPECT_THAT(status, IsExhausted());
+  EXPECT_THAT(status, IsExhausted("4 MiB", "pinned"));
+  EXPECT_THAT(status, IsExhausted("4 MiB", Not(HasSubstr("pageable"))));
+  EXPECT_THAT(status, Not(IsExhausted("4 MiB", "pageable")));
+  EXPECT_THAT(status, Not(IsExhausted("4 MiB", Not(HasSubstr("pinned")))));
+  EXPECT_THAT(status, Not(IsInvalid()));
 }
 
 }  // namespace

@@ -16,12 +16,14 @@
 #include "gtest/gtest.h"
 #include "pinion/config/build_config.h"
 #include "pinion/tests/support/forbid_barriers.h"
+#include "pinion/tests/support/run_threads.h"
 
 namespace pinion {
 namespace {
 
 using ::pinion::testing::ForbidBarriers;
 using ::pinion::testing::MayForbidBarriers;
+using ::pinion::testing::RunThreads;
 using Barrier = BiasedMutex::Barrier;
 using By = BiasedMutex::By;
 
@@ -30,14 +32,17 @@ class BiasedMutexTest : public ::testing::TestWithParam<bool> {
  protected:
   BiasedMutexTest() : mu_(GetParam() ? BiasedMutex::BestBarrier() : Barrier::kNone) {}
 
-  void ExpectAnotherThreadWaitsForTheOwner() {
+  // Another thread enters `times` times as `waits`.
+  void ExpectWaits(By inside, By waits, int times = 1) {
     std::atomic<bool> taken = false;
     std::thread other;
     {
-      const BiasedLock lock(mu_, By::kOwner);
+      const BiasedLock lock(mu_, inside);
       other = std::thread([&] {
-        const BiasedLock lock(mu_, By::kOther);
-        taken = true;
+        for (int i = 0; i < times; ++i) {
+          const BiasedLock lock(mu_, waits);
+          taken = true;
+        }
       });
       absl::SleepFor(absl::Milliseconds(50));
       EXPECT_FALSE(taken);
@@ -89,14 +94,9 @@ TEST_P(BiasedMutexTest, OwnerAndOthersExcludeEachOther) {
 }
 
 TEST_P(BiasedMutexTest, AnotherThreadWaitsForTheOwnerThatIsInside) {
-  ExpectAnotherThreadWaitsForTheOwner();
-}
-
-TEST_P(BiasedMutexTest, AnotherThreadWaitsForTheOwnerWhenOthersHaveComeAndGone) {
-  for (int i = 0; i < 2; ++i) {
-    std::thread([&] { const BiasedLock lock(mu_, By::kOther); }).join();
-    ExpectAnotherThreadWaitsForTheOwner();
-  }
+  ExpectWaits(By::kOwner, By::kOther);
+  std::thread([&] { const BiasedLock lock(mu_, By::kOther); }).join();
+  ExpectWaits(By::kOwner, By::kOther);
 }
 
 TEST_P(BiasedMutexTest, AnAnnouncementKeepsNobodyOut) {
@@ -109,21 +109,7 @@ TEST_P(BiasedMutexTest, AnAnnouncementKeepsNobodyOut) {
 }
 
 TEST_P(BiasedMutexTest, TheOwnerWaitsForAnotherThreadThatIsInside) {
-  std::atomic<bool> taken = false;
-  std::thread owner;
-  {
-    const BiasedLock lock(mu_, By::kOther);
-    owner = std::thread([&] {
-      for (int i = 0; i < 3; ++i) {
-        const BiasedLock lock(mu_, By::kOwner);
-        taken = true;
-      }
-    });
-    absl::SleepFor(absl::Milliseconds(50));
-    EXPECT_FALSE(taken);
-  }
-  owner.join();
-  EXPECT_TRUE(taken);
+  ExpectWaits(By::kOther, By::kOwner, /*times=*/3);
 }
 
 TEST(BiasedMutexDeathTest, TheOwnerDoesNotEnterTwice) {
@@ -172,16 +158,12 @@ TEST(BiasedMutexWithoutOwnerTest, ThreadsExcludeEachOther) {
   constexpr uint64_t kEach = 100'000;
   BiasedMutex mu(Barrier::kNone);
   uint64_t count = 0;
-  std::vector<std::thread> threads;
-  for (int i = 0; i < 3; ++i) {
-    threads.emplace_back([&] {
-      for (uint64_t n = 0; n < kEach; ++n) {
-        const BiasedLock lock(mu, By::kOther);
-        ++count;
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  RunThreads(3, [&](int) {
+    for (uint64_t n = 0; n < kEach; ++n) {
+      const BiasedLock lock(mu, By::kOther);
+      ++count;
+    }
+  });
   EXPECT_EQ(count, 3 * kEach);
 }
 

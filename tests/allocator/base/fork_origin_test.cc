@@ -1,18 +1,15 @@
 #include "pinion/allocator/base/fork_origin.h"
 
-#include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/tests/support/child_process.h"
-#include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 namespace pinion {
 namespace {
 
 using ::pinion::testing::ChildProcess;
-using ::pinion::testing::StatusIs;
-using ::testing::AllOf;
-using ::testing::HasSubstr;
+using ::pinion::testing::IsFailedPrecondition;
 
 TEST(ForkOriginTest, WhatAChildInheritsIsNotItsOwnAndWhatItMakesIs) {
   const ForkOrigin parents;
@@ -33,9 +30,8 @@ TEST(ForkOriginTest, WhatAChildInheritsIsNotItsOwnAndWhatItMakesIs) {
 
 TEST(ForkOriginTest, ARefusalNamesTheObjectAndTheRemedy) {
   EXPECT_THAT(ForkOrigin().Refusal("this pool"),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("this pool was made before fork()"),
-                             HasSubstr("make another one in the child"), HasSubstr("spawn"))));
+              IsFailedPrecondition("this pool was made before fork()",
+                                   "make another one in the child", "spawn"));
 }
 
 }  // namespace

@@ -10,9 +10,12 @@
 
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/thread_slot.h"
+#include "pinion/tests/support/run_threads.h"
 
 namespace pinion {
 namespace {
+
+using ::pinion::testing::RunThreads;
 
 constexpr size_t kBlockBytes = 192;
 
@@ -105,23 +108,18 @@ TEST(SlabTest, WhatOneThreadGivesBackAnotherOneTakes) {
 TEST(SlabTest, NoTwoThreadsHaveABlockAtOnce) {
   Slab& slab = NewSlab();
   constexpr int kThreads = 4;
-  constexpr int kRounds = 50;
-  std::vector<std::unique_ptr<Blocks>> blocks;
-  for (int i = 0; i < kThreads; ++i) blocks.push_back(std::make_unique<Blocks>(slab));
+  std::vector<Blocks> blocks(kThreads, Blocks(slab));
   std::barrier all(kThreads);
-  std::vector<std::thread> threads;
-  for (int i = 0; i < kThreads; ++i) {
-    threads.emplace_back([&, i] {
-      (void)ThreadSlot();
-      for (int round = 0; round < kRounds; ++round) {
-        blocks[i]->Take(3 * Slab::kBatch + i, static_cast<uint8_t>(i + 1));
-        all.arrive_and_wait();
-        blocks[(i + 1) % kThreads]->GiveAll(static_cast<uint8_t>((i + 1) % kThreads + 1));
-        all.arrive_and_wait();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  RunThreads(kThreads, [&](int thread) {
+    (void)ThreadSlot();
+    const int next = (thread + 1) % kThreads;
+    for (int round = 0; round < 50; ++round) {
+      blocks[thread].Take(3 * Slab::kBatch + thread, static_cast<uint8_t>(thread + 1));
+      all.arrive_and_wait();
+      blocks[next].GiveAll(static_cast<uint8_t>(next + 1));
+      all.arrive_and_wait();
+    }
+  });
 }
 
 TEST(SlabTest, ThreadsWithoutANumberTakeWhatOthersWithoutOneGaveBack) {
@@ -145,17 +143,13 @@ TEST(SlabTest, ThreadsThatGetNoNumberHaveBlocks) {
   Slab& slab = NewSlab();
   constexpr int kThreads = kThreadSlots + 4;
   std::barrier all(kThreads);
-  std::vector<std::thread> threads;
-  for (int i = 0; i < kThreads; ++i) {
-    threads.emplace_back([&, i] {
-      (void)ThreadSlot();
-      Blocks blocks(slab);
-      blocks.Take(2 * Slab::kBatch + 1, static_cast<uint8_t>(i));
-      all.arrive_and_wait();
-      blocks.GiveAll(static_cast<uint8_t>(i));
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  RunThreads(kThreads, [&](int thread) {
+    (void)ThreadSlot();
+    Blocks blocks(slab);
+    blocks.Take(2 * Slab::kBatch + 1, static_cast<uint8_t>(thread));
+    all.arrive_and_wait();
+    blocks.GiveAll(static_cast<uint8_t>(thread));
+  });
 }
 
 TEST(SlabAllocatorTest, SharedObjectsAreMadeOfASlab) {

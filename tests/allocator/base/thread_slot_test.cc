@@ -6,9 +6,12 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "pinion/tests/support/run_threads.h"
 
 namespace pinion {
 namespace {
+
+using ::pinion::testing::RunThreads;
 
 int SlotOfNewThread() {
   int slot = -1;
@@ -43,14 +46,10 @@ TEST(ThreadSlotTest, ThreadsThatAreTooManyGetNoneUntilOthersEnd) {
   (void)ThreadSlot();  // this thread takes one of the slots
   std::barrier all_asked(kThreads);
   std::vector<int> slots(kThreads);
-  std::vector<std::thread> threads;
-  for (int i = 0; i < kThreads; ++i) {
-    threads.emplace_back([&, i] {
-      slots[i] = ThreadSlot();
-      all_asked.arrive_and_wait();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  RunThreads(kThreads, [&](int thread) {
+    slots[thread] = ThreadSlot();
+    all_asked.arrive_and_wait();
+  });
   std::multiset<int> given(slots.begin(), slots.end());
   EXPECT_EQ(given.count(kNoThreadSlot), 9u);
   given.erase(kNoThreadSlot);

@@ -86,39 +86,6 @@ TEST_F(FreeListsTest, AnyBlockOfAListCanBeRemoved) {
   }
 }
 
-TEST_F(FreeListsTest, RandomBlocksAreFoundWheneverOneFits) {
-  for (uint64_t seed = 1; seed <= 20; ++seed) {
-    SCOPED_TRACE(::testing::Message() << "seed " << seed);
-    std::mt19937_64 random(seed);
-    FreeLists lists;
-    std::vector<BlockRecord*> free;
-    for (int step = 0; step < 500; ++step) {
-      const uint64_t least = kMinBlockBytes << (random() % 18);
-      const uint64_t size_bytes = RoundUpToSizeClass(least + random() % least);
-      if (random() % 2 == 0) {
-        free.push_back(NewBlock(size_bytes));
-        lists.Insert(free.back());
-        continue;
-      }
-      BlockRecord* const found = lists.Find(size_bytes);
-      uint64_t tightest_bytes = UINT64_MAX;
-      for (const BlockRecord* block : free) {
-        if (block->capacity_bytes >= size_bytes && block->capacity_bytes < tightest_bytes) {
-          tightest_bytes = block->capacity_bytes;
-        }
-      }
-      if (tightest_bytes == UINT64_MAX) {
-        ASSERT_EQ(found, nullptr);
-        continue;
-      }
-      ASSERT_NE(found, nullptr);
-      ASSERT_EQ(found->capacity_bytes, tightest_bytes);  // each class has a bucket of its own here
-      lists.Remove(found);
-      std::erase(free, found);
-    }
-  }
-}
-
 // Resize moves the block to another bucket; it must leave nothing in the previous one.
 TEST_F(FreeListsTest, ABlockThatGrewOrShrankIsFoundByItsNewSize) {
   BlockRecord* const block = NewBlock(kMiB);
@@ -141,50 +108,58 @@ TEST_F(FreeListsTest, ABlockThatGrewOrShrankIsFoundByItsNewSize) {
 }
 
 // A cache that popped from a bucket of mixed sizes without a comparison returned a 150 MB block for
-// a 200 MB request (pytorch#192722). Random sizes lie between the size classes.
+// a 200 MB request (pytorch#192722). Random sizes lie between the size classes, or are classes: up
+// to 256 MiB each class has a bucket of its own, so the tightest block is found.
 TEST_F(FreeListsTest, WhatIsFoundFitsWhateverGrowsAndShrinks) {
-  std::mt19937_64 random(192722);
-  const auto random_size = [&random] {
-    const uint64_t least = kMinBlockBytes << (random() % 23);
-    return least + random() % least;
-  };
-  std::vector<BlockRecord*> free;
-  for (int step = 0; step < 20'000; ++step) {
-    const uint64_t size_bytes = random_size();
-    const uint64_t choice = random() % 4;
-    if (choice == 0 || free.empty()) {
-      free.push_back(NewBlock(size_bytes));
-      lists_.Insert(free.back());
-    } else if (choice == 1) {
-      lists_.Resize(free[random() % free.size()], size_bytes);
-    } else if (choice == 2) {
-      std::swap(free[random() % free.size()], free.back());
-      lists_.Remove(free.back());
-      free.pop_back();
-    }
-    const uint64_t request = RoundUpToSizeClass(random_size());
-    const BlockRecord* const found = lists_.Find(request);
-    if (step % 100 == 0) {
-      std::vector<BlockRecord*> at_least;
-      std::copy_if(free.begin(), free.end(), std::back_inserter(at_least),
-                   [&](const BlockRecord* block) { return block->capacity_bytes >= size_bytes; });
-      ASSERT_THAT(lists_.AtLeast(size_bytes), UnorderedElementsAreArray(at_least));
-      ASSERT_THAT(lists_.AtLeast(kMinBlockBytes), SizeIs(free.size()));
-    }
-    uint64_t largest_bytes = 0;
-    uint64_t tightest_bytes = UINT64_MAX;
-    for (const BlockRecord* block : free) {
-      largest_bytes = std::max(largest_bytes, block->capacity_bytes);
-      if (block->capacity_bytes >= request) {
+  for (const bool of_classes : {false, true}) {
+    SCOPED_TRACE(of_classes);
+    std::mt19937_64 random(192722);
+    const auto random_size = [&] {
+      const uint64_t least = kMinBlockBytes << (random() % 23);
+      const uint64_t size_bytes = least + random() % least;
+      return of_classes ? RoundUpToSizeClass(size_bytes) : size_bytes;
+    };
+    FreeLists lists;
+    std::vector<BlockRecord*> free;
+    for (int step = 0; step < 20'000; ++step) {
+      const uint64_t size_bytes = random_size();
+      const uint64_t choice = random() % 4;
+      if (choice == 0 || free.empty()) {
+        free.push_back(NewBlock(size_bytes));
+        lists.Insert(free.back());
+      } else if (choice == 1) {
+        lists.Resize(free[random() % free.size()], size_bytes);
+      } else if (choice == 2) {
+        std::swap(free[random() % free.size()], free.back());
+        lists.Remove(free.back());
+        free.pop_back();
+      }
+      const auto at_least = [&free](uint64_t bytes) {
+        std::vector<BlockRecord*> blocks;
+        std::copy_if(free.begin(), free.end(), std::back_inserter(blocks),
+                     [&](const BlockRecord* block) { return block->capacity_bytes >= bytes; });
+        return blocks;
+      };
+      if (step % 100 == 0) {
+        ASSERT_THAT(lists.AtLeast(size_bytes), UnorderedElementsAreArray(at_least(size_bytes)));
+        ASSERT_THAT(lists.AtLeast(kMinBlockBytes), SizeIs(free.size()));
+      }
+      const uint64_t request = RoundUpToSizeClass(random_size());
+      const BlockRecord* const found = lists.Find(request);
+      uint64_t tightest_bytes = UINT64_MAX;
+      for (const BlockRecord* block : at_least(request)) {
         tightest_bytes = std::min(tightest_bytes, block->capacity_bytes);
       }
+      if (request <= 256 * kMiB) {
+        ASSERT_EQ(found != nullptr, tightest_bytes != UINT64_MAX);
+      }
+      if (found == nullptr) continue;
+      ASSERT_GE(found->capacity_bytes, request);
+      ASSERT_LE(BucketOf(found->capacity_bytes), BucketOf(tightest_bytes));
+      if (of_classes && tightest_bytes <= 256 * kMiB) {
+        ASSERT_EQ(found->capacity_bytes, tightest_bytes);
+      }
     }
-    if (request <= 256 * kMiB) {
-      ASSERT_EQ(found != nullptr, largest_bytes >= request);
-    }
-    if (found == nullptr) continue;
-    ASSERT_GE(found->capacity_bytes, request);
-    ASSERT_LE(BucketOf(found->capacity_bytes), BucketOf(tightest_bytes));
   }
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <iterator>
 #include <map>
 #include <random>
@@ -12,6 +13,7 @@
 #include <tuple>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/bytes.h"
@@ -21,6 +23,9 @@
 
 namespace pinion::internal {
 namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kSlab = 64 * kKiB;
@@ -36,89 +41,98 @@ void AddSegment(SegmentHeap& heap, const HostSegment& segment, bool joins = fals
   });
 }
 
-uint64_t Address(const BlockRecord* block) { return reinterpret_cast<uint64_t>(block->data); }
-
-TEST(SegmentHeapTest, AnEmptyHeapHasNoBlock) {
-  SegmentHeap heap(kPage, kSlab);
-  EXPECT_EQ(heap.Take(kMiB), nullptr);
+// 0 without a block.
+uint64_t Address(const BlockRecord* block) {
+  return block == nullptr ? 0 : reinterpret_cast<uint64_t>(block->data);
 }
 
-TEST(SegmentHeapTest, BlocksAreCutToTheirSize) {
-  SegmentHeap heap(kPage, kSlab);
-  AddSegment(heap, FakeSegment(kGiB, 4 * kMiB));
-  const BlockRecord* first = heap.Take(kMiB);
-  const BlockRecord* second = heap.Take(3 * kMiB);
-  ASSERT_NE(first, nullptr);
-  ASSERT_NE(second, nullptr);
-  EXPECT_EQ(Address(first), kGiB);
-  EXPECT_EQ(Address(second), kGiB + kMiB);
-  EXPECT_EQ(heap.Take(kSmallLimitBytes), nullptr);
-  EXPECT_EQ(heap.large_free_bytes(), 0u);
+class SegmentHeapTest : public ::testing::Test {
+ protected:
+  void Add(uint64_t address, uint64_t size_bytes) {
+    AddSegment(heap_, FakeSegment(address, size_bytes));
+  }
+  // Adds adjacent segments from 1 GiB on whose blocks may join.
+  void AddJoined(std::initializer_list<uint64_t> sizes_bytes) {
+    uint64_t address = kGiB;
+    for (const uint64_t size_bytes : sizes_bytes) {
+      AddSegment(heap_, FakeSegment(address, size_bytes), /*joins=*/true);
+      address += size_bytes;
+    }
+  }
+  // Removes the free segments in holes of at least `hole_bytes`.
+  std::vector<uint64_t> RemovedAddresses(uint64_t hole_bytes = kMinBlockBytes) {
+    std::vector<uint64_t> addresses;
+    for (const HostSegment& segment : heap_.RemoveFreeSegments(UINT64_MAX, hole_bytes)) {
+      addresses.push_back(reinterpret_cast<uint64_t>(segment.data));
+    }
+    return addresses;
+  }
+
+  SegmentHeap heap_{kPage, kSlab};
+};
+
+TEST_F(SegmentHeapTest, BlocksAreCutToTheirSize) {
+  EXPECT_EQ(heap_.Take(kMiB), nullptr);
+  Add(kGiB, 4 * kMiB);
+  EXPECT_EQ(Address(heap_.Take(kMiB)), kGiB);
+  EXPECT_EQ(Address(heap_.Take(3 * kMiB)), kGiB + kMiB);
+  EXPECT_EQ(heap_.Take(kSmallLimitBytes), nullptr);
+  EXPECT_EQ(heap_.large_free_bytes(), 0u);
 }
 
-TEST(SegmentHeapTest, NeighboursJoinInWhateverOrderTheyComeBack) {
+TEST_F(SegmentHeapTest, NeighboursJoinInWhateverOrderTheyComeBack) {
   std::vector<int> order = {0, 1, 2, 3};
+  Add(kGiB, 4 * kMiB);
   do {
-    SegmentHeap heap(kPage, kSlab);
-    AddSegment(heap, FakeSegment(kGiB, 4 * kMiB));
     std::vector<BlockRecord*> blocks;
-    for (int i = 0; i < 4; ++i) blocks.push_back(heap.Take(kMiB));
-    for (const int i : order) heap.Put(blocks[i]);
-    BlockRecord* whole = heap.Take(4 * kMiB);
-    ASSERT_NE(whole, nullptr);
-    EXPECT_EQ(Address(whole), kGiB);
+    for (int i = 0; i < 4; ++i) blocks.push_back(heap_.Take(kMiB));
+    for (const int i : order) heap_.Put(blocks[i]);
+    BlockRecord* const whole = heap_.Take(4 * kMiB);
+    ASSERT_EQ(Address(whole), kGiB);
+    heap_.Put(whole);
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
-TEST(SegmentHeapTest, BlocksOfDifferentSegmentsDoNotJoinEvenIfTheyTouch) {
-  SegmentHeap heap(kPage, kSlab);
-  AddSegment(heap, FakeSegment(kGiB, kMiB));
-  AddSegment(heap, FakeSegment(kGiB + kMiB, kMiB));
-  EXPECT_EQ(heap.Take(2 * kMiB), nullptr);
-  AddSegment(heap, FakeSegment(kGiB - kMiB, kMiB));
-  EXPECT_EQ(heap.Take(2 * kMiB), nullptr);
+TEST_F(SegmentHeapTest, BlocksOfDifferentSegmentsDoNotJoinEvenIfTheyTouch) {
+  Add(kGiB, kMiB);
+  Add(kGiB + kMiB, kMiB);
+  EXPECT_EQ(heap_.Take(2 * kMiB), nullptr);
+  Add(kGiB - kMiB, kMiB);
+  EXPECT_EQ(heap_.Take(2 * kMiB), nullptr);
 }
 
-TEST(SegmentHeapTest, TheTightestHoleIsTaken) {
-  SegmentHeap heap(kPage, kSlab);
-  AddSegment(heap, FakeSegment(1 * kGiB, 8 * kMiB));
-  AddSegment(heap, FakeSegment(2 * kGiB, 3 * kMiB));
-  AddSegment(heap, FakeSegment(3 * kGiB, 5 * kMiB));
-  EXPECT_EQ(Address(heap.Take(3 * kMiB)), 2 * kGiB);
-  EXPECT_EQ(Address(heap.Take(4 * kMiB)), 3 * kGiB);
+TEST_F(SegmentHeapTest, TheTightestHoleIsTaken) {
+  Add(1 * kGiB, 8 * kMiB);
+  Add(2 * kGiB, 3 * kMiB);
+  Add(3 * kGiB, 5 * kMiB);
+  EXPECT_EQ(Address(heap_.Take(3 * kMiB)), 2 * kGiB);
+  EXPECT_EQ(Address(heap_.Take(4 * kMiB)), 3 * kGiB);
 }
 
-TEST(SegmentHeapTest, ALargeHoleThatFitsExactlyIsFoundBehindSmallerOnesOfItsBucket) {
-  SegmentHeap heap(kPage, kSlab);
+TEST_F(SegmentHeapTest, ALargeHoleThatFitsExactlyIsFoundBehindSmallerOnesOfItsBucket) {
   const uint64_t size_bytes = 518 * kMiB;  // in the bucket of 512 to 520 MiB
-  AddSegment(heap, FakeSegment(1 * kGiB, size_bytes));
-  AddSegment(heap, FakeSegment(2 * kGiB, size_bytes - 2 * kMiB));
-  BlockRecord* block = heap.Take(size_bytes);
-  ASSERT_NE(block, nullptr);
-  EXPECT_EQ(Address(block), kGiB);
+  Add(1 * kGiB, size_bytes);
+  Add(2 * kGiB, size_bytes - 2 * kMiB);
+  EXPECT_EQ(Address(heap_.Take(size_bytes)), kGiB);
 }
 
-TEST(SegmentHeapTest, SmallBlocksShareASlab) {
-  SegmentHeap heap(kPage, kSlab);
-  EXPECT_EQ(heap.Take(kMinBlockBytes), nullptr);
-  AddSegment(heap, FakeSegment(kGiB, kMiB));
-  const BlockRecord* first = heap.Take(kMinBlockBytes);
-  const BlockRecord* second = heap.Take(kMinBlockBytes);
-  EXPECT_EQ(Address(first), kGiB);
-  EXPECT_EQ(Address(second), kGiB + kMinBlockBytes);
-  EXPECT_EQ(heap.large_free_bytes(), kMiB - kSlab);
-  EXPECT_EQ(Address(heap.Take(kSmallLimitBytes)), kGiB + kSlab);
+TEST_F(SegmentHeapTest, SmallBlocksShareASlab) {
+  EXPECT_EQ(heap_.Take(kMinBlockBytes), nullptr);
+  Add(kGiB, kMiB);
+  EXPECT_EQ(Address(heap_.Take(kMinBlockBytes)), kGiB);
+  EXPECT_EQ(Address(heap_.Take(kMinBlockBytes)), kGiB + kMinBlockBytes);
+  EXPECT_EQ(heap_.large_free_bytes(), kMiB - kSlab);
+  EXPECT_EQ(Address(heap_.Take(kSmallLimitBytes)), kGiB + kSlab);
 }
 
-TEST(SegmentHeapTest, ASlabThatDoesNotFitIsAsSmallAsItsBlock) {
-  SegmentHeap heap(kPage, kSlab);
-  AddSegment(heap, FakeSegment(kGiB, kPage));
-  EXPECT_EQ(Address(heap.Take(kMinBlockBytes)), kGiB);
-  EXPECT_EQ(Address(heap.Take(kMinBlockBytes)), kGiB + kMinBlockBytes);
-  EXPECT_EQ(heap.large_free_bytes(), 0u);
+TEST_F(SegmentHeapTest, ASlabThatDoesNotFitIsAsSmallAsItsBlock) {
+  Add(kGiB, kPage);
+  EXPECT_EQ(Address(heap_.Take(kMinBlockBytes)), kGiB);
+  EXPECT_EQ(Address(heap_.Take(kMinBlockBytes)), kGiB + kMinBlockBytes);
+  EXPECT_EQ(heap_.large_free_bytes(), 0u);
 }
 
-TEST(SegmentHeapTest, SlabsKeepTheAlignmentOfLargeBlocks) {
+TEST_F(SegmentHeapTest, SlabsKeepTheAlignmentOfLargeBlocks) {
   constexpr uint64_t kAlignment = 2 * kMiB;
   SegmentHeap heap(kAlignment, kSlab);
   AddSegment(heap, FakeSegment(kGiB, 8 * kMiB));
@@ -126,50 +140,44 @@ TEST(SegmentHeapTest, SlabsKeepTheAlignmentOfLargeBlocks) {
   EXPECT_EQ(Address(heap.Take(kAlignment)) % kAlignment, 0u);
 }
 
-TEST(SegmentHeapTest, AFreeSlabMakesRoomForALargeBlock) {
-  SegmentHeap heap(kPage, kSlab);
-  AddSegment(heap, FakeSegment(kGiB, kMiB));
-  BlockRecord* small = heap.Take(kMinBlockBytes);
-  EXPECT_EQ(heap.Take(kMiB), nullptr);
-  heap.Put(small);
-  EXPECT_EQ(heap.large_free_bytes(), kMiB - kSlab);  // the slab is cached for the next small block
-  EXPECT_NE(heap.Take(kMiB), nullptr);
+TEST_F(SegmentHeapTest, AFreeSlabMakesRoomForALargeBlock) {
+  Add(kGiB, kMiB);
+  BlockRecord* small = heap_.Take(kMinBlockBytes);
+  EXPECT_EQ(heap_.Take(kMiB), nullptr);
+  heap_.Put(small);
+  EXPECT_EQ(heap_.large_free_bytes(), kMiB - kSlab);  // the slab is cached for the next small block
+  EXPECT_NE(heap_.Take(kMiB), nullptr);
 }
 
-TEST(SegmentHeapTest, OnlyWhollyFreeSegmentsAreRemoved) {
-  SegmentHeap heap(kPage, kSlab);
-  AddSegment(heap, FakeSegment(1 * kGiB, kMiB));
-  BlockRecord* used = heap.Take(512 * kKiB);
-  AddSegment(heap, FakeSegment(2 * kGiB, kMiB));
-  const std::vector<HostSegment> removed = heap.RemoveFreeSegments();
-  ASSERT_EQ(removed.size(), 1u);
-  EXPECT_EQ(removed[0].data, reinterpret_cast<void*>(2 * kGiB));
-  heap.Put(used);
-  EXPECT_EQ(heap.RemoveFreeSegments().size(), 1u);
-  EXPECT_EQ(heap.segment_bytes(), 0u);
-  EXPECT_EQ(heap.large_free_bytes(), 0u);
+TEST_F(SegmentHeapTest, OnlyWhollyFreeSegmentsAreRemoved) {
+  Add(1 * kGiB, kMiB);
+  BlockRecord* const used = heap_.Take(512 * kKiB);
+  Add(2 * kGiB, kMiB);
+  EXPECT_THAT(RemovedAddresses(), ElementsAre(2 * kGiB));
+  heap_.Put(used);
+  EXPECT_THAT(RemovedAddresses(), ElementsAre(kGiB));
+  EXPECT_EQ(heap_.segment_bytes(), 0u);
+  EXPECT_EQ(heap_.large_free_bytes(), 0u);
 }
 
-TEST(SegmentHeapTest, ASegmentWhoseSlabsAreFreeIsRemoved) {
-  SegmentHeap heap(kPage, kSlab);
-  AddSegment(heap, FakeSegment(kGiB, kMiB));
-  BlockRecord* small = heap.Take(kMinBlockBytes);
-  EXPECT_TRUE(heap.RemoveFreeSegments().empty());
-  heap.Put(small);
-  EXPECT_EQ(heap.RemoveFreeSegments().size(), 1u);
+TEST_F(SegmentHeapTest, ASegmentWhoseSlabsAreFreeIsRemoved) {
+  Add(kGiB, kMiB);
+  BlockRecord* const small = heap_.Take(kMinBlockBytes);
+  EXPECT_THAT(RemovedAddresses(), IsEmpty());
+  heap_.Put(small);
+  EXPECT_THAT(RemovedAddresses(), ElementsAre(kGiB));
 }
 
-TEST(SegmentHeapTest, NodesAddUpTheirSegments) {
-  SegmentHeap heap(kPage, kSlab);
-  EXPECT_TRUE(heap.NumaNodes().empty());
+TEST_F(SegmentHeapTest, NodesAddUpTheirSegments) {
+  EXPECT_TRUE(heap_.NumaNodes().empty());
   HostSegment memory = FakeSegment(1 * kGiB, kMiB);
   memory.numa_node = 1;
-  AddSegment(heap, memory);
-  AddSegment(heap, FakeSegment(2 * kGiB, 2 * kMiB));
-  AddSegment(heap, FakeSegment(3 * kGiB, 3 * kMiB));
-  BlockRecord* block = heap.Take(2 * kMiB);
-  BlockRecord* small = heap.Take(kMinBlockBytes);
-  const std::vector<NumaNodeStats> nodes = heap.NumaNodes();
+  AddSegment(heap_, memory);
+  Add(2 * kGiB, 2 * kMiB);
+  Add(3 * kGiB, 3 * kMiB);
+  BlockRecord* block = heap_.Take(2 * kMiB);
+  BlockRecord* small = heap_.Take(kMinBlockBytes);
+  const std::vector<NumaNodeStats> nodes = heap_.NumaNodes();
   ASSERT_EQ(nodes.size(), 2u);
   EXPECT_EQ(nodes[0].numa_node, -1);
   EXPECT_EQ(nodes[0].segments, 2u);
@@ -177,31 +185,27 @@ TEST(SegmentHeapTest, NodesAddUpTheirSegments) {
   EXPECT_EQ(nodes[0].used_bytes, 2 * kMiB);
   EXPECT_EQ(nodes[1].numa_node, 1);
   EXPECT_EQ(nodes[1].used_bytes, kMinBlockBytes);
-  heap.Put(block);
-  heap.Put(small);
-  EXPECT_EQ(heap.NumaNodes()[0].used_bytes, 0u);
-  EXPECT_EQ(heap.NumaNodes()[1].used_bytes, 0u);
+  heap_.Put(block);
+  heap_.Put(small);
+  EXPECT_EQ(heap_.NumaNodes()[0].used_bytes, 0u);
+  EXPECT_EQ(heap_.NumaNodes()[1].used_bytes, 0u);
 }
 
-TEST(SegmentHeapTest, NoMoreSegmentsAreRemovedThanAskedFor) {
-  SegmentHeap heap(kPage, kSlab);
-  for (uint64_t i = 1; i <= 4; ++i) AddSegment(heap, FakeSegment(i * kGiB, kMiB));
-  EXPECT_TRUE(heap.RemoveFreeSegments(0).empty());
-  EXPECT_EQ(heap.RemoveFreeSegments(kMiB + 1).size(), 2u);
-  EXPECT_EQ(heap.segment_bytes(), 2 * kMiB);
+TEST_F(SegmentHeapTest, NoMoreSegmentsAreRemovedThanAskedFor) {
+  for (uint64_t i = 1; i <= 4; ++i) Add(i * kGiB, kMiB);
+  EXPECT_TRUE(heap_.RemoveFreeSegments(0).empty());
+  EXPECT_EQ(heap_.RemoveFreeSegments(kMiB + 1).size(), 2u);
+  EXPECT_EQ(heap_.segment_bytes(), 2 * kMiB);
 }
 
-TEST(SegmentHeapTest, SegmentsInHolesThatAreTooShortAreNotLookedAt) {
-  SegmentHeap heap(kPage, kSlab);
-  AddSegment(heap, FakeSegment(kGiB, kMiB));
-  AddSegment(heap, FakeSegment(2 * kGiB, 2 * kMiB));
-  AddSegment(heap, FakeSegment(3 * kGiB, kMiB));
-  const std::vector<HostSegment> removed = heap.RemoveFreeSegments(UINT64_MAX, 2 * kMiB);
-  ASSERT_EQ(removed.size(), 1u);
-  EXPECT_EQ(removed[0].size_bytes, 2 * kMiB);
+TEST_F(SegmentHeapTest, SegmentsInHolesThatAreTooShortAreNotLookedAt) {
+  Add(kGiB, kMiB);
+  Add(2 * kGiB, 2 * kMiB);
+  Add(3 * kGiB, kMiB);
+  EXPECT_THAT(RemovedAddresses(/*hole_bytes=*/2 * kMiB), ElementsAre(2 * kGiB));
 }
 
-TEST(SegmentHeapTest, BlocksCrossBordersOfSegmentsThatMayJoinInWhateverOrderTheyCome) {
+TEST_F(SegmentHeapTest, BlocksCrossBordersOfSegmentsThatMayJoinInWhateverOrderTheyCome) {
   std::vector<uint64_t> order = {0, 1, 2};
   do {
     SegmentHeap heap(kPage, kSlab);
@@ -209,7 +213,6 @@ TEST(SegmentHeapTest, BlocksCrossBordersOfSegmentsThatMayJoinInWhateverOrderThey
       AddSegment(heap, FakeSegment(kGiB + i * kMiB, kMiB), /*joins=*/true);
     }
     BlockRecord* block = heap.Take(3 * kMiB);
-    ASSERT_NE(block, nullptr);
     EXPECT_EQ(Address(block), kGiB);
     heap.Put(block);
     EXPECT_EQ(heap.RemoveFreeSegments().size(), 3u);
@@ -218,111 +221,93 @@ TEST(SegmentHeapTest, BlocksCrossBordersOfSegmentsThatMayJoinInWhateverOrderThey
   } while (std::next_permutation(order.begin(), order.end()));
 }
 
-TEST(SegmentHeapTest, AFreeEndIsCutOffAndJoinsAgain) {
-  SegmentHeap heap(kPage, kSlab);
-  AddSegment(heap, FakeSegment(kGiB, kMiB), /*joins=*/true);
-  AddSegment(heap, FakeSegment(kGiB + kMiB, kMiB), /*joins=*/true);
-  BlockRecord* const lower = heap.Take(kMiB / 2);
-  BlockRecord* const upper = heap.Take(kMiB);
-  heap.Put(lower);
-  const std::vector<HostSegment> ends = heap.FreeEnds();
+TEST_F(SegmentHeapTest, AFreeEndIsCutOffAndJoinsAgain) {
+  AddJoined({kMiB, kMiB});
+  BlockRecord* const lower = heap_.Take(kMiB / 2);
+  BlockRecord* const upper = heap_.Take(kMiB);
+  heap_.Put(lower);
+  const std::vector<HostSegment> ends = heap_.FreeEnds();
   ASSERT_EQ(ends.size(), 2u);
   EXPECT_EQ(ends[0].size_bytes, kMiB / 2);
   EXPECT_EQ(ends[1].size_bytes, kMiB / 2);
   for (const HostSegment& end : ends) {
-    const std::vector<HostSegment> removed = heap.RemoveFreeEnd(end);
+    const std::vector<HostSegment> removed = heap_.RemoveFreeEnd(end);
     ASSERT_EQ(removed.size(), 1u);
     EXPECT_EQ(removed[0].data, end.data);
     EXPECT_EQ(removed[0].size_bytes, end.size_bytes);
-    EXPECT_TRUE(heap.RemoveFreeEnd(end).empty()) << "it is gone";
+    EXPECT_TRUE(heap_.RemoveFreeEnd(end).empty()) << "it is gone";
   }
-  EXPECT_EQ(heap.segment_bytes(), kMiB);
-  EXPECT_EQ(heap.large_free_bytes(), 0u);
-  EXPECT_FALSE(heap.HasFree(kPage));
+  EXPECT_EQ(heap_.segment_bytes(), kMiB);
+  EXPECT_EQ(heap_.large_free_bytes(), 0u);
+  EXPECT_FALSE(heap_.HasFree(kPage));
   for (const HostSegment& end : ends) {
-    heap.AddSegment(end, [](const void*) { return SegmentHeap::Border::kGone; });
+    heap_.AddSegment(end, [](const void*) { return SegmentHeap::Border::kGone; });
   }
-  heap.Put(upper);
-  EXPECT_EQ(heap.NumaNodes()[0].segments, 2u);
-  EXPECT_EQ(heap.RemoveFreeSegments().size(), 2u);
+  heap_.Put(upper);
+  EXPECT_EQ(heap_.NumaNodes()[0].segments, 2u);
+  EXPECT_EQ(heap_.RemoveFreeSegments().size(), 2u);
 }
 
-TEST(SegmentHeapTest, AFreeEndIsAllOfARunThatIsFree) {
-  SegmentHeap heap(kPage, kSlab);
-  AddSegment(heap, FakeSegment(kGiB, kMiB), /*joins=*/true);
-  AddSegment(heap, FakeSegment(kGiB + kMiB, kMiB), /*joins=*/true);
-  const std::vector<HostSegment> ends = heap.FreeEnds();
+TEST_F(SegmentHeapTest, AFreeEndIsAllOfARunThatIsFree) {
+  AddJoined({kMiB, kMiB});
+  const std::vector<HostSegment> ends = heap_.FreeEnds();
   ASSERT_EQ(ends.size(), 1u);
-  EXPECT_EQ(heap.RemoveFreeEnd(ends[0]).size(), 2u) << "the segments that there were";
-  EXPECT_TRUE(heap.NumaNodes().empty());
-  EXPECT_EQ(heap.segment_bytes(), 0u);
-  EXPECT_FALSE(heap.HasFree(kPage));
+  EXPECT_EQ(heap_.RemoveFreeEnd(ends[0]).size(), 2u) << "the segments that there were";
+  EXPECT_TRUE(heap_.NumaNodes().empty());
+  EXPECT_EQ(heap_.segment_bytes(), 0u);
+  EXPECT_FALSE(heap_.HasFree(kPage));
 }
 
-TEST(SegmentHeapTest, SegmentsOfDifferentNodesDoNotJoin) {
-  SegmentHeap heap(kPage, kSlab);
+TEST_F(SegmentHeapTest, SegmentsOfDifferentNodesDoNotJoin) {
   HostSegment far = FakeSegment(kGiB + kMiB, kMiB);
   far.numa_node = 1;
-  AddSegment(heap, FakeSegment(kGiB, kMiB), /*joins=*/true);
-  AddSegment(heap, far, /*joins=*/true);
-  EXPECT_EQ(heap.Take(2 * kMiB), nullptr);
+  AddSegment(heap_, FakeSegment(kGiB, kMiB), /*joins=*/true);
+  AddSegment(heap_, far, /*joins=*/true);
+  EXPECT_EQ(heap_.Take(2 * kMiB), nullptr);
 }
 
-TEST(SegmentHeapTest, ASegmentInTheMidstOfARunIsRemoved) {
-  SegmentHeap heap(kPage, kSlab);
-  for (uint64_t i = 0; i < 3; ++i) {
-    AddSegment(heap, FakeSegment(kGiB + i * kMiB, kMiB), /*joins=*/true);
-  }
-  BlockRecord* lower = heap.Take(kMiB - kPage);
-  BlockRecord* middle = heap.Take(kMiB + 2 * kPage);
-  BlockRecord* upper = heap.Take(kMiB / 2);
-  BlockRecord* small = heap.Take(kMinBlockBytes);  // from the upper segment
-  EXPECT_TRUE(heap.RemoveFreeSegments().empty());
-  heap.Put(middle);
-  const std::vector<HostSegment> removed = heap.RemoveFreeSegments();
-  ASSERT_EQ(removed.size(), 1u);
-  EXPECT_EQ(removed[0].data, reinterpret_cast<void*>(kGiB + kMiB));
-  EXPECT_EQ(heap.NumaNodes()[0].used_bytes, kMiB - kPage + kMiB / 2 + kMinBlockBytes);
-  heap.Put(lower);
-  heap.Put(upper);
-  heap.Put(small);
-  EXPECT_EQ(heap.NumaNodes()[0].used_bytes, 0u);
-  EXPECT_EQ(heap.Take(kMiB + kPage), nullptr);
-  EXPECT_EQ(heap.RemoveFreeSegments().size(), 2u);
-  EXPECT_EQ(heap.large_free_bytes(), 0u);
+TEST_F(SegmentHeapTest, ASegmentInTheMidstOfARunIsRemoved) {
+  AddJoined({kMiB, kMiB, kMiB});
+  BlockRecord* const lower = heap_.Take(kMiB - kPage);
+  BlockRecord* const middle = heap_.Take(kMiB + 2 * kPage);
+  BlockRecord* const upper = heap_.Take(kMiB / 2);
+  BlockRecord* const small = heap_.Take(kMinBlockBytes);  // from the upper segment
+  EXPECT_THAT(RemovedAddresses(), IsEmpty());
+  heap_.Put(middle);
+  EXPECT_THAT(RemovedAddresses(), ElementsAre(kGiB + kMiB));
+  EXPECT_EQ(heap_.NumaNodes()[0].used_bytes, kMiB - kPage + kMiB / 2 + kMinBlockBytes);
+  for (BlockRecord* const block : {lower, upper, small}) heap_.Put(block);
+  EXPECT_EQ(heap_.NumaNodes()[0].used_bytes, 0u);
+  EXPECT_EQ(heap_.Take(kMiB + kPage), nullptr);
+  EXPECT_EQ(RemovedAddresses().size(), 2u);
+  EXPECT_EQ(heap_.large_free_bytes(), 0u);
 }
 
-TEST(SegmentHeapTest, WhatIsFreeAboveASegmentThatWasRemovedServesOn) {
-  SegmentHeap heap(kPage, kSlab);
-  AddSegment(heap, FakeSegment(kGiB, 2 * kMiB), /*joins=*/true);
-  AddSegment(heap, FakeSegment(kGiB + 2 * kMiB, kMiB), /*joins=*/true);
-  BlockRecord* const lower = heap.Take(5 * kMiB / 2);
-  BlockRecord* const upper = heap.Take(kMiB / 2);
-  heap.Put(lower);
-  ASSERT_EQ(heap.RemoveFreeSegments().size(), 1u);
-  BlockRecord* block = heap.Take(kMiB / 2);
-  ASSERT_NE(block, nullptr);
+TEST_F(SegmentHeapTest, WhatIsFreeAboveASegmentThatWasRemovedServesOn) {
+  AddJoined({2 * kMiB, kMiB});
+  BlockRecord* const lower = heap_.Take(5 * kMiB / 2);
+  BlockRecord* const upper = heap_.Take(kMiB / 2);
+  heap_.Put(lower);
+  ASSERT_EQ(heap_.RemoveFreeSegments().size(), 1u);
+  BlockRecord* block = heap_.Take(kMiB / 2);
   EXPECT_EQ(Address(block), kGiB + 2 * kMiB);
-  heap.Put(block);
-  heap.Put(upper);
+  heap_.Put(block);
+  heap_.Put(upper);
   // A segment that is added above extends the free block.
-  AddSegment(heap, FakeSegment(kGiB + 3 * kMiB, kMiB), /*joins=*/true);
-  block = heap.Take(2 * kMiB);
-  ASSERT_NE(block, nullptr);
+  AddSegment(heap_, FakeSegment(kGiB + 3 * kMiB, kMiB), /*joins=*/true);
+  block = heap_.Take(2 * kMiB);
   EXPECT_EQ(Address(block), kGiB + 2 * kMiB);
 }
 
 // Block records are recycled: the heap's own memory does not grow with each cycle.
-TEST(SegmentHeapTest, WhatIsCutAndJoinedAgainTakesNoMoreMemory) {
-  SegmentHeap heap(kPage, kSlab);
+TEST_F(SegmentHeapTest, WhatIsCutAndJoinedAgainTakesNoMoreMemory) {
   const auto cycle = [&] {
-    AddSegment(heap, FakeSegment(kGiB, kMiB), /*joins=*/true);
-    AddSegment(heap, FakeSegment(kGiB + kMiB, kMiB), /*joins=*/true);
-    BlockRecord* const small = heap.Take(kMinBlockBytes);
-    BlockRecord* const block = heap.Take(kSmallLimitBytes);
-    heap.Put(small);
-    heap.Put(block);
-    ASSERT_EQ(heap.RemoveFreeSegments().size(), 2u);
+    AddJoined({kMiB, kMiB});
+    BlockRecord* const small = heap_.Take(kMinBlockBytes);
+    BlockRecord* const block = heap_.Take(kSmallLimitBytes);
+    heap_.Put(small);
+    heap_.Put(block);
+    ASSERT_EQ(heap_.RemoveFreeSegments().size(), 2u);
   };
   cycle();
   const size_t before_bytes = mallinfo2().uordblks;

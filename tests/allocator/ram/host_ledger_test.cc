@@ -36,6 +36,7 @@
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 // The C library's functions, which fail or let others be faster when a test says so.
 namespace {
@@ -100,7 +101,7 @@ using ::pinion::testing::CapturedLog;
 using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::Gate;
-using ::pinion::testing::IsOk;
+using ::pinion::testing::IsUnavailable;
 using ::pinion::testing::RunThreads;
 using ::pinion::testing::StatusIs;
 using ::testing::HasSubstr;
@@ -190,22 +191,18 @@ TEST_F(HostLedgerTest, ALedgerOfNothingRecordsNothing) {
   EXPECT_EQ(OpenFiles(), before);
 }
 
-TEST_F(HostLedgerTest, AFileIsOpenWhileItIsReservedAlone) {
+TEST_F(HostLedgerTest, AFileIsOpenWhileItIsReservedAloneAndEmptyAndOfThisUserAlone) {
   const auto before = OpenFiles();
   {
     const Reservation reservation = ledger_.Reserve(5);
     EXPECT_EQ(ledger_.reserved_bytes(), 5u);
     EXPECT_EQ(OpenFiles(), before + 1);
+    struct stat info;
+    ASSERT_EQ(stat(file().c_str(), &info), 0);
+    EXPECT_EQ(info.st_mode & 0777u, 0600u);
+    EXPECT_EQ(info.st_size, 0);
   }
   EXPECT_EQ(OpenFiles(), before);
-}
-
-TEST_F(HostLedgerTest, TheFileIsEmptyAndOfThisUserAlone) {
-  const Reservation reservation = ledger_.Reserve(5);
-  struct stat info;
-  ASSERT_EQ(stat(file().c_str(), &info), 0);
-  EXPECT_EQ(info.st_mode & 0777u, 0600u);
-  EXPECT_EQ(info.st_size, 0);
 }
 
 TEST_F(HostLedgerTest, AReservationOutlivesItsLedger) {
@@ -232,7 +229,7 @@ TEST_F(HostLedgerTest, ReservationsOfMoreThanAnyHostHasAddUpToSoMuch) {
     EXPECT_EQ(ledger_.reserved_bytes(), kMostBytes);
     EXPECT_EQ(ledger_.Reserve(1).BytesAhead(), 0u);
     EXPECT_THAT(log.text(), HasSubstr("has no range left"));
-    EXPECT_THAT(HostLedger::InDirectory(directory()), StatusIs(absl::StatusCode::kUnavailable));
+    EXPECT_THAT(HostLedger::InDirectory(directory()), IsUnavailable());
   });
   EXPECT_EQ(child.Wait(), 0);
 }
@@ -241,8 +238,7 @@ TEST_F(HostLedgerTest, ReservationsOfMoreThanAnyHostHasAddUpToSoMuch) {
 TEST_F(HostLedgerTest, ALockWithoutAnEndHangsNobody) {
   const int fd = LockBytes(3, 0);
   EXPECT_EQ(ledger_.reserved_bytes(), uint64_t{1} << 60);
-  EXPECT_THAT(HostLedger::InDirectory(directory()),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("has no range left")));
+  EXPECT_THAT(HostLedger::InDirectory(directory()), IsUnavailable("has no range left"));
   close(fd);
 }
 
@@ -349,21 +345,7 @@ TEST_F(HostLedgerTest, AProcessSeesWhatAnotherReserves) {
   EXPECT_EQ(ledger_.reserved_bytes(), 0u);
 }
 
-TEST_F(HostLedgerTest, TheShareOfAKilledProcessReturns) {
-  Gate reserved;
-  ChildProcess child([&] {
-    const Reservation reservation = ledger_.Reserve(5);
-    reserved.Open();
-    Gate::WaitForEver();
-  });
-  reserved.Pass();
-  EXPECT_EQ(ledger_.reserved_bytes(), 5u);
-  child.Kill();
-  EXPECT_EQ(child.Wait(), -SIGKILL);
-  EXPECT_EQ(ledger_.reserved_bytes(), 0u);
-}
-
-TEST_F(HostLedgerTest, AStoppedProcessKeepsItsShareAndHoldsUpNobody) {
+TEST_F(HostLedgerTest, AStoppedProcessKeepsItsShareAndHoldsUpNobodyAndAKilledOneReturnsIt) {
   Gate reserved;
   ChildProcess child([&] {
     const Reservation reservation = ledger_.Reserve(5);
@@ -373,6 +355,9 @@ TEST_F(HostLedgerTest, AStoppedProcessKeepsItsShareAndHoldsUpNobody) {
   reserved.Pass();
   ASSERT_EQ(kill(child.pid(), SIGSTOP), 0);
   EXPECT_EQ(ledger_.Reserve(1).BytesAhead(), 5u);
+  child.Kill();
+  EXPECT_EQ(child.Wait(), -SIGKILL);
+  EXPECT_EQ(ledger_.reserved_bytes(), 0u);
 }
 
 TEST_F(HostLedgerTest, AChildOfForkNeitherEndsNorKeepsWhatItsParentReserved) {
@@ -454,14 +439,12 @@ TEST_F(HostLedgerTest, InterruptedCallsAreMadeAgain) {
 
 TEST_F(HostLedgerTest, ADirectoryThatIsNotThereIsAnErrorThatNamesIt) {
   EXPECT_THAT(HostLedger::InDirectory("/no/such/directory"),
-              StatusIs(absl::StatusCode::kUnavailable,
-                       HasSubstr("open of /no/such/directory/pinion_ledger_")));
+              IsUnavailable("open of /no/such/directory/pinion_ledger_"));
 }
 
 TEST_F(HostLedgerTest, AFileSystemThatCannotLockRangesIsAnErrorThatNamesTheFile) {
   const auto is_refused = [this](const std::string& why) {
-    EXPECT_THAT(HostLedger::InDirectory(directory()),
-                StatusIs(absl::StatusCode::kUnavailable, HasSubstr(why + file().string())));
+    EXPECT_THAT(HostLedger::InDirectory(directory()), IsUnavailable(why + file().string()));
   };
   error_of_lock = EINVAL;
   is_refused("fcntl(F_OFD_SETLK) of ");
@@ -504,18 +487,23 @@ TEST_F(HostLedgerTest, LocksThatCannotBeReadAreLoggedOnceAndGrowthGoesOn) {
   std::optional<Reservation> ended = ledger_.Reserve(1);
   const Reservation others = ledger_.Reserve(3);
   ended.reset();
-  ChildProcess asks([&] {
-    const CapturedLog log;
+  const auto expect_logged_in_a_child = [](const std::string& text,
+                                           const std::function<void()>& body) {
+    ChildProcess child([&] {
+      const CapturedLog log;
+      body();
+      EXPECT_THAT(log.text(), HasSubstr(text));
+      EXPECT_EQ(std::count(log.text().begin(), log.text().end(), '\n'), 1);
+    });
+    EXPECT_EQ(child.Wait(), 0);
+  };
+  expect_logged_in_a_child("fcntl(F_OFD_GETLK)", [this] {
     const Reservation reservation = ledger_.Reserve(5);
     error_of_query = EIO;
     for (int i = 0; i < 2; ++i) EXPECT_EQ(reservation.BytesAhead(), 0u);
     EXPECT_EQ(ledger_.reserved_bytes(), 0u);
-    EXPECT_THAT(log.text(), HasSubstr("F_OFD_GETLK"));
-    EXPECT_EQ(std::count(log.text().begin(), log.text().end(), '\n'), 1);
   });
-  EXPECT_EQ(asks.Wait(), 0);
-  ChildProcess reserves([&] {
-    const CapturedLog log;
+  expect_logged_in_a_child("fcntl(F_OFD_GETLK) of " + file().string(), [this] {
     // Three find the place, among them one before the others' lock. One looks behind the place.
     for (int queries = 0; queries < 4; ++queries) {
       error_of_query = EIO;
@@ -525,16 +513,11 @@ TEST_F(HostLedgerTest, LocksThatCannotBeReadAreLoggedOnceAndGrowthGoesOn) {
       EXPECT_EQ(reservation.BytesAhead(), 0u);
       EXPECT_EQ(ledger_.reserved_bytes(), 3u) << queries;
     }
-    EXPECT_THAT(log.text(), HasSubstr("fcntl(F_OFD_GETLK) of " + file().string()));
   });
-  EXPECT_EQ(reserves.Wait(), 0);
-  ChildProcess sums_up([&] {
-    const CapturedLog log;
+  expect_logged_in_a_child("fcntl(F_OFD_GETLK)", [this] {
     error_of_query = EIO;
     EXPECT_EQ(ledger_.reserved_bytes(), 0u);
-    EXPECT_THAT(log.text(), HasSubstr("F_OFD_GETLK"));
   });
-  EXPECT_EQ(sums_up.Wait(), 0);
 }
 
 }  // namespace

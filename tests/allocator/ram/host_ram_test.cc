@@ -11,17 +11,15 @@
 
 #include <cerrno>
 #include <cstdarg>
-#include <filesystem>
 #include <memory>
-#include <string>
 #include <string_view>
 
-#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/tests/support/captured_log.h"
+#include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/status_matchers.h"
 
@@ -47,6 +45,7 @@ namespace pinion {
 namespace {
 
 using ::pinion::testing::CapturedLog;
+using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::IsOk;
 using ::testing::HasSubstr;
@@ -70,11 +69,9 @@ class HostRamTest : public ::testing::Test {
 
 // Its processes do know of each other.
 TEST_F(HostRamTest, AnAllocatorWithADirectoryForItsLedgerOpensNoOtherOneAndSaysNothing) {
-  const std::string directory = absl::StrCat(::testing::TempDir(), "host_ram_", getpid());
-  std::filesystem::create_directories(directory);
-  options_.ledger_directory = directory;
+  const FakeHost host;
+  options_.ledger_directory = host.root().string();
   Grow();
-  std::filesystem::remove_all(directory);
   EXPECT_EQ(ledgers_opened, 0);
   EXPECT_THAT(log_.text(), IsEmpty());
 }

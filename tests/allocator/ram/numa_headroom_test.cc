@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <string>
 
-#include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/allocator_options.h"
@@ -18,6 +17,7 @@
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_numa_calls.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 namespace pinion {
 namespace {
@@ -26,8 +26,8 @@ using ::pinion::testing::CapturedLog;
 using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeNumaCalls;
+using ::pinion::testing::IsExhausted;
 using ::pinion::testing::IsOk;
-using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -56,6 +56,11 @@ class NumaHeadroomTest : public ::testing::Test {
     host_.SetNodes("0-1", "0");
     host_.SetMeminfo(64 * kGiB, 36 * kGiB);
   }
+  template <typename Name>
+  void ExpectHeadroom(uint64_t bytes, const Name& limited_by) {
+    EXPECT_EQ(Sample().headroom_bytes, bytes);
+    EXPECT_THAT(Sample().limited_by, limited_by);
+  }
   RamSample Sample(double percent = 100) { return host_.Probe().Sample(percent); }
 
   FakeHost host_;
@@ -64,37 +69,32 @@ class NumaHeadroomTest : public ::testing::Test {
 
 TEST_F(NumaHeadroomTest, WhereAllNodesCanBeUsedTheHostIsTheBound) {
   for (const int policy : {MPOL_DEFAULT, MPOL_PREFERRED, MPOL_INTERLEAVE, MPOL_PREFERRED_MANY}) {
+    SCOPED_TRACE(policy);
     calls_.policy = policy;
     calls_.policy_nodes = {0};
-    EXPECT_EQ(Sample().headroom_bytes, 36 * kGiB) << policy;
-    EXPECT_EQ(Sample().limited_by, "MemAvailable") << policy;
+    ExpectHeadroom(36 * kGiB, "MemAvailable");
   }
 }
 
 TEST_F(NumaHeadroomTest, UnderMpolBindOnlyItsNodesHaveHeadroom) {
   Bind(0);
-  const RamSample sample = Sample();
-  EXPECT_EQ(sample.headroom_bytes, 8 * kGiB);
-  EXPECT_THAT(sample.limited_by, AllOf(StartsWith("NUMA node 0 ("), HasSubstr("MPOL_BIND"),
-                                       HasSubstr("numactl --membind")));
-  EXPECT_EQ(sample.total_bytes, 64 * kGiB) << "the percentage is psutil's, of the host";
-  EXPECT_EQ(sample.available_bytes, 36 * kGiB);
+  ExpectHeadroom(8 * kGiB, AllOf(StartsWith("NUMA node 0 ("), HasSubstr("MPOL_BIND"),
+                                 HasSubstr("numactl --membind")));
+  EXPECT_EQ(Sample().total_bytes, 64 * kGiB) << "the percentage is psutil's, of the host";
+  EXPECT_EQ(Sample().available_bytes, 36 * kGiB);
 }
 
 TEST_F(NumaHeadroomTest, OnlyTheNodesOfTheCpusetHaveHeadroom) {
   SetCpuset("0");
-  const RamSample sample = Sample();
-  EXPECT_EQ(sample.headroom_bytes, 8 * kGiB);
-  EXPECT_THAT(sample.limited_by, AllOf(StartsWith("NUMA node 0 ("), HasSubstr("Mems_allowed"),
-                                       HasSubstr("cpuset.mems"), Not(HasSubstr("MPOL_BIND"))));
+  ExpectHeadroom(8 * kGiB, AllOf(StartsWith("NUMA node 0 ("), HasSubstr("Mems_allowed"),
+                                 HasSubstr("cpuset.mems"), Not(HasSubstr("MPOL_BIND"))));
 }
 
 TEST_F(NumaHeadroomTest, TheNodesOfOneProcessAreAddedUp) {
   host_.SetNodes("0-2", "0-2");
   host_.SetNode(2, 32 * kGiB, kGiB);
   SetCpuset("0,2");
-  EXPECT_EQ(Sample().headroom_bytes, 9 * kGiB);
-  EXPECT_THAT(Sample().limited_by, StartsWith("NUMA nodes 0,2 ("));
+  ExpectHeadroom(9 * kGiB, StartsWith("NUMA nodes 0,2 ("));
 }
 
 TEST_F(NumaHeadroomTest, APolicyWithinACpusetIsNamed) {
@@ -112,18 +112,15 @@ TEST_F(NumaHeadroomTest, APercentageOfTheNodesIsAllThatCounts) {
   EXPECT_THAT(sample.limited_by, StartsWith("90 % of NUMA node 0 ("));
 }
 
+// A node has no more than its memory, whatever it can reclaim.
 TEST_F(NumaHeadroomTest, OnANodeTheKernelReclaimsTheCacheOfFilesAndSharedMemoryStays) {
+  Bind(0);
   host_.SetNode(0, 32 * kGiB, kGiB,
                 "Node 0 Active(file): 1048576 kB\nNode 0 Inactive(file): 2097152 kB\n"
                 "Node 0 FilePages: 20971520 kB\nNode 0 Shmem: 17825792 kB\n"
                 "Node 0 KReclaimable: 1048576 kB\nNode 0 SReclaimable: 1048576 kB\n");
-  Bind(0);
   EXPECT_EQ(Sample().headroom_bytes, 9 * kGiB / 2);
-}
-
-TEST_F(NumaHeadroomTest, ANodeHasNoMoreThanItsMemory) {
   host_.SetNode(0, 2 * kGiB, kGiB, "Node 0 Active(file): 2097152 kB\n");
-  Bind(0);
   EXPECT_EQ(Sample().headroom_bytes, 2 * kGiB);
 }
 
@@ -155,8 +152,7 @@ TEST_F(NumaHeadroomTest, ABindToNodesWithAndWithoutProcessorsIsNone) {
 TEST_F(NumaHeadroomTest, OnNodesWithoutProcessorsAloneThereIsNoHeadroom) {
   TakeProcessorsFromNode1();
   Bind(1);
-  EXPECT_EQ(Sample().headroom_bytes, 0u);
-  EXPECT_THAT(Sample().limited_by, StartsWith("NUMA node 1 without processors (MPOL_BIND"));
+  ExpectHeadroom(0, StartsWith("NUMA node 1 without processors (MPOL_BIND"));
 }
 
 // Seen in virtual machines.
@@ -216,11 +212,9 @@ TEST_F(NumaHeadroomTest, AGrowthThatFitsTheHostAndNotItsNodesIsRefusedWithTheRem
   EXPECT_THAT(watermark.AdmitGrowth(5 * kGiB), IsOk());
   Bind(0);
   EXPECT_THAT(watermark.AdmitGrowth(4 * kGiB), IsOk());
-  EXPECT_THAT(
-      watermark.AdmitGrowth(5 * kGiB),
-      StatusIs(absl::StatusCode::kResourceExhausted,
-               AllOf(HasSubstr("does not fit the 4.8 GiB that 90 % of NUMA node 0 (MPOL_BIND"),
-                     HasSubstr("numactl --membind"))));
+  EXPECT_THAT(watermark.AdmitGrowth(5 * kGiB),
+              IsExhausted("does not fit the 4.8 GiB that 90 % of NUMA node 0 (MPOL_BIND",
+                          "numactl --membind"));
   EXPECT_GT(watermark.BytesToGiveBack(5 * kGiB), 0u);
 }
 

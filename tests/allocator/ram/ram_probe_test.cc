@@ -52,46 +52,52 @@ TEST(RamProbeTest, AnAvailableAboveTheTotalIsReplacedByFree) {
 
 class RamProbeCgroupTest : public ::testing::Test {
  protected:
+  struct Limits {
+    uint64_t max = UINT64_MAX;
+    uint64_t high = UINT64_MAX;
+    std::string stat = "";
+  };
+
   RamProbeCgroupTest() {
     host_.SetMeminfo(64 * kGiB, 60 * kGiB);
     host_.Write("proc/self/cgroup", "0::/a/b\n");
+  }
+
+  void SetCgroup(const std::string& path, uint64_t current_bytes, const Limits& limits) {
+    const std::string files = "cgroup" + path + "/memory.";
+    const auto text = [](uint64_t bytes) {
+      return (bytes == UINT64_MAX ? "max" : std::to_string(bytes)) + "\n";
+    };
+    host_.Write(files + "max", text(limits.max));
+    host_.Write(files + "high", text(limits.high));
+    host_.Write(files + "current", text(current_bytes));
+    host_.Write(files + "stat", limits.stat);
+  }
+
+  void ExpectHeadroom(uint64_t bytes, const std::string& limited_by) const {
+    const RamSample sample = host_.Probe().Sample();
+    EXPECT_EQ(sample.headroom_bytes, bytes);
+    EXPECT_EQ(sample.limited_by, limited_by);
   }
 
   FakeHost host_;
 };
 
 TEST_F(RamProbeCgroupTest, MaxMeansNoLimit) {
-  host_.Write("cgroup/a/b/memory.max", "max\n");
-  host_.Write("cgroup/a/b/memory.high", "max\n");
-  host_.Write("cgroup/a/b/memory.current", "1000000\n");
-  const RamSample sample = host_.Probe().Sample();
-  EXPECT_EQ(sample.headroom_bytes, 60 * kGiB);
-  EXPECT_EQ(sample.limited_by, "MemAvailable");
+  SetCgroup("/a/b", 1000000, {});
+  ExpectHeadroom(60 * kGiB, "MemAvailable");
 }
 
 // A container of 8 GiB on a host of 78 GiB read 76 GiB free (kekzl/imp#2070).
 TEST_F(RamProbeCgroupTest, TheProcessesOwnLimitBounds) {
-  host_.Write("cgroup/a/b/memory.max", "8589934592\n");
-  host_.Write("cgroup/a/b/memory.high", "8589934592\n");  // leaves as much, and is not named
-  host_.Write("cgroup/a/b/memory.current", "1073741824\n");
-  const RamSample sample = host_.Probe().Sample();
-  EXPECT_EQ(sample.headroom_bytes, 7 * kGiB);
-  EXPECT_EQ(sample.limited_by, "cgroup /a/b memory.max");
+  // Of two limits that leave as much the first is named.
+  SetCgroup("/a/b", kGiB, {.max = 8 * kGiB, .high = 8 * kGiB});
+  ExpectHeadroom(7 * kGiB, "cgroup /a/b memory.max");
   // psutil's, which knows the host only: 4 of 64 GiB are 6.25 %, which Python rounds to even.
-  EXPECT_EQ(sample.percent, 6.2);
+  EXPECT_EQ(host_.Probe().Sample().percent, 6.2);
 }
 
 // psutil reported 450 GB in a container of 102 GB, and the kernel killed the process (tabicl#145).
-TEST_F(RamProbeCgroupTest, AnAncestorsLimitBounds) {
-  host_.Write("cgroup/a/b/memory.max", "max\n");
-  host_.Write("cgroup/a/b/memory.current", "1073741824\n");
-  host_.Write("cgroup/a/memory.max", "4294967296\n");
-  host_.Write("cgroup/a/memory.current", "3221225472\n");
-  const RamSample sample = host_.Probe().Sample();
-  EXPECT_EQ(sample.headroom_bytes, kGiB);
-  EXPECT_EQ(sample.limited_by, "cgroup /a memory.max");
-}
-
 TEST_F(RamProbeCgroupTest, EveryAncestorsLimitBoundsInBothVersions) {
   const std::string levels[] = {"/a/b/c/d", "/a/b/c", "/a/b", "/a", ""};
   for (const bool v1 : {false, true}) {
@@ -115,21 +121,15 @@ TEST_F(RamProbeCgroupTest, EveryAncestorsLimitBoundsInBothVersions) {
 }
 
 TEST_F(RamProbeCgroupTest, HighBoundsBeforeMaxDoes) {
-  host_.Write("cgroup/a/b/memory.max", "8589934592\n");
-  host_.Write("cgroup/a/b/memory.high", "4294967296\n");
-  host_.Write("cgroup/a/b/memory.current", "0\n");
-  const RamSample sample = host_.Probe().Sample();
-  EXPECT_EQ(sample.headroom_bytes, 4 * kGiB);
-  EXPECT_EQ(sample.limited_by, "cgroup /a/b memory.high");
+  SetCgroup("/a/b", 0, {.max = 8 * kGiB, .high = 4 * kGiB});
+  ExpectHeadroom(4 * kGiB, "cgroup /a/b memory.high");
 }
 
 TEST_F(RamProbeCgroupTest, APercentageOfTheLimitMayBeAllThatCounts) {
-  host_.Write("cgroup/a/b/memory.max", "1000000\n");
-  host_.Write("cgroup/a/b/memory.current", "200000\n");
+  SetCgroup("/a/b", 200000, {.max = 1000000});
   // Of the parent's 2,000,000 less is left above 50 %, though more below 100 %.
-  host_.Write("cgroup/a/memory.max", "2000000\n");
-  host_.Write("cgroup/a/memory.current", "900000\n");
-  EXPECT_EQ(host_.Probe().Sample().headroom_bytes, 800000u);
+  SetCgroup("/a", 900000, {.max = 2000000});
+  ExpectHeadroom(800000, "cgroup /a/b memory.max");
   const RamSample half = host_.Probe().Sample(50);
   EXPECT_EQ(half.headroom_bytes, 100000u);
   EXPECT_EQ(half.limited_by, "50 % of cgroup /a memory.max");
@@ -138,64 +138,53 @@ TEST_F(RamProbeCgroupTest, APercentageOfTheLimitMayBeAllThatCounts) {
 // In a peer the file cache of a container counted as used (imp#2070).
 // A container of 70 GiB read 0.45 GiB of headroom while 68.9 GiB were file cache.
 TEST_F(RamProbeCgroupTest, WhatTheKernelCanReclaimIsNotUsed) {
-  host_.Write("cgroup/a/b/memory.max", "10000000\n");
-  host_.Write("cgroup/a/b/memory.current", "9900000\n");
-  host_.Write("cgroup/a/b/memory.stat",
-              "anon 1000\nactive_file 4000000\ninactive_file 3000000\nslab_reclaimable 900000\n");
-  EXPECT_EQ(host_.Probe().Sample().headroom_bytes, 8000000u);
+  SetCgroup("/a/b", 9900000,
+            {.max = 10000000,
+             .stat = "anon 1000\nactive_file 4000000\ninactive_file 3000000\n"
+                     "slab_reclaimable 900000\n"});
+  ExpectHeadroom(8000000, "cgroup /a/b memory.max");
 }
 
 // `file` contains shared memory, and so pinned memory: to subtract it would count what is locked
 // as free.
 TEST_F(RamProbeCgroupTest, SharedMemoryIsUsed) {
-  host_.Write("cgroup/a/b/memory.max", "10000000\n");
-  host_.Write("cgroup/a/b/memory.current", "9900000\n");
-  host_.Write("cgroup/a/b/memory.stat", "file 9000000\nshmem 9000000\nactive_file 0\n");
-  EXPECT_EQ(host_.Probe().Sample().headroom_bytes, 100000u);
+  SetCgroup("/a/b", 9900000,
+            {.max = 10000000, .stat = "file 9000000\nshmem 9000000\nactive_file 0\n"});
+  ExpectHeadroom(100000, "cgroup /a/b memory.max");
 }
 
 TEST_F(RamProbeCgroupTest, ALimitWhoseUsageIsUnknownIsNone) {
   host_.Write("cgroup/a/b/memory.max", "1000\n");
-  EXPECT_EQ(host_.Probe().Sample().limited_by, "MemAvailable");
+  ExpectHeadroom(60 * kGiB, "MemAvailable");
 }
 
 TEST_F(RamProbeCgroupTest, ALimitOfZeroIsZero) {
-  host_.Write("cgroup/a/b/memory.max", "0\n");
-  host_.Write("cgroup/a/b/memory.current", "0\n");
-  EXPECT_EQ(host_.Probe().Sample().headroom_bytes, 0u);
+  SetCgroup("/a/b", 0, {.max = 0});
+  ExpectHeadroom(0, "cgroup /a/b memory.max");
 }
 
 TEST_F(RamProbeCgroupTest, UsageAboveTheLimitLeavesNothing) {
-  host_.Write("cgroup/a/b/memory.high", "1000\n");
-  host_.Write("cgroup/a/b/memory.current", "5000\n");
-  EXPECT_EQ(host_.Probe().Sample().headroom_bytes, 0u);
+  SetCgroup("/a/b", 5000, {.high = 1000});
+  ExpectHeadroom(0, "cgroup /a/b memory.high");
 }
 
-// In a container the file may show the host's path while the mount begins at the container.
-TEST_F(RamProbeCgroupTest, APathThatIsNotMountedFallsBackToTheRoot) {
-  host_.Write("proc/self/cgroup", "0::/docker/0123abcd\n");
-  host_.Write("cgroup/memory.max", "2147483648\n");
-  host_.Write("cgroup/memory.current", "1073741824\n");
-  const RamSample sample = host_.Probe().Sample();
-  EXPECT_EQ(sample.headroom_bytes, kGiB);
-  EXPECT_EQ(sample.limited_by, "cgroup / memory.max");
-}
-
-TEST_F(RamProbeCgroupTest, APathAboveTheNamespaceIsTheRoot) {
-  host_.Write("proc/self/cgroup", "0::/../../other\n");
-  host_.Write("cgroup/memory.max", "2147483648\n");
-  host_.Write("cgroup/memory.current", "1073741824\n");
-  // Beside the mount, where "/.." would lead to.
+// In a container the file may show the host's path while the mount begins at the container. A path
+// above the namespace would lead to the files beside the mount.
+TEST_F(RamProbeCgroupTest, APathThatIsNotMountedOrIsAboveTheNamespaceIsTheRoot) {
+  SetCgroup("", kGiB, {.max = 2 * kGiB});
   host_.Write("memory.max", "1\n");
   host_.Write("memory.current", "0\n");
-  EXPECT_EQ(host_.Probe().Sample().headroom_bytes, kGiB);
+  for (const char* const path : {"/docker/0123abcd", "/../../other"}) {
+    SCOPED_TRACE(path);
+    host_.Write("proc/self/cgroup", std::string("0::") + path + "\n");
+    ExpectHeadroom(kGiB, "cgroup / memory.max");
+  }
 }
 
 TEST_F(RamProbeCgroupTest, LinesThatNameNoCgroupAreSkipped) {
   host_.Write("proc/self/cgroup", "nothing\n0:\n0::\n0::relative\n0::/a/b\n");
-  host_.Write("cgroup/a/b/memory.max", "1000\n");
-  host_.Write("cgroup/a/b/memory.current", "0\n");
-  EXPECT_EQ(host_.Probe().Sample().headroom_bytes, 1000u);
+  SetCgroup("/a/b", 0, {.max = 1000});
+  ExpectHeadroom(1000, "cgroup /a/b memory.max");
 }
 
 TEST_F(RamProbeCgroupTest, VersionOneIsRead) {
@@ -209,9 +198,7 @@ TEST_F(RamProbeCgroupTest, VersionOneIsRead) {
   host_.Write("cgroup/memory/a/memory.usage_in_bytes", "2500000\n");
   host_.Write("cgroup/memory/a/memory.stat",
               "active_file 1\ntotal_active_file 300000\ntotal_inactive_file 200000\n");
-  const RamSample sample = host_.Probe().Sample();
-  EXPECT_EQ(sample.headroom_bytes, 1000000u);
-  EXPECT_EQ(sample.limited_by, "cgroup /a memory.limit_in_bytes");
+  ExpectHeadroom(1000000, "cgroup /a memory.limit_in_bytes");
 }
 
 // The largest number of whole pages, and the least that is taken for one of those.

@@ -1,11 +1,11 @@
 #include "pinion/allocator/ram/ram_watermark.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <random>
@@ -15,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -23,22 +22,24 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/ram/host_ledger.h"
 #include "pinion/allocator/ram/ram_probe.h"
+#include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 namespace pinion {
 namespace {
 
+using ::pinion::testing::CapturedLog;
 using ::pinion::testing::FakeHost;
+using ::pinion::testing::IsExhausted;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::RunThreads;
-using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -48,28 +49,37 @@ using ::testing::StartsWith;
 // 100 GiB of RAM; a growth of n GiB is n percent.
 class RamWatermarkTest : public ::testing::Test {
  protected:
-  RamWatermarkTest() {
-    previous_sink_ = SetLogSink([this](LogSeverity severity, const std::string& message) {
-      MutexLock lock(mu_);
-      if (severity == LogSeverity::kWarning) warnings_.push_back(message);
-    });
-  }
-  ~RamWatermarkTest() override { SetLogSink(std::move(previous_sink_)); }
-
   // One that soon has had enough of waiting.
   RamWatermark::MonotonicClock Impatient() {
     return [this] { return absl::Minutes(calls_of_clock_++); };
   }
 
   void SetUsedPercent(uint64_t percent) { host_.SetMeminfo(100 * kGiB, (100 - percent) * kGiB); }
+  void EnterPodOfAGibibyte() {
+    SetUsedPercent(10);
+    host_.Write("proc/self/cgroup", "0::/pod\n");
+    host_.Write("cgroup/pod/memory.max", "1073741824\n");
+    host_.Write("cgroup/pod/memory.current", "0\n");
+  }
+
+  template <typename Refusal>
+  void ExpectOneGrowthAtATime(uint64_t bytes, const Refusal& refusal) {
+    RamWatermark watermark(options_, host_.Ram(), Impatient());
+    std::optional<absl::StatusOr<RamWatermark::Growth>> first = watermark.AdmitGrowth(bytes);
+    ASSERT_THAT(*first, IsOk());
+    EXPECT_THAT(watermark.AdmitGrowth(bytes), refusal);
+    first.reset();
+    EXPECT_THAT(watermark.AdmitGrowth(bytes), IsOk());
+    EXPECT_EQ(watermark.counts().waits, 1u);
+  }
+
+  auto LinesOfLog() const { return std::count(log_.text().begin(), log_.text().end(), '\n'); }
 
   FakeHost host_;
   AllocatorOptions options_;
   absl::Duration now_;
   std::atomic<int> calls_of_clock_{0};
-  Mutex mu_;  // of warnings_ while several threads grow
-  std::vector<std::string> warnings_;
-  LogSink previous_sink_;
+  const CapturedLog log_;
 };
 
 TEST_F(RamWatermarkTest, AHostThatCannotBeReadHasNoMarks) {
@@ -82,53 +92,30 @@ TEST_F(RamWatermarkTest, TheHighMarkIsJudgedAfterTheGrowth) {
   SetUsedPercent(80);
   RamWatermark watermark(options_, host_.Ram());
   EXPECT_THAT(watermark.AdmitGrowth(10 * kGiB), IsOk());
-  EXPECT_THAT(
-      watermark.AdmitGrowth(11 * kGiB),
-      StatusIs(absl::StatusCode::kResourceExhausted,
-               AllOf(HasSubstr("11 GiB"), HasSubstr("80 GiB of 100 GiB"), HasSubstr("91.0 %"),
-                     HasSubstr("high_percent (90)"), HasSubstr("raise high_percent"))));
+  EXPECT_THAT(watermark.AdmitGrowth(11 * kGiB),
+              IsExhausted("11 GiB", "80 GiB of 100 GiB", "91.0 %", "high_percent (90)",
+                          "raise high_percent"));
 }
 
 // At the limit itself the kernel kills: what is left below it is the rest of the program's.
 TEST_F(RamWatermarkTest, TheHighMarkHoldsForACgroupTooAndIsNamed) {
-  SetUsedPercent(10);
-  host_.Write("proc/self/cgroup", "0::/pod\n");
-  host_.Write("cgroup/pod/memory.max", "1073741824\n");
-  host_.Write("cgroup/pod/memory.current", "0\n");
+  EnterPodOfAGibibyte();
   RamWatermark watermark(options_, host_.Ram());
   EXPECT_THAT(watermark.AdmitGrowth(921 * kMiB), IsOk());
   EXPECT_THAT(watermark.AdmitGrowth(922 * kMiB),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("that 90 % of cgroup /pod memory.max leaves: free some of it, or "
-                                 "raise that limit")));
+              IsExhausted("that 90 % of cgroup /pod memory.max leaves: free some of it, or "
+                          "raise that limit"));
 }
 
 // Ranks that each look first and then allocate pass the mark together.
 TEST_F(RamWatermarkTest, GrowthsThatAreNotVisibleYetAreCountedIn) {
   SetUsedPercent(80);
-  RamWatermark watermark(options_, host_.Ram(), Impatient());
-  std::optional<absl::StatusOr<RamWatermark::Growth>> first = watermark.AdmitGrowth(6 * kGiB);
-  ASSERT_THAT(*first, IsOk());
-  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("6 GiB about to be taken")));
-  first.reset();
-  EXPECT_THAT(watermark.AdmitGrowth(6 * kGiB), IsOk());
-  EXPECT_EQ(watermark.counts().waits, 1u);
+  ExpectOneGrowthAtATime(6 * kGiB, IsExhausted("6 GiB about to be taken"));
 }
 
 TEST_F(RamWatermarkTest, GrowthsThatAreNotVisibleYetCountAgainstACgroupToo) {
-  SetUsedPercent(10);
-  host_.Write("proc/self/cgroup", "0::/pod\n");
-  host_.Write("cgroup/pod/memory.max", "1073741824\n");
-  host_.Write("cgroup/pod/memory.current", "0\n");
-  RamWatermark watermark(options_, host_.Ram(), Impatient());
-  std::optional<absl::StatusOr<RamWatermark::Growth>> first = watermark.AdmitGrowth(600 * kMiB);
-  ASSERT_THAT(*first, IsOk());
-  EXPECT_THAT(watermark.AdmitGrowth(600 * kMiB),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       AllOf(HasSubstr("600 MiB about to be taken"), HasSubstr("cgroup /pod"))));
-  first.reset();
-  EXPECT_THAT(watermark.AdmitGrowth(600 * kMiB), IsOk());
+  EnterPodOfAGibibyte();
+  ExpectOneGrowthAtATime(600 * kMiB, IsExhausted("600 MiB about to be taken", "cgroup /pod"));
 }
 
 TEST_F(RamWatermarkTest, GrowthsOfOtherWatermarksWithTheSameLedgerAreCountedIn) {
@@ -152,7 +139,8 @@ class TwoContainersTest : public RamWatermarkTest {
     std::unique_ptr<RamWatermark> watermark;
   };
 
-  void Start(const std::string& limit_bytes) {
+  // Each grows before it sees anything of the other's growth.
+  void StartAndGrowAtOnce(const std::string& limit_bytes, uint64_t growth_bytes) {
     for (int i : {0, 1}) {
       Container& container = containers_[i];
       container.pod = "cgroup/pod" + std::to_string(i);
@@ -162,6 +150,9 @@ class TwoContainersTest : public RamWatermarkTest {
           std::make_unique<RamWatermark>(options_, container.host.Ram(), Impatient());
       Use(i, 0);
     }
+    const absl::StatusOr<RamWatermark::Growth> first = Grow(0, growth_bytes);
+    EXPECT_THAT(first, IsOk());
+    EXPECT_THAT(Grow(1, growth_bytes), IsOk());
   }
   // What a container uses, in all files that show it.
   void Use(int container, uint64_t bytes) {
@@ -181,31 +172,18 @@ class TwoContainersTest : public RamWatermarkTest {
 };
 
 TEST_F(TwoContainersTest, LimitsThatAddUpToWhatTheHostCanSpareKeepItForBoth) {
-  Start("1073741824");
-  {
-    const absl::StatusOr<RamWatermark::Growth> first = Grow(0, 921 * kMiB);
-    EXPECT_THAT(first, IsOk());
-    EXPECT_THAT(Grow(1, 921 * kMiB), IsOk()) << "it sees nothing of the first one yet";
-  }
+  StartAndGrowAtOnce("1073741824", 921 * kMiB);
   Use(0, 921 * kMiB);
   Use(1, 921 * kMiB);
-  EXPECT_THAT(Grow(0, kMiB),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("cgroup /pod0")));
-  EXPECT_THAT(Grow(1, kMiB),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("cgroup /pod1")));
+  EXPECT_THAT(Grow(0, kMiB), IsExhausted("cgroup /pod0"));
+  EXPECT_THAT(Grow(1, kMiB), IsExhausted("cgroup /pod1"));
 }
 
 TEST_F(TwoContainersTest,
        LimitsThatAddUpToMoreAreKeptByTheHostsMarkOnceTheKernelShowsWhatIsPinned) {
-  Start("2147483648");
-  {
-    const absl::StatusOr<RamWatermark::Growth> first = Grow(0, 1800 * kMiB);
-    EXPECT_THAT(first, IsOk());
-    EXPECT_THAT(Grow(1, 1800 * kMiB), IsOk()) << "it sees nothing of the first one yet";
-  }
+  StartAndGrowAtOnce("2147483648", 1800 * kMiB);
   Use(0, 1800 * kMiB);
-  EXPECT_THAT(Grow(1, 1800 * kMiB),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("high_percent")));
+  EXPECT_THAT(Grow(1, 1800 * kMiB), IsExhausted("high_percent"));
 }
 
 // While a growth is being pinned it is in the kernel's numbers and in the ledger. Whoever comes
@@ -263,12 +241,12 @@ TEST_F(RamWatermarkTest, EachGrowthAboveTheWarnMarkIsCountedButOneAMinuteIsLogge
   RamWatermark watermark(options_, host_.Ram(), [this] { return now_; });
   for (int i = 0; i < 3; ++i) EXPECT_THAT(watermark.AdmitGrowth(kGiB), IsOk());
   EXPECT_EQ(watermark.counts().warnings, 3u);
-  ASSERT_EQ(warnings_.size(), 1u);
-  EXPECT_THAT(warnings_[0], AllOf(HasSubstr("65.0 %"), HasSubstr("warn_percent is 60")));
-  for (const size_t lines : {1, 2}) {
+  EXPECT_THAT(log_.text(), AllOf(HasSubstr("65.0 %"), HasSubstr("warn_percent is 60")));
+  EXPECT_EQ(LinesOfLog(), 1);
+  for (const int lines : {1, 2}) {
     now_ += lines == 1 ? absl::Minutes(1) - absl::Nanoseconds(1) : absl::Nanoseconds(1);
     EXPECT_THAT(watermark.AdmitGrowth(kGiB), IsOk());
-    EXPECT_EQ(warnings_.size(), lines);
+    EXPECT_EQ(LinesOfLog(), lines);
   }
 }
 
@@ -277,7 +255,7 @@ TEST_F(RamWatermarkTest, UpToTheWarnMarkNothingIsSaid) {
   RamWatermark watermark(options_, host_.Ram());
   EXPECT_THAT(watermark.AdmitGrowth(10 * kGiB), IsOk());
   EXPECT_EQ(watermark.counts().warnings, 0u);
-  EXPECT_TRUE(warnings_.empty());
+  EXPECT_EQ(log_.text(), "");
 }
 
 TEST_F(RamWatermarkTest, WhatOthersAreAboutToPinCountsTowardsTheWarnMark) {
@@ -330,26 +308,24 @@ TEST_F(RamWatermarkTest, GrowthsOfOneRequestShareAWait) {
   EXPECT_EQ(watermark.counts().waits, 1u);
 }
 
-TEST_F(RamWatermarkTest, AboveTheHighMarkTrimmingGoesDownToTheLowMark) {
-  SetUsedPercent(92);
-  RamWatermark watermark(options_, host_.Ram());
-  const uint64_t bytes = watermark.BytesToGiveBack(kMiB);
-  EXPECT_GE(bytes, 7 * kGiB);
-  EXPECT_LE(bytes, 7 * kGiB + kMiB);
-}
-
-TEST_F(RamWatermarkTest, BelowTheHighMarkNothingNeedsToGo) {
-  SetUsedPercent(87);
-  RamWatermark watermark(options_, host_.Ram());
-  EXPECT_EQ(watermark.BytesToGiveBack(kMiB), 0u);
-}
-
-TEST_F(RamWatermarkTest, AGrowthThatWouldPassTheHighMarkMakesRoomForItselfAndNoMore) {
-  SetUsedPercent(86);
-  RamWatermark watermark(options_, host_.Ram());
-  const uint64_t bytes = watermark.BytesToGiveBack(6 * kGiB);
-  EXPECT_GE(bytes, 2 * kGiB);
-  EXPECT_LE(bytes, 2 * kGiB + kMiB);
+TEST_F(RamWatermarkTest, BytesToGiveBackGoDownToTheLowMarkOrMakeRoomForTheGrowthAndNoMore) {
+  const struct {
+    const char* name;
+    uint64_t used_percent;
+    uint64_t growth_bytes;
+    uint64_t bytes_to_give_back;
+  } rows[] = {
+      {"above the high mark", 92, kMiB, 7 * kGiB},
+      {"below the high mark", 87, kMiB, 0},
+      {"a growth that would pass the high mark", 86, 6 * kGiB, 2 * kGiB},
+  };
+  for (const auto& row : rows) {
+    SCOPED_TRACE(row.name);
+    SetUsedPercent(row.used_percent);
+    const uint64_t bytes = RamWatermark(options_, host_.Ram()).BytesToGiveBack(row.growth_bytes);
+    EXPECT_GE(bytes, row.bytes_to_give_back);
+    EXPECT_LE(bytes, row.bytes_to_give_back + (row.bytes_to_give_back == 0 ? 0 : kMiB));
+  }
 }
 
 // Whatever the marks and the host are: what BytesToGiveBack says lets the refused growth pass.
@@ -401,6 +377,13 @@ class RamLevelTest : public RamWatermarkTest {
     options_.on_ram_level = [this](const RamLevelChange& change) { changes_.push_back(change); };
   }
 
+  void ObserveAt(RamWatermark& watermark, std::initializer_list<uint64_t> used_percents) {
+    for (const uint64_t percent : used_percents) {
+      SetUsedPercent(percent);
+      watermark.Observe();
+    }
+  }
+
   std::vector<RamLevel> Levels() const {
     std::vector<RamLevel> levels;
     for (const RamLevelChange& change : changes_) levels.push_back(change.to);
@@ -412,9 +395,7 @@ class RamLevelTest : public RamWatermarkTest {
 
 TEST_F(RamLevelTest, AChangeIsToldOnceWithItsNumbers) {
   RamWatermark watermark(options_, host_.Ram());
-  SetUsedPercent(65);
-  watermark.Observe();
-  watermark.Observe();
+  ObserveAt(watermark, {65, 65});
   ASSERT_EQ(changes_.size(), 1u);
   EXPECT_EQ(changes_[0].from, RamLevel::kNormal);
   EXPECT_EQ(changes_[0].to, RamLevel::kWarn);
@@ -424,10 +405,7 @@ TEST_F(RamLevelTest, AChangeIsToldOnceWithItsNumbers) {
 
 TEST_F(RamLevelTest, ALevelIsEnteredAboveItsMarkAndLeftWellBelow) {
   RamWatermark watermark(options_, host_.Ram());  // 60, 90, and 85 to leave the high one
-  for (const uint64_t percent : {60, 61, 59, 56, 90, 91, 89, 86, 85, 56, 55}) {
-    SetUsedPercent(percent);
-    watermark.Observe();
-  }
+  ObserveAt(watermark, {60, 61, 59, 56, 90, 91, 89, 86, 85, 56, 55});
   EXPECT_THAT(Levels(),
               ElementsAre(RamLevel::kWarn, RamLevel::kHigh, RamLevel::kWarn, RamLevel::kNormal));
 }
@@ -445,12 +423,10 @@ TEST_F(RamLevelTest, GrowthSamplesTheLevelAndAReservationIsNoLevel) {
 
 TEST_F(RamLevelTest, AboveTheHighMarkNothingGrowsUntilTheHostIsDownToTheLowMark) {
   RamWatermark watermark(options_, host_.Ram());
-  SetUsedPercent(91);
-  watermark.Observe();
+  ObserveAt(watermark, {91});
   SetUsedPercent(87);
   EXPECT_THAT(watermark.AdmitGrowth(kMiB),
-              StatusIs(absl::StatusCode::kResourceExhausted,
-                       HasSubstr("low_percent (85): free some of its RAM, or raise both")));
+              IsExhausted("low_percent (85): free some of its RAM, or raise both"));
   EXPECT_GE(watermark.BytesToGiveBack(kMiB), 2 * kGiB);
   SetUsedPercent(85);
   EXPECT_THAT(watermark.AdmitGrowth(kMiB), IsOk());
@@ -461,10 +437,7 @@ TEST_F(RamLevelTest, ALowWarnMarkIsLeftToo) {
   options_.warn_percent = 20;
   options_.low_percent = 60;
   RamWatermark watermark(options_, host_.Ram());
-  for (const uint64_t percent : {21, 11, 10}) {
-    SetUsedPercent(percent);
-    watermark.Observe();
-  }
+  ObserveAt(watermark, {21, 11, 10});
   EXPECT_THAT(Levels(), ElementsAre(RamLevel::kWarn, RamLevel::kNormal));
   EXPECT_EQ(changes_[1].percent, 10.0);
 }

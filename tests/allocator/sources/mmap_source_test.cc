@@ -24,8 +24,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
@@ -35,6 +33,7 @@
 #include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/fake_numa_calls.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 // Replaces the C library's madvise: one kind of advice fails on request.
 namespace {
@@ -59,8 +58,11 @@ namespace {
 using ::pinion::testing::CapturedLog;
 using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeNumaCalls;
+using ::pinion::testing::IsExhausted;
+using ::pinion::testing::IsFailedPrecondition;
+using ::pinion::testing::IsInternalError;
+using ::pinion::testing::IsInvalid;
 using ::pinion::testing::IsOk;
-using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -105,6 +107,12 @@ uint64_t PagesOfAddresses() {
   uint64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
   return pages;
+}
+
+// Maps other memory at the segment's address if nothing is mapped there.
+void* MapAt(const HostSegment& segment) {
+  return mmap(segment.data, segment.size_bytes, PROT_READ | PROT_WRITE,
+              MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 }
 
 TEST(MmapSourceTest, SegmentsAreAlignedToHugePagesAndZero) {
@@ -195,15 +203,13 @@ TEST(MmapSourceTest, WhatTheKernelRefusesIsNamedAndTheAddressesGoBack) {
   const auto source = MmapSource::Create({.touch_threads = 2}).value();
   {
     const FailingAdvice failing(MADV_POPULATE_WRITE, ENOMEM);
-    EXPECT_THAT(source->Allocate(6 * kMiB), StatusIs(absl::StatusCode::kResourceExhausted,
-                                                     HasSubstr("touching the pages of 6 MiB")));
+    EXPECT_THAT(source->Allocate(6 * kMiB), IsExhausted("touching the pages of 6 MiB"));
   }
   const HostSegment segment = source->Allocate(2 * kMiB).value();
   EXPECT_THAT(source->Free(segment), IsOk());
   {
     const FailingAdvice failing(MADV_DONTFORK, EINVAL);
-    EXPECT_THAT(source->Allocate(2 * kMiB),
-                StatusIs(absl::StatusCode::kInternal, HasSubstr("madvise(MADV_DONTFORK)")));
+    EXPECT_THAT(source->Allocate(2 * kMiB), IsInternalError("madvise(MADV_DONTFORK)"));
   }
   const HostSegment again = source->Allocate(2 * kMiB).value();
   EXPECT_EQ(again.data, segment.data);
@@ -216,14 +222,14 @@ TEST(MmapSourceTest, WhatCannotBeUnmappedIsAnError) {
   HostSegment crooked = segment;
   crooked.data = static_cast<char*>(segment.data) + 1;
   for (const auto& source : {its_own, MmapSource::Create().value()}) {
-    EXPECT_THAT(source->Free(crooked),
-                StatusIs(absl::StatusCode::kInternal, HasSubstr("unmapping 2 MiB at")));
+    EXPECT_THAT(source->Free(crooked), IsInternalError("unmapping 2 MiB at"));
   }
   EXPECT_THAT(its_own->Free(segment), IsOk());
 }
 
-TEST(MmapSourceTest, UntouchedPagesComeWithTheirFirstUse) {
+TEST(MmapSourceTest, UntouchedPagesLieOnNoNodeAndComeWithTheirFirstUse) {
   const HostSegment segment = Segment({.touch_threads = 0}, 4 * kMiB);
+  EXPECT_EQ(segment.numa_node, -1);
   EXPECT_EQ(ResidentBytes(segment), 0u);
   static_cast<char*>(segment.data)[3 * kMiB] = 1;
   EXPECT_GT(ResidentBytes(segment), 0u);
@@ -265,13 +271,12 @@ TEST(MmapSourceTest, WhereAddressesAreLimitedSegmentsAreAlignedAllTheSame) {
 }
 
 // After fork(), copy-on-write would give the parent other pages than the device writes to.
-TEST(MmapSourceDeathTest, AChildDoesNotInheritASegment) {
-  GTEST_FLAG_SET(death_test_style, "fast");
+TEST(MmapSourceTest, AChildDoesNotInheritASegment) {
   const HostSegment segment = Segment({}, 2 * kMiB);
   EXPECT_THAT(VmFlags(segment.data), HasSubstr(" dc "));
   // The child may have mapped something else at this address, but not the segment.
-  EXPECT_EXIT(_exit(VmFlags(segment.data).find(" dc ") == std::string::npos ? 0 : 1),
-              ::testing::ExitedWithCode(0), "");
+  ChildProcess child([&] { EXPECT_THAT(VmFlags(segment.data), Not(HasSubstr(" dc "))); });
+  EXPECT_EQ(child.Wait(), 0);
   Free(segment);
 }
 
@@ -280,11 +285,9 @@ TEST(MmapSourceTest, AChildThatFreesAnInheritedSegmentUnmapsNothing) {
   const auto source = MmapSource::Create().value();
   const HostSegment segment = source->Allocate(2 * kMiB).value();
   ChildProcess child([&] {
-    void* const own = mmap(segment.data, segment.size_bytes, PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-    EXPECT_EQ(own, segment.data);
+    EXPECT_EQ(MapAt(segment), segment.data);
     EXPECT_THAT(source->Free(segment), IsOk());
-    EXPECT_EQ(msync(own, segment.size_bytes, MS_ASYNC), 0) << "it is not mapped any more";
+    EXPECT_EQ(msync(segment.data, segment.size_bytes, MS_ASYNC), 0) << "it is not mapped any more";
   });
   EXPECT_EQ(child.Wait(), 0);
   EXPECT_THAT(source->Free(segment), IsOk());
@@ -294,19 +297,15 @@ TEST(MmapSourceTest, AChildDoesNotInheritTheAddressesOfAFreedSegment) {
   const auto source = MmapSource::Create().value();
   const HostSegment segment = source->Allocate(2 * kMiB).value();
   EXPECT_THAT(source->Free(segment), IsOk());
-  ChildProcess child([&] {
-    void* const own = mmap(segment.data, segment.size_bytes, PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-    EXPECT_EQ(own, segment.data) << "something is mapped there";
-  });
+  ChildProcess child(
+      [&] { EXPECT_EQ(MapAt(segment), segment.data) << "something is mapped there"; });
   EXPECT_EQ(child.Wait(), 0);
 }
 
 TEST(MmapSourceTest, AChildMakesASourceOfItsOwn) {
   const auto source = MmapSource::Create().value();
   ChildProcess child([&] {
-    EXPECT_THAT(source->Allocate(2 * kMiB),
-                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("before fork()")));
+    EXPECT_THAT(source->Allocate(2 * kMiB), IsFailedPrecondition("before fork()"));
     Free(Segment({}, 2 * kMiB));
   });
   EXPECT_EQ(child.Wait(), 0);
@@ -333,8 +332,6 @@ TEST(MmapSourceTest, ASegmentKnowsTheNodeThatHoldsIt) {
   EXPECT_EQ(segment.numa_node, 0);
   Free(segment);
 }
-
-TEST(MmapSourceTest, NoNodeIsAskedForByDefault) { EXPECT_EQ(MmapOptions().numa_node, -1); }
 
 TEST(MmapSourceTest, MemoryComesFromTheNodeThatWasAskedFor) {
   if (!CheckNumaNode(0).ok()) GTEST_SKIP() << CheckNumaNode(0);
@@ -370,14 +367,7 @@ TEST(MmapSourceTest, ANodeThatTheCpusetHasLostIsAnErrorWithTheRemedy) {
   FakeNumaCalls calls;
   calls.error = EINVAL;
   EXPECT_THAT(MmapSource::Create({.numa_node = 0}).value()->Allocate(2 * kMiB),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("mbind to NUMA node 0"), HasSubstr("set numa_node to -1"))));
-}
-
-TEST(MmapSourceTest, UntouchedPagesLieOnNoNode) {
-  const HostSegment segment = Segment({.touch_threads = 0}, 2 * kMiB);
-  EXPECT_EQ(segment.numa_node, -1);
-  Free(segment);
+              IsFailedPrecondition("mbind to NUMA node 0", "set numa_node to -1"));
 }
 
 TEST(MmapSourceTest, TheCallersThreadMayRunWhereItRanBefore) {
@@ -397,12 +387,16 @@ TEST(MmapSourceTest, TheCallersThreadMayRunWhereItRanBefore) {
 }
 
 TEST(MmapSourceTest, ANodeThatDoesNotExistIsRefused) {
-  EXPECT_THAT(MmapSource::Create({.numa_node = 4095}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("numa_node is 4095")));
-  EXPECT_THAT(MmapSource::Create({.numa_node = -2}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("numa_node is -2")));
-  EXPECT_THAT(MmapSource::Create({.touch_threads = -1}),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("touch_threads is -1")));
+  EXPECT_THAT(MmapSource::Create({.numa_node = 4095}), IsInvalid("numa_node is 4095"));
+  EXPECT_THAT(MmapSource::Create({.numa_node = -2}), IsInvalid("numa_node is -2"));
+  EXPECT_EQ(MmapOptions().numa_node, -1) << "no node is asked for by default";
+}
+
+TEST(MmapSourceTest, ThreadsAreFrom0To1024) {
+  EXPECT_THAT(MmapSource::Create({.touch_threads = -1}), IsInvalid("touch_threads is -1"));
+  EXPECT_THAT(MmapOptions{.touch_threads = 0}.Validate(), IsOk());
+  EXPECT_THAT(MmapOptions{.touch_threads = 1024}.Validate(), IsOk());
+  EXPECT_THAT(MmapOptions{.touch_threads = 1025}.Validate(), Not(IsOk()));
 }
 
 TEST(MmapSourceDeathTest, SegmentsThatAreNotMultiplesOfTheGranularityAreACallersBug) {
@@ -411,32 +405,19 @@ TEST(MmapSourceDeathTest, SegmentsThatAreNotMultiplesOfTheGranularityAreACallers
   EXPECT_DEATH(source->Allocate(kMiB).status().IgnoreError(), "are not a multiple");
 }
 
-TEST(MmapSourceTest, TheEndsOfARangeAreValid) {
-  EXPECT_THAT(MmapOptions{.touch_threads = 0}.Validate(), IsOk());
-  EXPECT_THAT(MmapOptions{.touch_threads = 1024}.Validate(), IsOk());
-  EXPECT_THAT(MmapOptions{.touch_threads = 1025}.Validate(), Not(IsOk()));
-}
-
 TEST(MmapSourceTest, WhatTheSystemRefusesIsResourceExhausted) {
   EXPECT_THAT(MmapSource::Create().value()->Allocate(uint64_t{1} << 60),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("Cannot allocate memory")));
+              IsExhausted("Cannot allocate memory"));
 }
 
-// Exits with 0 if a limited address space refuses a gibibyte with a helpful message.
-void AllocateUnderALimit() {
-  const rlim_t limit_bytes = PagesOfAddresses() * sysconf(_SC_PAGESIZE) + 256 * kMiB;
-  const rlimit limit = {limit_bytes, limit_bytes};
-  if (setrlimit(RLIMIT_AS, &limit) != 0) _exit(2);
-  const absl::Status status = MmapSource::Create().value()->Allocate(kGiB).status();
-  const std::string text(status.message());
-  const bool clear =
-      text.find("1 GiB") != std::string::npos && text.find("ulimit -v") != std::string::npos;
-  _exit(absl::IsResourceExhausted(status) && clear ? 0 : 1);
-}
-
-TEST(MmapSourceDeathTest, ALimitOfAddressSpaceIsNamedAsTheRemedy) {
-  GTEST_FLAG_SET(death_test_style, "fast");
-  EXPECT_EXIT(AllocateUnderALimit(), ::testing::ExitedWithCode(0), "");
+TEST(MmapSourceTest, ALimitOfAddressSpaceIsNamedAsTheRemedy) {
+  ChildProcess child([] {
+    const rlim_t limit_bytes = PagesOfAddresses() * sysconf(_SC_PAGESIZE) + 256 * kMiB;
+    const rlimit limit = {limit_bytes, limit_bytes};
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+    EXPECT_THAT(MmapSource::Create().value()->Allocate(kGiB), IsExhausted("1 GiB", "ulimit -v"));
+  });
+  EXPECT_EQ(child.Wait(), 0);
 }
 
 }  // namespace

@@ -15,13 +15,13 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_numa_calls.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 // Replaces the C library's sched_getaffinity: it can fail, with garbage in the set, as if the
 // kernel had more CPUs than the set can hold.
@@ -43,9 +43,9 @@ namespace {
 
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeNumaCalls;
+using ::pinion::testing::IsFailedPrecondition;
+using ::pinion::testing::IsInvalid;
 using ::pinion::testing::IsOk;
-using ::pinion::testing::StatusIs;
-using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -134,16 +134,12 @@ TEST(NumaTest, ANodeWhoseMemoryTheProcessMayNotUseIsRefusedWithTheRemedy) {
   host.Write("has_memory", "0-2\n");
   host.Write("self/status", "Mems_allowed_list:\t0,2-3\n");
   for (const int node : {-1, 0, 2}) EXPECT_THAT(check(node), IsOk()) << node;
-  EXPECT_THAT(check(1), StatusIs(absl::StatusCode::kInvalidArgument,
-                                 AllOf(HasSubstr("numa_node is 1; it must be -1"),
-                                       HasSubstr("(0,2)"), HasSubstr("cpuset.mems"))));
+  EXPECT_THAT(check(1), IsInvalid("numa_node is 1; it must be -1", "(0,2)", "cpuset.mems"));
   for (const int node : {-2, 3, 1024, 100000}) {
-    EXPECT_THAT(check(node), StatusIs(absl::StatusCode::kInvalidArgument,
-                                      AllOf(HasSubstr("(0,2)"), Not(HasSubstr("cpuset")))))
-        << node;
+    EXPECT_THAT(check(node), IsInvalid("(0,2)", Not(HasSubstr("cpuset")))) << node;
   }
   host.Write("has_memory", "");
-  EXPECT_THAT(check(0), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("(none)")));
+  EXPECT_THAT(check(0), IsInvalid("(none)"));
 }
 
 class ScopedNumaThreadTest : public ::testing::Test {
@@ -256,9 +252,8 @@ TEST(NumaTest, MemoryPrefersTheNodeThatItWasToldTo) {
   for (const int node : {1, 63, 64, 65}) {
     if (CheckNumaNode(node).ok()) continue;
     EXPECT_THAT(PreferNumaNode(data, kBytes, node),
-                StatusIs(absl::StatusCode::kFailedPrecondition,
-                         AllOf(HasSubstr("mbind to NUMA node " + std::to_string(node) + ": Inval"),
-                               HasSubstr("set numa_node to -1"))));
+                IsFailedPrecondition("mbind to NUMA node " + std::to_string(node) + ": Inval",
+                                     "set numa_node to -1"));
   }
   munmap(data, kBytes);
 }

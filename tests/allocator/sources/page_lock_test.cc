@@ -20,7 +20,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -36,6 +35,7 @@
 #include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 // Replaces C library functions that the source calls: mlock2 fails on request.
 namespace {
@@ -71,8 +71,8 @@ namespace {
 using ::pinion::testing::CapturedLog;
 using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeHost;
+using ::pinion::testing::IsExhausted;
 using ::pinion::testing::IsOk;
-using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Matcher;
@@ -175,18 +175,15 @@ TEST_F(PageLockTest, PlainMappedMemoryIsNotLockedAndNotCalledSo) {
     const auto source = MmapSource::Create({}).value();
     EXPECT_EQ(source->name(), "mmap");
     EXPECT_FALSE(source->pinned());
-    FakeHost host;
-    host.SetMeminfo(100 * kGiB, 99 * kGiB);
     AllocatorOptions options;
     options.max_locked_bytes = 4 * kMiB;
-    const auto allocator = PinnedAllocator::Create(options, source, host.Probe()).value();
+    const auto allocator = PinnedAllocator::Create(options, source, FakeHost().Probe()).value();
     const PinnedBlock block = allocator->Allocate(3 * kMiB).value();
     EXPECT_FALSE(block.pinned());
     EXPECT_EQ(CountedBytes(), 0u);
     EXPECT_THAT(allocator->Allocate(3 * kMiB),
-                StatusIs(absl::StatusCode::kResourceExhausted,
-                         AllOf(HasSubstr("of pageable memory: to take 4 MiB more"),
-                               HasSubstr("4 MiB are held: "), Not(HasSubstr("pinned")))));
+                IsExhausted("of pageable memory: to take 4 MiB more",
+                            "4 MiB are held: ", Not(HasSubstr("pinned"))));
     const std::string stats = allocator->GetStats().ToString();
     EXPECT_THAT(stats, AllOf(HasSubstr("held 4 MiB"), Not(HasSubstr("locked"))));
   });
@@ -204,10 +201,8 @@ TEST_F(PageLockTest, WhereRamIsShortPlainMappedMemoryIsNotCalledPinnedEither) {
                                   Not(HasSubstr("pinned"))));
     const auto others = ram.ledger.Reserve(2 * kGiB);
     EXPECT_THAT(allocator->Allocate(3 * kGiB / 2),
-                StatusIs(absl::StatusCode::kResourceExhausted,
-                         AllOf(HasSubstr("of pageable memory: to take 1.5 GiB more"),
-                               HasSubstr("2 GiB about to be taken"), HasSubstr("high_percent (90)"),
-                               Not(HasSubstr("pinned")))));
+                IsExhausted("of pageable memory: to take 1.5 GiB more", "2 GiB about to be taken",
+                            "high_percent (90)", Not(HasSubstr("pinned"))));
   });
 }
 
@@ -217,19 +212,15 @@ TEST_F(PageLockTest, BlocksOverALockingSourceArePinnedUpToTheLimitOfTheProcess) 
     LimitLocking(4 * kMiB);
     const auto source = MmapSource::Create({.lock = true}).value();
     EXPECT_EQ(source->name(), "mlock");
-    FakeHost host;
-    host.SetMeminfo(100 * kGiB, 99 * kGiB);
-    const auto allocator = PinnedAllocator::Create({}, source, host.Probe()).value();
+    const auto allocator = PinnedAllocator::Create({}, source, FakeHost().Probe()).value();
     const PinnedBlock block = allocator->Allocate(3 * kMiB).value();
     EXPECT_TRUE(block.pinned());
     EXPECT_EQ(LockedBytes(block.data()), 4 * kMiB);
-    EXPECT_THAT(
-        allocator->Allocate(3 * kMiB),
-        StatusIs(absl::StatusCode::kResourceExhausted,
-                 AllOf(HasSubstr("of pinned memory: mlock failed to provide 4 MiB: mlock2 of 4 "
-                                 "MiB: Cannot allocate memory: RLIMIT_MEMLOCK is 4 MiB and 4 MiB "
-                                 "are locked already; raise it (ulimit -l"),
-                       HasSubstr("4 MiB are locked: "))));
+    EXPECT_THAT(allocator->Allocate(3 * kMiB),
+                IsExhausted("of pinned memory: mlock failed to provide 4 MiB: mlock2 of 4 "
+                            "MiB: Cannot allocate memory: RLIMIT_MEMLOCK is 4 MiB and 4 MiB "
+                            "are locked already; raise it (ulimit -l",
+                            "4 MiB are locked: "));
     EXPECT_EQ(CountedBytes(), 4 * kMiB) << "what was refused is unmapped";
     EXPECT_THAT(allocator->GetStats().ToString(), HasSubstr("locked 4 MiB"));
   });
@@ -285,9 +276,7 @@ TEST_F(PageLockTest, EachRefusalIsToldApart) {
         const auto source = MmapSource::Create({.lock = true}).value();
         error_of_mlock2 = c.error;
         failing_flags = flags;
-        EXPECT_THAT(source->Allocate(2 * kMiB),
-                    StatusIs(absl::StatusCode::kResourceExhausted,
-                             AllOf(HasSubstr("mlock2 of 2 MiB: "), HasSubstr(c.text))));
+        EXPECT_THAT(source->Allocate(2 * kMiB), IsExhausted("mlock2 of 2 MiB: ", c.text));
         EXPECT_EQ(CountedBytes(), 0u);
         error_of_mlock2 = 0;
         EXPECT_THAT(source->Allocate(2 * kMiB), IsOk());
@@ -304,12 +293,10 @@ TEST_F(PageLockTest, TheLimitIsNotBlamedForBytesThatTheSameSegmentHasLocked) {
     const HostSegment other = source->Allocate(2 * kMiB).value();
     error_of_mlock2 = ENOMEM;
     failing_flags = 0;
-    EXPECT_THAT(
-        source->Allocate(6 * kMiB),
-        StatusIs(absl::StatusCode::kResourceExhausted,
-                 AllOf(HasSubstr("too many mappings (vm.max_map_count); RLIMIT_MEMLOCK is 8 "
-                                 "MiB and 2 MiB are locked already"),
-                       Not(HasSubstr("raise it")))));
+    EXPECT_THAT(source->Allocate(6 * kMiB),
+                IsExhausted("too many mappings (vm.max_map_count); RLIMIT_MEMLOCK is 8 "
+                            "MiB and 2 MiB are locked already",
+                            Not(HasSubstr("raise it"))));
     EXPECT_THAT(source->Free(other), IsOk());
   });
 }
@@ -356,9 +343,7 @@ TEST_F(PageLockTest, ALimitOfZeroIsNamedWithItsRemedy) {
   InAChild([] {
     LimitLocking(0);
     EXPECT_THAT(MmapSource::Create({.lock = true}).value()->Allocate(2 * kMiB),
-                StatusIs(absl::StatusCode::kResourceExhausted,
-                         AllOf(HasSubstr("may lock nothing: RLIMIT_MEMLOCK is 0 B"),
-                               HasSubstr("CAP_IPC_LOCK"))));
+                IsExhausted("may lock nothing: RLIMIT_MEMLOCK is 0 B", "CAP_IPC_LOCK"));
   });
 }
 
