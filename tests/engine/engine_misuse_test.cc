@@ -91,7 +91,7 @@ TEST_F(EngineMisuseTest, AStreamThatThereIsNotIsRefusedByEachCall) {
 }
 
 TEST_F(EngineMisuseTest, ATimeThatHasPassedEndsEachWaitAtOnce) {
-  const Transfer pending = world_.CopyIn(host_, data_, world_.compute());
+  const Transfer pending = world_.CopyIn(host_, data_);
   const auto waits = [&](absl::Duration timeout) {
     return std::vector<absl::Status>{pending.Wait(timeout), engine_.Drain(timeout),
                                      engine_.Shutdown(timeout)};
@@ -125,7 +125,7 @@ TEST_F(EngineMisuseTest, ATicketOfNoTimelineIsDone) {
   host_->AddTicket({nullptr, UINT64_MAX});
   EXPECT_THAT(host_->open_tickets(), IsEmpty());
   EXPECT_THAT(host_->tickets(), SizeIs(1));
-  EXPECT_THAT(world_.CopyOut(host_, data_, world_.compute()).Wait(absl::Seconds(1)), IsOk());
+  EXPECT_THAT(world_.CopyOut(host_, data_).Wait(absl::Seconds(1)), IsOk());
 }
 
 using EngineMisuseDeathTest = EngineMisuseTest;
@@ -136,7 +136,7 @@ TEST_F(EngineMisuseDeathTest, ATicketThatNobodyGaveIsNamed) {
   EXPECT_DEATH(
       {
         host_->AddTicket({given.timeline, 99});
-        world_.CopyOut(host_, data_, world_.compute());
+        world_.CopyOut(host_, data_);
       },
       "a foreign stream on emu:0: nothing with the number 99 was submitted");
 }

@@ -38,6 +38,7 @@ using ::pinion::testing::kReadAfterCopyIn;
 using ::pinion::testing::kReuseAfterCopyOut;
 using ::pinion::testing::Pattern;
 using ::pinion::testing::TestMachineOptions;
+using ::pinion::testing::Window;
 using ::testing::IsEmpty;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
@@ -46,9 +47,7 @@ constexpr int kThreads = 4;
 constexpr int kRounds = 50;
 
 TEST(EngineThreadsTest, ThreadsThatSubmitAndPollMoveTheRightBytes) {
-  EngineOptions options;
-  options.max_in_flight_bytes = 3 * kSize;
-  EngineWorld world(TestMachineOptions(), options);
+  EngineWorld world(TestMachineOptions(), Window(3 * kSize));
   std::atomic<bool> stop{false};
   std::thread poller([&] {
     while (!stop.load()) {
@@ -126,16 +125,15 @@ TEST(EngineThreadsTest, APollerThatHangsInTheDeviceDoesNotHoldUpAnother) {
     return absl::OkStatus();
   });
   EngineWorld world(machine, device, {});
-  uint8_t* const data = world.AllocateDevice(kSize);
-  world.WriteDevice(data, Pattern(1, kSize), world.compute());
-  const Transfer out = world.CopyOut(world.NewHostBuffer(kSize), data, world.compute());
+  uint8_t* const data = world.AllocateDevice(Pattern(1, kSize));
+  const Transfer out = world.CopyOut(world.NewHostBuffer(kSize), data);
   ASSERT_THAT(machine->SynchronizeDevice(0), IsOk());
 
   std::thread poller([&] { world.engine().Poll(); });
   hangs.get_future().wait();
   world.engine().Poll();
   EXPECT_TRUE(out.IsDone());
-  const Transfer next = world.CopyOut(world.NewHostBuffer(kSize), data, world.compute());
+  const Transfer next = world.CopyOut(world.NewHostBuffer(kSize), data);
   go_on.set_value();
   poller.join();
 
@@ -151,8 +149,7 @@ TEST(EngineThreadsTest, ASlowSubmissionIsNotOvertaken) {
       EmulatedMachine::Create(TestMachineOptions()).value();
   auto device = std::make_shared<ForwardingDevice>(machine->device(0));
   EngineWorld world(machine, device, {});
-  uint8_t* const data = world.AllocateDevice(kSize);
-  world.WriteDevice(data, Pattern(1, kSize), world.compute());
+  uint8_t* const data = world.AllocateDevice(Pattern(1, kSize));
   std::atomic<int> submitting{0};
   std::atomic<int> between{0};
   std::atomic<int> overtakers{0};
@@ -173,7 +170,7 @@ TEST(EngineThreadsTest, ASlowSubmissionIsNotOvertaken) {
     threads.emplace_back([&] {
       const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kSize);
       submitting.fetch_add(1);
-      for (int i = 0; i < kRounds; ++i) world.CopyOut(host, data, world.compute());
+      for (int i = 0; i < kRounds; ++i) world.CopyOut(host, data);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -224,12 +221,11 @@ TEST(EngineThreadsTest, MarksOfOneStreamAreNumberedInItsOrder) {
 
 TEST(EngineThreadsTest, TheLastOwnerMayBeAnyThread) {
   EngineWorld world;
-  uint8_t* const data = world.AllocateDevice(kSize);
-  world.WriteDevice(data, Pattern(1, kSize), world.compute());
+  uint8_t* const data = world.AllocateDevice(Pattern(1, kSize));
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
     std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kSize);
-    Transfer out = world.CopyOut(host, data, world.compute());
+    Transfer out = world.CopyOut(host, data);
     threads.emplace_back([host = std::move(host), out = std::move(out)]() mutable {
       host.reset();
       EXPECT_THAT(out.Wait(kLong), IsOk());

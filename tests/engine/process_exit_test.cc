@@ -102,7 +102,7 @@ TEST(ProcessExitDeathTest, AChildForkedInTheMiddleOfASubmissionIsRefusedToo) {
     }
     return absl::OkStatus();
   });
-  std::thread submitter([&] { world.CopyIn(host, data, world.compute()); });
+  std::thread submitter([&] { world.CopyIn(host, data); });
   submits.get_future().wait();
   EXPECT_EXIT(
       {

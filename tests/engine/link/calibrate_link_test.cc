@@ -337,7 +337,7 @@ TEST_F(LinkCalibrationTest, BesideOtherTrafficItFindsALinkThatIsNoFaster) {
   std::atomic<bool> stop{false};
   std::thread other([&] {
     while (!stop.load()) {
-      if (!world.CopyOut(host, data, world.compute()).Wait(absl::Seconds(10)).ok()) break;
+      if (!world.CopyOut(host, data).Wait(absl::Seconds(10)).ok()) break;
     }
   });
   const absl::StatusOr<LinkCalibration> link =

@@ -211,8 +211,7 @@ TEST(StreamTimelineLockTest, EventsAreLetGoOfWithoutTheLock) {
   options.drain_timeout = absl::Seconds(1);
   const CapturedLog log;
   EngineWorld world(machine, device, options);
-  const Transfer in =
-      world.CopyIn(world.NewHostBuffer(kMiB), world.AllocateDevice(kMiB), world.compute());
+  const Transfer in = world.CopyIn(kMiB);
   world.DestroyEngine();
   int destroyed = 0;
   device->FailCalls([&](const std::string& call, uint64_t) {

@@ -94,8 +94,8 @@ TEST(TransferTimerTest, CopyTimesAreTheLinksOwn) {
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kMiB);
   // Keeps the stream busy: an idle one would wait for the host's next call within the timed copy.
   Compute(world, 1, world.compute());
-  world.CopyOut(host, data, world.compute());
-  world.CopyIn(host, data, world.compute());  // after the copy out, so they share nothing
+  world.CopyOut(host, data);
+  world.CopyIn(host, data);  // after the copy out, so they share nothing
   world.engine().Poll();
   EXPECT_EQ(world.engine().GetStats().d2h.copy_time.count, 0) << "it is not done";
 
@@ -112,8 +112,7 @@ TEST(TransferTimerTest, CopyTimesAreTheLinksOwn) {
 
 TEST(TransferTimerTest, AfterADrainEveryCopyIsTimed) {
   EngineWorld world(TestMachineOptions(), Timed());
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  world.CopyIn(kMiB);
   ASSERT_THAT(world.engine().Drain(kLong), IsOk());
   EXPECT_EQ(world.engine().GetStats().h2d.copy_time.count, 1);
 }
@@ -148,9 +147,8 @@ TEST(TransferTimerTest, StallsAddUpToWhatTheMachineSawStalled) {
 
 TEST(TransferTimerTest, AWaitForWhatIsDoneStallsForNoLongerThanItsOwnCalls) {
   EngineWorld world(TestMachineOptions(), Timed());
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
-  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
+  uint8_t* const data = world.AllocateDevice(Pattern(1, kMiB));
+  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data);
   ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());  // the engine does not know
   ASSERT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
   ASSERT_THAT(world.engine().Drain(kLong), IsOk());
@@ -170,7 +168,7 @@ TEST(TransferTimerTest, EachChunkOfALargeTransferIsTimed) {
   uint8_t* const data = world.AllocateDevice(8 * kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kMiB);
   Compute(world, 1, world.compute());
-  world.CopyOut(host, data, world.compute());
+  world.CopyOut(host, data);
 
   const DirectionStats stats = DrainedStats(world).d2h;
   EXPECT_EQ(stats.submitted_chunks, 8);
@@ -189,13 +187,12 @@ TEST(TransferTimerTest, TheSinkIsToldWhatWasCopiedAndWhoWaited) {
   options.trace = sink;
   const double created_ms = SteadyClockMs();
   EngineWorld world(TestMachineOptions(), options);
-  uint8_t* const data = world.AllocateDevice(4 * kMiB);
+  uint8_t* const data = world.AllocateDevice(Pattern(1, 4 * kMiB));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(4 * kMiB);
   const double before_ms = SteadyClockMs();
-  world.WriteDevice(data, Pattern(1, 4 * kMiB), world.compute());
-  const Transfer out = world.CopyOut(host, data, world.compute());
+  const Transfer out = world.CopyOut(host, data);
   ASSERT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
-  const Transfer in = world.CopyIn(host, data, world.compute());
+  const Transfer in = world.CopyIn(host, data);
   ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
   const double after_ms = SteadyClockMs();
   DrainedStats(world);
@@ -252,16 +249,16 @@ Outcome RunProgram(const EngineOptions& options) {
   uint8_t* const data = world.AllocateDevice(64 * kKiB);
   for (int step = 0; step < 20; ++step) {
     const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(64 * kKiB);
-    world.WriteDevice(data, Pattern(step, 64 * kKiB), world.compute());
-    const Transfer out = world.CopyOut(host, data, world.compute());
+    world.WriteDevice(data, Pattern(step, 64 * kKiB));
+    const Transfer out = world.CopyOut(host, data);
     EXPECT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
-    world.WriteDevice(data, Pattern(99, 64 * kKiB), world.compute());
-    const Transfer in = world.CopyIn(host, data, world.compute());
+    world.WriteDevice(data, Pattern(99, 64 * kKiB));
+    const Transfer in = world.CopyIn(host, data);
     EXPECT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
   }
   EXPECT_THAT(machine->SynchronizeDevice(0), IsOk());
   outcome.now_ms = machine->now_ms();
-  outcome.bytes = world.ReadDevice(data, 64 * kKiB, world.compute());
+  outcome.bytes = world.ReadDevice(data, 64 * kKiB);
   EXPECT_THAT(machine->races(), ::testing::IsEmpty());
   return outcome;
 }
@@ -301,10 +298,9 @@ TEST_P(BrokenTimingTest, TransfersGoOnAndAreCountedAsNotTimed) {
   device->FailCalls([](const std::string& call, uint64_t) {
     return call == GetParam() ? absl::InvalidArgumentError("injected") : absl::OkStatus();
   });
-  uint8_t* const data = world.AllocateDevice(kMiB);
+  uint8_t* const data = world.AllocateDevice(Pattern(1, kMiB));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
-  const Transfer out = world.CopyOut(host, data, world.compute());
+  const Transfer out = world.CopyOut(host, data);
   EXPECT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
   const EngineStats stats = DrainedStats(world);
   EXPECT_EQ(stats.d2h.completed_transfers, 1);
@@ -333,9 +329,8 @@ TEST(TransferTimerTest, AMomentThatWasNotRecordedOrReadIsCountedAndTheNextIsTime
       return call == fault.call && ++calls == fault.number ? absl::InvalidArgumentError("injected")
                                                            : absl::OkStatus();
     });
-    uint8_t* const data = world.AllocateDevice(kMiB);
     for (int i = 0; i < 2; ++i) {
-      world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+      world.CopyIn(kMiB);
       ASSERT_THAT(world.engine().Drain(kLong), IsOk());
     }
     EXPECT_EQ(world.engine().GetStats().h2d.untimed, 1);
@@ -366,10 +361,9 @@ TEST(TransferTimerTest, AnEventThatCouldNotBeRecordedAgainIsNotRead) {
   std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
   auto device = std::make_shared<TimedRecordsFail>(machine->device(0));
   EngineWorld world(machine, device, Timed());
-  uint8_t* const data = world.AllocateDevice(kMiB);
   for (const bool fail : {false, true}) {
     device->fail = fail;
-    world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+    world.CopyIn(kMiB);
     ASSERT_THAT(world.engine().Drain(kLong), IsOk());
   }
   EXPECT_EQ(world.engine().GetStats().h2d.untimed, 1);
@@ -380,8 +374,7 @@ TEST(TransferTimerTest, ADeviceThatFailedIsNotAskedForTimes) {
   std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
   auto device = std::make_shared<ForwardingDevice>(machine->device(0));
   EngineWorld world(machine, device, Timed());
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  world.CopyIn(kMiB);
   device->FailCalls([](const std::string& call, uint64_t) {
     return call == "QueryEvent" ? absl::InternalError("an ECC error") : absl::OkStatus();
   });
@@ -409,7 +402,7 @@ TEST(TransferTimerTest, CopiesInThatAreStuckDoNotHoldBackTheTimesOfCopiesOut) {
   const StreamHandle busy = world.NewStream();
   Compute(world, 1000, busy);
   world.CopyIn(world.NewHostBuffer(kMiB), data, busy);
-  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data + kMiB, world.compute());
+  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data + kMiB);
   ASSERT_THAT(out.Wait(kLong), IsOk());
   world.engine().Poll();
   EXPECT_EQ(world.engine().GetStats().d2h.copy_time.count, 1);
@@ -422,7 +415,7 @@ TEST(TransferTimerTest, SubmitCollectsTimesOnceManyAreDue) {
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(64);
   for (int i = 0; i < 17; ++i) {
     EXPECT_EQ(world.engine().GetStats().h2d.copy_time.count, 0) << i;
-    world.CopyIn(host, data, world.compute());
+    world.CopyIn(host, data);
     ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
   }
   EXPECT_GE(world.engine().GetStats().h2d.copy_time.count, 16);
@@ -447,7 +440,7 @@ std::vector<double> BeginningsMs() {
   EngineWorld world(machine, std::make_shared<AnyDevice>(machine->device(0)), Timed(sink));
   uint8_t* const data = world.AllocateDevice(kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  for (int i = 0; i < 200; ++i) world.CopyIn(host, data, world.compute());
+  for (int i = 0; i < 200; ++i) world.CopyIn(host, data);
   DrainedStats(world);
   std::vector<double> beginnings_ms;
   for (const TransferRecord& transfer : sink->transfers()) {
@@ -476,7 +469,7 @@ TEST(TransferTimerTest, TimesStayExactInALongRun) {
   constexpr double kComputeMs = 5000;  // 1e6 ms in total, where floats are 0.06 ms apart
   for (int i = 0; i < kCopies; ++i) {
     Compute(world, kComputeMs, world.compute());
-    const Transfer in = world.CopyIn(host, data, world.compute());
+    const Transfer in = world.CopyIn(host, data);
     ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
     if (i % 8 == 0) {
       ASSERT_THAT(world.engine().Drain(kLong), IsOk());
@@ -518,7 +511,7 @@ TEST(TransferTimerTest, OfTwoThreadsThatPollAtOnceOneCollects) {
   const StreamHandle busy = world.NewStream();
   uint8_t* const data = world.AllocateDevice(kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  const Transfer first = world.CopyIn(host, data, world.compute());
+  const Transfer first = world.CopyIn(host, data);
   ASSERT_THAT(machine->SynchronizeDevice(0), IsOk());
   Compute(world, 1000, busy);
   const Transfer second = world.CopyIn(host, data, busy);

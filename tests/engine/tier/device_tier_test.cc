@@ -202,68 +202,68 @@ TEST_F(SmallWindowTest, AFetchNeverWaitsForRoom) {
 // --------------------------------------------------------------------------------------- faults
 
 struct FaultyTierWorld : FaultyWorld {
-  FaultyTierWorld() : FaultyWorld(WithoutRetries()), tiers(world) {}
+  FaultyTierWorld() : FaultyWorld(WithoutRetries()), tiers(*this) {}
   TierWorld tiers;
 };
 
 TEST(DeviceTierFaultsTest, WhatCannotLeaveStaysWithTheCaller) {
-  FaultyTierWorld faulty;
+  FaultyTierWorld world;
   std::vector<Departure> departures;
-  departures.push_back(faulty.tiers.NewDeparture(Pattern(1, kBytes)));
-  departures.push_back(faulty.tiers.NewDeparture(Pattern(2, kBytes)));
-  faulty.FailNext("CopyAsync", absl::UnavailableError("injected"));
-  EXPECT_THAT(faulty.tiers.tier().PutOut(absl::MakeSpan(departures)),
+  departures.push_back(world.tiers.NewDeparture(Pattern(1, kBytes)));
+  departures.push_back(world.tiers.NewDeparture(Pattern(2, kBytes)));
+  world.FailNext("CopyAsync", absl::UnavailableError("injected"));
+  EXPECT_THAT(world.tiers.tier().PutOut(absl::MakeSpan(departures)),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
   for (uint64_t i = 0; i < 2; ++i) {
     EXPECT_EQ(departures[i].parcel->state(), State::kNew);
-    EXPECT_EQ(faulty.tiers.BytesIn(departures[i].memory.front()), Pattern(i + 1, kBytes));
+    EXPECT_EQ(world.tiers.BytesIn(departures[i].memory.front()), Pattern(i + 1, kBytes));
   }
   departures.clear();
-  EXPECT_EQ(faulty.tiers.live_blocks(), 0);
-  EXPECT_THAT(faulty.machine->races(), IsEmpty());
+  EXPECT_EQ(world.tiers.live_blocks(), 0);
+  EXPECT_THAT(world.machine().races(), IsEmpty());
 }
 
 // A poisoned device may still read the memory, whatever it reports.
 TEST(DeviceTierFaultsTest, WhatAPoisonedDeviceMayStillCopyOutIsLeaked) {
-  FaultyTierWorld faulty;
+  FaultyTierWorld world;
   std::vector<Departure> departures;
-  departures.push_back(faulty.tiers.NewDeparture(Pattern(1, kBytes)));
-  departures.push_back(faulty.tiers.NewDeparture(Pattern(2, kBytes)));
-  faulty.FailNext("CopyAsync", absl::InternalError("the device is gone"));
-  EXPECT_THAT(faulty.tiers.tier().PutOut(absl::MakeSpan(departures)),
+  departures.push_back(world.tiers.NewDeparture(Pattern(1, kBytes)));
+  departures.push_back(world.tiers.NewDeparture(Pattern(2, kBytes)));
+  world.FailNext("CopyAsync", absl::InternalError("the device is gone"));
+  EXPECT_THAT(world.tiers.tier().PutOut(absl::MakeSpan(departures)),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("the device is gone")));
   for (const Departure& departure : departures) {
     EXPECT_EQ(departure.parcel->state(), State::kNew);
     EXPECT_FALSE(departure.memory.front());
   }
   departures.clear();
-  EXPECT_EQ(faulty.tiers.live_blocks(), 2);
+  EXPECT_EQ(world.tiers.live_blocks(), 2);
 }
 
 TEST(DeviceTierFaultsTest, WhatCannotBeFetchedIsAwayAndItsMemoryFree) {
-  FaultyTierWorld faulty;
-  const std::shared_ptr<Parcel> parcel = faulty.tiers.SendAway(Pattern(1, kBytes));
+  FaultyTierWorld world;
+  const std::shared_ptr<Parcel> parcel = world.tiers.SendAway(Pattern(1, kBytes));
   parcel->AddReaders(1);
-  faulty.FailNext("CopyAsync", absl::UnavailableError("injected"));
+  world.FailNext("CopyAsync", absl::UnavailableError("injected"));
   Parcel::Reader reader;
-  EXPECT_THAT(faulty.tiers.TryRead(*parcel, reader),
+  EXPECT_THAT(world.tiers.TryRead(*parcel, reader),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
   EXPECT_EQ(parcel->state(), State::kAway);
-  EXPECT_EQ(faulty.tiers.live_blocks(), 0);
-  EXPECT_EQ(faulty.tiers.Read(*parcel, reader), Pattern(1, kBytes));
-  EXPECT_THAT(faulty.machine->races(), IsEmpty());
+  EXPECT_EQ(world.tiers.live_blocks(), 0);
+  EXPECT_EQ(world.tiers.Read(*parcel, reader), Pattern(1, kBytes));
+  EXPECT_THAT(world.machine().races(), IsEmpty());
 }
 
 TEST(DeviceTierFaultsTest, WhatAPoisonedDeviceMayStillCopyInIsLeaked) {
-  FaultyTierWorld faulty;
-  const std::shared_ptr<Parcel> parcel = faulty.tiers.SendAway(Pattern(1, kBytes));
+  FaultyTierWorld world;
+  const std::shared_ptr<Parcel> parcel = world.tiers.SendAway(Pattern(1, kBytes));
   parcel->AddReaders(1);
   ASSERT_THAT(parcel->copy_out().Wait(kLong), IsOk());
-  faulty.FailNext("CopyAsync", absl::InternalError("the device is gone"));
+  world.FailNext("CopyAsync", absl::InternalError("the device is gone"));
   Parcel::Reader reader;
-  EXPECT_THAT(faulty.tiers.TryRead(*parcel, reader), StatusIs(absl::StatusCode::kInternal));
+  EXPECT_THAT(world.tiers.TryRead(*parcel, reader), StatusIs(absl::StatusCode::kInternal));
   EXPECT_EQ(parcel->state(), State::kAway);
-  EXPECT_EQ(faulty.tiers.live_blocks(), 1);
+  EXPECT_EQ(world.tiers.live_blocks(), 1);
 }
 
 // ----------------------------------------------------------------------------------------- link

@@ -102,8 +102,7 @@ TEST_F(GuardedMemoryTest, TheStreamWaitsForACopyOutBeforeTheFrameworkGetsTheMemo
 }
 
 TEST_F(GuardedMemoryTest, TheStreamWaitsForACopyInBeforeTheFrameworkGetsTheMemoryBack) {
-  const std::shared_ptr<HostBuffer> host = world_.NewHostBuffer(kBytes);
-  world_.WriteHost(*host, Pattern(1, kBytes));
+  const std::shared_ptr<HostBuffer> host = world_.NewHostBuffer(Pattern(1, kBytes));
   DeviceMemory memory = tiers_.NewMemory(kBytes);
   const Transfer copy = world_.CopyIn(host, memory.data(), tiers_.stream());
   { const GuardedMemory guarded(std::move(memory), tiers_.stream(), copy, kFreeAfterCopy); }
@@ -259,44 +258,44 @@ TEST_F(GuardedMemoryTest, NeighboursOfOneStreamAreMergedAndEmptyOnesLeftOut) {
 // --------------------------------------------------------------------------------------- faults
 
 struct FaultyTierWorld : FaultyWorld {
-  FaultyTierWorld() : FaultyWorld(WithoutRetries()), tiers(world) {}
+  FaultyTierWorld() : FaultyWorld(WithoutRetries()), tiers(*this) {}
   TierWorld tiers;
 };
 
 TEST(GuardedMemoryFaultsTest, WhereTheWaitCannotBeEnqueuedTheHostWaits) {
-  FaultyTierWorld faulty;
-  CopyOut out(faulty.world, faulty.tiers, 1);
-  faulty.FailNext("StreamWaitEvent", absl::UnavailableError("injected"));
-  { const GuardedMemory guarded = out.Guard(faulty.tiers.stream()); }
+  FaultyTierWorld world;
+  CopyOut out(world, world.tiers, 1);
+  world.FailNext("StreamWaitEvent", absl::UnavailableError("injected"));
+  { const GuardedMemory guarded = out.Guard(world.tiers.stream()); }
   EXPECT_TRUE(out.copy.IsDone());
-  EXPECT_EQ(faulty.tiers.live_blocks(), 0);
-  EXPECT_THAT(faulty.machine->races(), IsEmpty());
-  EXPECT_THAT(faulty.log.text(), IsEmpty());
+  EXPECT_EQ(world.tiers.live_blocks(), 0);
+  EXPECT_THAT(world.machine().races(), IsEmpty());
+  EXPECT_THAT(world.log.text(), IsEmpty());
 }
 
 TEST(GuardedMemoryFaultsTest, WhereTheStreamCapturesAGraphTheHostWaits) {
-  FaultyTierWorld faulty;
-  CopyOut out(faulty.world, faulty.tiers, 1);
-  ASSERT_THAT(faulty.machine->SetCapturing(faulty.tiers.stream(), true), IsOk());
-  { const GuardedMemory guarded = out.Guard(faulty.tiers.stream()); }
+  FaultyTierWorld world;
+  CopyOut out(world, world.tiers, 1);
+  ASSERT_THAT(world.machine().SetCapturing(world.tiers.stream(), true), IsOk());
+  { const GuardedMemory guarded = out.Guard(world.tiers.stream()); }
   EXPECT_TRUE(out.copy.IsDone());
-  EXPECT_EQ(faulty.tiers.live_blocks(), 0);
-  EXPECT_THAT(faulty.machine->races(), IsEmpty());
-  EXPECT_THAT(faulty.log.text(), IsEmpty());
+  EXPECT_EQ(world.tiers.live_blocks(), 0);
+  EXPECT_THAT(world.machine().races(), IsEmpty());
+  EXPECT_THAT(world.log.text(), IsEmpty());
 }
 
 TEST(GuardedMemoryFaultsTest, MemoryUnderACopyOfAPoisonedEngineIsLeakedAndTheLogSaysSo) {
-  FaultyTierWorld faulty;
-  CopyOut out(faulty.world, faulty.tiers, 1);
-  DeviceMemory more = faulty.tiers.NewMemory(kBytes);
-  faulty.FailNext("StreamWaitEvent", absl::InternalError("the device is gone"));
+  FaultyTierWorld world;
+  CopyOut out(world, world.tiers, 1);
+  DeviceMemory more = world.tiers.NewMemory(kBytes);
+  world.FailNext("StreamWaitEvent", absl::InternalError("the device is gone"));
   {
-    GuardedMemory guarded = out.Guard(faulty.tiers.stream());
+    GuardedMemory guarded = out.Guard(world.tiers.stream());
     guarded.Add(std::move(more));
   }
-  EXPECT_EQ(faulty.tiers.live_blocks(), 2);
-  EXPECT_THAT(faulty.log.text(), AllOf(HasSubstr("leaking 131072 bytes of device memory"),
-                                       HasSubstr("the device is gone")));
+  EXPECT_EQ(world.tiers.live_blocks(), 2);
+  EXPECT_THAT(world.log.text(), AllOf(HasSubstr("leaking 131072 bytes of device memory"),
+                                      HasSubstr("the device is gone")));
 }
 
 // ------------------------------------------------------------------------------------------ exit
