@@ -34,9 +34,12 @@ namespace pinion {
 namespace engine_faults_test {
 
 using ::pinion::testing::CapturedLog;
+using ::pinion::testing::DeviceLost;
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FaultyWorld;
 using ::pinion::testing::ForwardingDevice;
+using ::pinion::testing::Injected;
+using ::pinion::testing::IsInjected;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::kAfterOtherStream;
 using ::pinion::testing::kReadAfterCopyIn;
@@ -60,10 +63,9 @@ TEST(EngineFaultsTest, ATransientFailureIsReturnedAndNothingIsWritten) {
     FaultyWorld world(WithoutRetries());
     uint8_t* const data = world.AllocateDevice(Pattern(2, 100));
     const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(Pattern(1, 100));
-    world.FailNext(call, absl::UnavailableError("injected"));
+    world.FailNext(call, Injected());
 
-    EXPECT_THAT(world.TryCopyOut(host, data),
-                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
+    EXPECT_THAT(world.TryCopyOut(host, data), IsInjected());
 
     EXPECT_THAT(host->tickets(), IsEmpty());
     ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
@@ -94,8 +96,8 @@ TEST(EngineFaultsTest, WhatMarkAndOrderStreamsCannotDoTheySay) {
     SCOPED_TRACE(fails);
     FaultyWorld world(WithoutRetries());
     const StreamHandle later = world.NewStream();
-    world.FailAll(fails, absl::UnavailableError("injected"));
-    const auto says_so = StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected"));
+    world.FailAll(fails, Injected());
+    const auto says_so = IsInjected();
     EXPECT_THAT(world.engine().OrderStreams(world.compute(), later, kAfterOtherStream), says_so);
     if (fails != "StreamWaitEvent") {
       EXPECT_THAT(world.engine().Mark(later), says_so);
@@ -111,9 +113,8 @@ TEST(EngineFaultsTest, AWaitThatCannotBeEnqueuedIsAnError) {
       options.time_transfers = timed;
       FaultyWorld world(options);
       const Transfer in = world.CopyIn(100);
-      world.FailNext(call, absl::UnavailableError("injected"));
-      EXPECT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn),
-                  StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
+      world.FailNext(call, Injected());
+      EXPECT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsInjected());
     }
   }
 }
@@ -121,9 +122,8 @@ TEST(EngineFaultsTest, AWaitThatCannotBeEnqueuedIsAnError) {
 TEST(EngineFaultsTest, AWaitForRoomThatFailsIsReturnedAndNothingIsEnqueued) {
   FaultyWorld world(Window(kMiB, WithoutRetries()));
   const Transfer first = world.CopyIn(kMiB);
-  world.FailNext("WaitEvent", absl::UnavailableError("injected"));
-  EXPECT_THAT(world.TryCopyIn(kMiB),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
+  world.FailNext("WaitEvent", Injected());
+  EXPECT_THAT(world.TryCopyIn(kMiB), IsInjected());
   EXPECT_FALSE(first.IsDone());
   EXPECT_EQ(world.engine().GetStats().h2d.submitted_transfers, 1u);
 }
@@ -150,7 +150,7 @@ TEST(EngineFaultsTest, ACopyWhoseEventCannotBeRecordedIsWaitedFor) {
   FaultyWorld world(WithoutRetries());
   uint8_t* const data = world.AllocateDevice(Pattern(1, 100));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(100);
-  world.FailCall("RecordEvent", 2, absl::UnavailableError("injected"));
+  world.FailCall("RecordEvent", 2, Injected());
 
   const Transfer out = world.CopyOut(host, data);
   EXPECT_TRUE(out.IsDone());
@@ -164,7 +164,7 @@ TEST(EngineFaultsTest, ACopyThatCanNeitherBeMarkedNorWaitedForPoisonsTheEngine) 
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(100);
   int records = 0;
   world.device->FailCalls([&records](const std::string& call, uint64_t) -> absl::Status {
-    if (call == "RecordEvent" && ++records == 2) return absl::UnavailableError("injected");
+    if (call == "RecordEvent" && ++records == 2) return Injected();
     if (call == "SynchronizeStream") return absl::UnavailableError("stuck");
     return absl::OkStatus();
   });
@@ -226,7 +226,7 @@ TEST(EngineFaultsTest, BlocksOfAPoisonedEngineAreNeverReused) {
     in_flight.insert(host->data());
     world.CopyOut(host, data);
   }
-  world.FailNext("QueryEvent", absl::InternalError("an ECC error"));
+  world.FailNext("QueryEvent", DeviceLost());
   world.engine().Poll();
   ASSERT_THAT(world.engine().health(), Not(IsOk()));
 
@@ -248,7 +248,7 @@ TEST(EngineFaultsTest, ADeviceDoesNotWaitForCopiesOfAPoisonedOne) {
   uint8_t* const from = world.AllocateDevice(Pattern(1, 100));
   uint8_t* const to = world.AllocateDevice(100, 1);
   world.CopyOut(host, from);
-  world.FailNext("QueryEvent", absl::InternalError("an ECC error"));
+  world.FailNext("QueryEvent", DeviceLost());
   world.engine().Poll();
 
   CopyBatch batch(CopyDirection::kHostToDevice);

@@ -11,12 +11,14 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "gmock/gmock.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/forwarding_device.h"
+#include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
 
@@ -24,6 +26,16 @@ inline EngineOptions WithoutRetries() {
   EngineOptions options;
   options.transient_retries = 0;
   return options;
+}
+
+// A transient error and a sticky one, for a device to return.
+inline absl::Status Injected() { return absl::UnavailableError("injected"); }
+inline absl::Status DeviceLost() { return absl::InternalError("an ECC error"); }
+inline auto IsInjected() {
+  return StatusIs(absl::StatusCode::kUnavailable, ::testing::HasSubstr("injected"));
+}
+inline auto IsDeviceLost() {
+  return StatusIs(absl::StatusCode::kInternal, ::testing::HasSubstr("an ECC error"));
 }
 
 // A device whose calls can be made to fail. Each function replaces what the last one asked for.

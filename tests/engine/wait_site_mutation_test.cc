@@ -26,6 +26,7 @@ namespace wait_site_mutation_test {
 
 using ::pinion::testing::EngineWorld;
 using ::pinion::testing::FaultyWorld;
+using ::pinion::testing::Injected;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::kAfterOtherStream;
 using ::pinion::testing::kReadAfterCopyIn;
@@ -127,7 +128,7 @@ TEST(WaitSiteMutationTest, ACopyInThatDoesNotWaitForTheCopyOutMovesStaleBytes) {
 std::vector<uint8_t> CopyOutWithoutAnEvent(FaultyWorld& world) {
   uint8_t* const data = world.AllocateDevice(Pattern(1, kKiB));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(Pattern(2, kKiB));
-  world.FailCall("RecordEvent", 2, absl::UnavailableError("injected"));
+  world.FailCall("RecordEvent", 2, Injected());
   const Transfer out = world.CopyOut(host, data);
   EXPECT_TRUE(out.IsDone());
   return world.ReadHost(*host);
@@ -156,7 +157,7 @@ TEST(WaitSiteMutationTest, ACopyWithoutAnEventThatIsNotWaitedForHasNotArrived) {
 std::vector<uint8_t> ReuseTheBufferOfAFailedBatch(FaultyWorld& world) {
   uint8_t* const data = world.AllocateDevice(Pattern(1, kKiB));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kKiB);
-  world.FailCall("CopyAsync", 2, absl::UnavailableError("injected"));
+  world.FailCall("CopyAsync", 2, Injected());
   EXPECT_THAT(world.TryCopyOut(host, data), Not(IsOk()));
   world.WriteHost(*host, Pattern(2, kKiB));
   EXPECT_THAT(world.machine().SynchronizeDevice(0), IsOk());

@@ -40,6 +40,7 @@ namespace {
 
 using ::testing::AllOf;
 using testing::CapturedLog;
+using ::testing::DoubleNear;
 using ::testing::ElementsAre;
 using testing::EngineWorld;
 using testing::ForwardingDevice;
@@ -73,27 +74,29 @@ class LinkCalibrationTest : public ::testing::TestWithParam<std::string> {
         .value();
   }
 
+  static absl::StatusOr<LinkCalibration> Calibrate(EngineWorld& world) {
+    return CalibrateLink(*world.machine().device(0), world.allocator());
+  }
+
   static void ExpectModel(const absl::StatusOr<LinkCalibration>& link, const LinkModel& model,
                           bool modelled = true) {
     ASSERT_THAT(link, IsOk());
     EXPECT_EQ(link->modelled, modelled);
-    EXPECT_NEAR(link->h2d.gb_per_s, model.h2d_gb_per_s, kOnePercent * model.h2d_gb_per_s);
-    EXPECT_NEAR(link->d2h.gb_per_s, model.d2h_gb_per_s, kOnePercent * model.d2h_gb_per_s);
-    EXPECT_NEAR(link->h2d_duplex_gb_per_s, model.h2d_duplex_gb_per_s,
-                kOnePercent * model.h2d_duplex_gb_per_s);
-    EXPECT_NEAR(link->d2h_duplex_gb_per_s, model.d2h_duplex_gb_per_s,
-                kOnePercent * model.d2h_duplex_gb_per_s);
+    const auto is_near = [](double value) { return DoubleNear(value, kOnePercent * value); };
+    EXPECT_THAT(link->h2d.gb_per_s, is_near(model.h2d_gb_per_s));
+    EXPECT_THAT(link->d2h.gb_per_s, is_near(model.d2h_gb_per_s));
+    EXPECT_THAT(link->h2d_duplex_gb_per_s, is_near(model.h2d_duplex_gb_per_s));
+    EXPECT_THAT(link->d2h_duplex_gb_per_s, is_near(model.d2h_duplex_gb_per_s));
     for (const LinkCurve& curve : {link->h2d, link->d2h}) {
-      EXPECT_NEAR(curve.fixed_us, model.fixed_us, kOnePercent * model.fixed_us);
-      EXPECT_NEAR(curve.piece_us, model.piece_us, kOnePercent * model.piece_us);
+      EXPECT_THAT(curve.fixed_us, is_near(model.fixed_us));
+      EXPECT_THAT(curve.piece_us, is_near(model.piece_us));
     }
   }
 };
 
 TEST_P(LinkCalibrationTest, FindsThePresetBack) {
   EngineWorld world(Machine(GetParam()));
-  ExpectModel(CalibrateLink(*world.machine().device(0), world.allocator()),
-              world.machine().options().preset.link);
+  ExpectModel(Calibrate(world), world.machine().options().preset.link);
 }
 
 INSTANTIATE_TEST_SUITE_P(Presets, LinkCalibrationTest, ::testing::ValuesIn(PresetNames()),
@@ -105,14 +108,14 @@ TEST_F(LinkCalibrationTest, ASlowHostDoesNotMakeTheLinkSlow) {
   options.preset.host_call_us = 6;
   options.preset.host_event_us = 6;
   EngineWorld world(options);
-  ExpectModel(CalibrateLink(*world.machine().device(0), world.allocator()), options.preset.link);
+  ExpectModel(Calibrate(world), options.preset.link);
 }
 
 TEST_F(LinkCalibrationTest, APieceThatCostsNextToNothingIsMeasured) {
   EmulatedOptions options = Machine("h100_pcie5");
   options.preset.link.piece_us = 0.25;
   EngineWorld world(options);
-  ExpectModel(CalibrateLink(*world.machine().device(0), world.allocator()), options.preset.link);
+  ExpectModel(Calibrate(world), options.preset.link);
 }
 
 // Imitates hardware whose times vary.
@@ -173,7 +176,7 @@ TEST_F(LinkCalibrationTest, TimesThatShrinkAreNoise) {
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("noise")));
 }
 
-TEST_F(LinkCalibrationTest, HalfOfTheMemoryIsMeasuredAndHalfIsForTraffic) {
+TEST_F(LinkCalibrationTest, HalfOfTheMemoryIsMeasuredInCopiesOfManySizes) {
   EngineWorld world(Machine("h100_pcie5"));
   ScatteringDevice device(world.machine().device(0));
   ASSERT_THAT(CalibrateLink(device, world.allocator()), IsOk());
@@ -181,13 +184,7 @@ TEST_F(LinkCalibrationTest, HalfOfTheMemoryIsMeasuredAndHalfIsForTraffic) {
   EXPECT_THAT(device.copied,
               ElementsAre(Key(4 * kKiB), Key(16 * kKiB), Key(64 * kKiB), Key(256 * kKiB),
                           Key(512 * kKiB), Key(kMiB), Key(2 * kMiB), Key(4 * kMiB), Key(8 * kMiB)));
-}
-
-TEST_F(LinkCalibrationTest, OfSmallCopiesThereAreSixteenAndOfLargeOnesEightMebibytes) {
-  EngineWorld world(Machine("h100_pcie5"));
-  ScatteringDevice device(world.machine().device(0));
-  ASSERT_THAT(CalibrateLink(device, world.allocator()), IsOk());
-  // In both directions.
+  // In both directions there are sixteen small copies, and large ones of 8 MiB in all.
   EXPECT_EQ(device.copied[4 * kKiB], 2 * 16);
   EXPECT_EQ(device.copied[kMiB], 2 * 8);
 }
@@ -196,7 +193,7 @@ TEST_F(LinkCalibrationTest, AHostThatNoGateCanOutlastIsAnErrorThatSaysSo) {
   EmulatedOptions options = Machine("h100_pcie5", kLittle);
   options.preset.host_call_us = 1e6;
   EngineWorld world(options);
-  EXPECT_THAT(CalibrateLink(*world.machine().device(0), world.allocator()),
+  EXPECT_THAT(Calibrate(world),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("emu:0"), HasSubstr("apart from the host"))));
 }
@@ -227,15 +224,14 @@ TEST_F(LinkCalibrationTest, LittlePinnedMemoryIsAllThatIsUsed) {
 TEST_F(LinkCalibrationTest, AFullDeviceIsAnErrorThatSaysWhatIsMissing) {
   EngineWorld world(Machine("h100_pcie5", 512 * kKiB));
   const CapturedLog log;
-  EXPECT_THAT(CalibrateLink(*world.machine().device(0), world.allocator()),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("emu:0")));
+  EXPECT_THAT(Calibrate(world), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("emu:0")));
   EXPECT_EQ(log.text(), "");
 }
 
 TEST_F(LinkCalibrationTest, GivesEverythingBack) {
   EngineWorld world(Machine("h100_pcie5"));
   const CapturedLog log;
-  ASSERT_THAT(CalibrateLink(*world.machine().device(0), world.allocator()), IsOk());
+  ASSERT_THAT(Calibrate(world), IsOk());
   EXPECT_EQ(world.machine().memory_stats(0).in_use_bytes, 0u);
   EXPECT_EQ(world.allocator().GetStats().used_bytes.current, 0u);
   EXPECT_THAT(world.machine().races(), ::testing::IsEmpty());
@@ -325,8 +321,7 @@ TEST_F(LinkCalibrationTest, AfterAStickyErrorPinnedMemoryIsNotReused) {
   EmulatedOptions options = Machine("h100_pcie5");
   options.faults.calls = {{DeviceCall::kCopy, 50, /*sticky=*/true}};
   EngineWorld world(options);
-  EXPECT_THAT(CalibrateLink(*world.machine().device(0), world.allocator()),
-              StatusIs(absl::StatusCode::kInternal));
+  EXPECT_THAT(Calibrate(world), StatusIs(absl::StatusCode::kInternal));
   EXPECT_GT(world.allocator().GetStats().used_bytes.current, 0u);
 }
 
@@ -340,8 +335,7 @@ TEST_F(LinkCalibrationTest, BesideOtherTrafficItFindsALinkThatIsNoFaster) {
       if (!world.CopyOut(host, data).Wait(absl::Seconds(10)).ok()) break;
     }
   });
-  const absl::StatusOr<LinkCalibration> link =
-      CalibrateLink(*world.machine().device(0), world.allocator());
+  const absl::StatusOr<LinkCalibration> link = Calibrate(world);
   stop.store(true);
   other.join();
   ASSERT_THAT(link, IsOk());

@@ -29,6 +29,7 @@
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/engine/faulty_world.h"
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/recording_trace_sink.h"
 #include "pinion/tests/support/run_threads.h"
@@ -38,7 +39,9 @@
 namespace pinion {
 namespace transfer_timer_test {
 
+using ::pinion::testing::DeviceLost;
 using ::pinion::testing::EngineWorld;
+using ::pinion::testing::FaultyWorld;
 using ::pinion::testing::ForwardingDevice;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::kReadAfterCopyIn;
@@ -48,6 +51,7 @@ using ::pinion::testing::RecordingTraceSink;
 using ::pinion::testing::RunThreads;
 using ::pinion::testing::StatusIs;
 using ::pinion::testing::TestMachineOptions;
+using ::pinion::testing::Window;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -162,9 +166,7 @@ TEST(TransferTimerTest, AWaitForWhatIsDoneStallsForNoLongerThanItsOwnCalls) {
 
 TEST(TransferTimerTest, EachChunkOfALargeTransferIsTimed) {
   auto sink = std::make_shared<RecordingTraceSink>();
-  EngineOptions options = Timed(sink);
-  options.max_in_flight_bytes = 2 * kMiB;
-  EngineWorld world(TestMachineOptions(), options);
+  EngineWorld world(TestMachineOptions(), Window(2 * kMiB, Timed(sink)));
   uint8_t* const data = world.AllocateDevice(8 * kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kMiB);
   Compute(world, 1, world.compute());
@@ -292,12 +294,8 @@ TEST(TransferTimerTest, ASinkThatWantsRangesOnlySparesTheEvents) {
 class BrokenTimingTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(BrokenTimingTest, TransfersGoOnAndAreCountedAsNotTimed) {
-  std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
-  auto device = std::make_shared<ForwardingDevice>(machine->device(0));
-  EngineWorld world(machine, device, Timed());
-  device->FailCalls([](const std::string& call, uint64_t) {
-    return call == GetParam() ? absl::InvalidArgumentError("injected") : absl::OkStatus();
-  });
+  FaultyWorld world(Timed());
+  world.FailAll(GetParam(), absl::InvalidArgumentError("injected"));
   uint8_t* const data = world.AllocateDevice(Pattern(1, kMiB));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
   const Transfer out = world.CopyOut(host, data);
@@ -307,7 +305,7 @@ TEST_P(BrokenTimingTest, TransfersGoOnAndAreCountedAsNotTimed) {
   EXPECT_EQ(stats.d2h.copy_time.count + stats.d2h.stall_time.count, 0);
   EXPECT_EQ(stats.d2h.untimed, 2);
   EXPECT_EQ(world.ReadHost(*host), Pattern(1, kMiB));
-  EXPECT_THAT(machine->races(), ::testing::IsEmpty());
+  EXPECT_THAT(world.machine().races(), ::testing::IsEmpty());
 }
 
 INSTANTIATE_TEST_SUITE_P(Calls, BrokenTimingTest,
@@ -322,13 +320,8 @@ TEST(TransferTimerTest, AMomentThatWasNotRecordedOrReadIsCountedAndTheNextIsTime
   for (const Fault& fault : {Fault{"CreateTimedEvent", 1}, Fault{"CreateTimedEvent", 2},
                              Fault{"ElapsedMs", 1}, Fault{"ElapsedMs", 2}}) {
     SCOPED_TRACE(std::string(fault.call) + " " + std::to_string(fault.number));
-    std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
-    auto device = std::make_shared<ForwardingDevice>(machine->device(0));
-    EngineWorld world(machine, device, Timed());
-    device->FailCalls([fault, calls = 0](const std::string& call, uint64_t) mutable {
-      return call == fault.call && ++calls == fault.number ? absl::InvalidArgumentError("injected")
-                                                           : absl::OkStatus();
-    });
+    FaultyWorld world(Timed());
+    world.FailCall(fault.call, fault.number, absl::InvalidArgumentError("injected"));
     for (int i = 0; i < 2; ++i) {
       world.CopyIn(kMiB);
       ASSERT_THAT(world.engine().Drain(kLong), IsOk());
@@ -371,13 +364,9 @@ TEST(TransferTimerTest, AnEventThatCouldNotBeRecordedAgainIsNotRead) {
 }
 
 TEST(TransferTimerTest, ADeviceThatFailedIsNotAskedForTimes) {
-  std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
-  auto device = std::make_shared<ForwardingDevice>(machine->device(0));
-  EngineWorld world(machine, device, Timed());
+  FaultyWorld world(Timed());
   world.CopyIn(kMiB);
-  device->FailCalls([](const std::string& call, uint64_t) {
-    return call == "QueryEvent" ? absl::InternalError("an ECC error") : absl::OkStatus();
-  });
+  world.FailAll("QueryEvent", DeviceLost());
   for (int i = 0; i < 2; ++i) world.engine().Poll();
   EXPECT_EQ(world.engine().GetStats().h2d.untimed, 0);
 }
@@ -503,24 +492,19 @@ TEST(TransferTimerTest, AStreamThatIsStuckCostsBoundedMemory) {
 
 // A second thread polls while the first one is collecting a measurement.
 TEST(TransferTimerTest, OfTwoThreadsThatPollAtOnceOneCollects) {
-  const std::shared_ptr<EmulatedMachine> machine =
-      EmulatedMachine::Create(TestMachineOptions()).value();
-  auto device = std::make_shared<ForwardingDevice>(machine->device(0));
   auto sink = std::make_shared<RecordingTraceSink>();
-  EngineWorld world(machine, device, Timed(sink));
+  FaultyWorld world(Timed(sink));
   const StreamHandle busy = world.NewStream();
   uint8_t* const data = world.AllocateDevice(kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
   const Transfer first = world.CopyIn(host, data);
-  ASSERT_THAT(machine->SynchronizeDevice(0), IsOk());
+  ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
   Compute(world, 1000, busy);
   const Transfer second = world.CopyIn(host, data, busy);
-  std::atomic<bool> acted{false};
-  device->FailCalls([&](const std::string& call, uint64_t) {
-    if (call == "ElapsedMs" && !acted.exchange(true)) {
-      std::thread([&] { world.engine().Poll(); }).join();
-    }
-    return absl::OkStatus();
+  bool acted = false;
+  world.DuringCall("ElapsedMs", 1, [&] {
+    acted = true;
+    std::thread([&] { world.engine().Poll(); }).join();
   });
   world.engine().Poll();
   EXPECT_TRUE(acted);
@@ -540,11 +524,10 @@ TEST(TransferTimerTest, ThreadsThatSubmitWaitAndPollLoseNoMeasurement) {
   for (int i = 0; i < kThreads; ++i) streams.push_back(world.NewStream());
   RunThreads(kThreads, [&](int thread) {
     const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(4 * kKiB);
-    const absl::StatusOr<void*> data =
-        world.machine().device(0)->Allocate(4 * kKiB, streams[thread]);
-    ASSERT_THAT(data, IsOk());
+    PINION_ASSERT_OK_AND_ASSIGN(void* const data,
+                                world.machine().device(0)->Allocate(4 * kKiB, streams[thread]));
     for (int round = 0; round < kRounds; ++round) {
-      const Transfer in = world.CopyIn(host, *data, streams[thread]);
+      const Transfer in = world.CopyIn(host, data, streams[thread]);
       ASSERT_THAT(in.WaitOn(streams[thread], kReadAfterCopyIn), IsOk());
       if (round % 7 == thread) world.engine().Poll();
     }

@@ -85,10 +85,9 @@ TEST_P(BackingTest, BytesComeBackBitByBit) {
     const std::vector<uint8_t> bytes = Pattern(size_bytes, size_bytes);
     const uint64_t moved_out = MovedOut();
     const uint64_t moved_in = MovedIn();
-    const std::shared_ptr<Parcel> parcel = tiers_.SendAway(bytes);
+    const std::shared_ptr<Parcel> parcel = tiers_.SendAway(bytes, 1);
     EXPECT_EQ(tiers_.live_blocks(), 0) << "nothing of it is on the device";
     Parcel::Reader reader;
-    parcel->AddReaders(1);
     EXPECT_EQ(tiers_.Read(*parcel, reader), bytes);
     EXPECT_EQ(MovedOut() - moved_out, size_bytes);
     EXPECT_EQ(MovedIn() - moved_in, size_bytes);
@@ -106,9 +105,8 @@ TEST_P(BackingTest, ParcelsDoNotGetMixedUp) {
 }
 
 TEST_P(BackingTest, AParcelCanBeReadAgainAndAgain) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   Parcel::Reader reader;
-  parcel->AddReaders(1);
   for (uint64_t i = 1; i <= 3; ++i) {
     EXPECT_EQ(tiers_.Read(*parcel, reader), Pattern(1, kBytes));
     EXPECT_EQ(MovedIn(), i * kBytes) << "what was read has left the device";
@@ -123,9 +121,8 @@ TEST_P(BackingTest, TheHostSeesTheBytesOfAParcelThatHasJustLeft) {
 }
 
 TEST_P(BackingTest, TheHostAndTheDeviceSeeTheSameBytes) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   Parcel::Reader reader;
-  parcel->AddReaders(1);
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostBuffer> before, parcel->ViewOnHost(kLong));
   EXPECT_EQ(tiers_.Read(*parcel, reader), Pattern(1, kBytes));
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostBuffer> after, parcel->ViewOnHost(kLong));
@@ -143,13 +140,11 @@ TEST_P(BackingTest, AParcelThatIsDroppedWhileCopiesAreUnderWayHurtsNobodyElse) {
       [&] { tiers_.SendAway(Pattern(2, kBytes)); },
       [&] { EXPECT_THAT(tiers_.SendAway(Pattern(3, kBytes))->ToRead(), IsOk()); },
       [&] {
-        const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(4, kBytes));
-        parcel->AddReaders(1);
+        const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(4, kBytes), 1);
         tiers_.Fetch(*parcel->ClaimIfAway());
       },
       [&] {
-        const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(5, kBytes));
-        parcel->AddReaders(2);
+        const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(5, kBytes), 2);
         EXPECT_EQ(tiers_.Read(*parcel, reader), Pattern(5, kBytes));
       },
   };
@@ -166,8 +161,7 @@ TEST_P(BackingTest, AParcelThatIsDroppedWhileCopiesAreUnderWayHurtsNobodyElse) {
 TEST_P(BackingTest, ItGivesAllPinnedMemoryBack) {
   Parcel::Reader reader;
   {
-    const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-    parcel->AddReaders(1);
+    const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
     EXPECT_EQ(tiers_.Read(*parcel, reader), Pattern(1, kBytes));
     EXPECT_GT(UsedBytes(world_), 0u);
   }
@@ -203,18 +197,16 @@ class SlowBackingTest : public ::testing::Test {
 };
 
 TEST_F(SlowBackingTest, PinnedMemoryIsGivenBackOnceTheBytesHaveGoneFurther) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   slow_->Drain();
   EXPECT_EQ(UsedBytes(world_), 0u) << "the parcel lives, its bytes are elsewhere";
   Parcel::Reader reader;
-  parcel->AddReaders(1);
   EXPECT_EQ(tiers_.Read(*parcel, reader), Pattern(1, kBytes));
 }
 
 TEST_F(SlowBackingTest, AFetchWaitsForTheThreadThatFillsItsPinnedMemory) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   Parcel::Reader reader;
-  parcel->AddReaders(1);
   slow_->Drain();
   slow_->Pause();
   const uint64_t waits = slow_->waits();

@@ -47,6 +47,8 @@ using testing::TestMachineOptions;
 using testing::TierWorld;
 using testing::WithoutRetries;
 using State = Parcel::State;
+using testing::Injected;
+using testing::IsInjected;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
 constexpr uint64_t kBytes = 64 * kKiB;
@@ -162,8 +164,7 @@ TEST_F(DeviceTierTest, WhatNobodyIsLeftToReadIsHandedBackAndTheRestIsFetched) {
 }
 
 TEST_F(DeviceTierTest, WhatIsFetchedOnAnotherStreamBelongsToThatStream) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   const StreamHandle other = world_.NewStream();
   DeviceMemory memory = tiers_.NewMemory(kBytes);
   ASSERT_THAT(world_.engine().OrderStreams(tiers_.stream(), other, kAfterOtherStream), IsOk());
@@ -211,9 +212,8 @@ TEST(DeviceTierFaultsTest, WhatCannotLeaveStaysWithTheCaller) {
   std::vector<Departure> departures;
   departures.push_back(world.tiers.NewDeparture(Pattern(1, kBytes)));
   departures.push_back(world.tiers.NewDeparture(Pattern(2, kBytes)));
-  world.FailNext("CopyAsync", absl::UnavailableError("injected"));
-  EXPECT_THAT(world.tiers.tier().PutOut(absl::MakeSpan(departures)),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
+  world.FailNext("CopyAsync", Injected());
+  EXPECT_THAT(world.tiers.tier().PutOut(absl::MakeSpan(departures)), IsInjected());
   for (uint64_t i = 0; i < 2; ++i) {
     EXPECT_EQ(departures[i].parcel->state(), State::kNew);
     EXPECT_EQ(world.tiers.BytesIn(departures[i].memory.front()), Pattern(i + 1, kBytes));
@@ -242,12 +242,10 @@ TEST(DeviceTierFaultsTest, WhatAPoisonedDeviceMayStillCopyOutIsLeaked) {
 
 TEST(DeviceTierFaultsTest, WhatCannotBeFetchedIsAwayAndItsMemoryFree) {
   FaultyTierWorld world;
-  const std::shared_ptr<Parcel> parcel = world.tiers.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
-  world.FailNext("CopyAsync", absl::UnavailableError("injected"));
+  const std::shared_ptr<Parcel> parcel = world.tiers.SendAway(Pattern(1, kBytes), 1);
+  world.FailNext("CopyAsync", Injected());
   Parcel::Reader reader;
-  EXPECT_THAT(world.tiers.TryRead(*parcel, reader),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
+  EXPECT_THAT(world.tiers.TryRead(*parcel, reader), IsInjected());
   EXPECT_EQ(parcel->state(), State::kAway);
   EXPECT_EQ(world.tiers.live_blocks(), 0);
   EXPECT_EQ(world.tiers.Read(*parcel, reader), Pattern(1, kBytes));
@@ -256,8 +254,7 @@ TEST(DeviceTierFaultsTest, WhatCannotBeFetchedIsAwayAndItsMemoryFree) {
 
 TEST(DeviceTierFaultsTest, WhatAPoisonedDeviceMayStillCopyInIsLeaked) {
   FaultyTierWorld world;
-  const std::shared_ptr<Parcel> parcel = world.tiers.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = world.tiers.SendAway(Pattern(1, kBytes), 1);
   ASSERT_THAT(parcel->copy_out().Wait(kLong), IsOk());
   world.FailNext("CopyAsync", absl::InternalError("the device is gone"));
   Parcel::Reader reader;

@@ -61,8 +61,7 @@ TEST_F(FailingBackingTest, WhereThereIsNoRoomThereIsNoParcel) {
 }
 
 TEST_F(FailingBackingTest, AParcelThatCannotBeReadStaysAwayAndComesBackOnceItCan) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   failing_->to_read = absl::DataLossError("the file is too short");
   for (int attempt = 0; attempt < 2; ++attempt) {
     EXPECT_THAT(tiers_.TryRead(*parcel, reader_),
@@ -77,8 +76,7 @@ TEST_F(FailingBackingTest, AParcelThatCannotBeReadStaysAwayAndComesBackOnceItCan
 }
 
 TEST_F(FailingBackingTest, BytesThatDoNotArriveInPinnedMemoryAreAnErrorOfTheFetch) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   failing_->reads = std::make_shared<BrokenTimeline>(absl::DataLossError("a bad sector"));
   EXPECT_THAT(tiers_.TryRead(*parcel, reader_),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a bad sector")));

@@ -39,6 +39,7 @@ using testing::EngineWorld;
 using testing::FaultyWorld;
 using testing::ForwardingDevice;
 using ::testing::HasSubstr;
+using testing::Injected;
 using ::testing::IsEmpty;
 using testing::IsOk;
 using testing::kAfterOtherStream;
@@ -265,7 +266,7 @@ struct FaultyTierWorld : FaultyWorld {
 TEST(GuardedMemoryFaultsTest, WhereTheWaitCannotBeEnqueuedTheHostWaits) {
   FaultyTierWorld world;
   CopyOut out(world, world.tiers, 1);
-  world.FailNext("StreamWaitEvent", absl::UnavailableError("injected"));
+  world.FailNext("StreamWaitEvent", Injected());
   { const GuardedMemory guarded = out.Guard(world.tiers.stream()); }
   EXPECT_TRUE(out.copy.IsDone());
   EXPECT_EQ(world.tiers.live_blocks(), 0);

@@ -148,8 +148,7 @@ TEST_F(ParcelTest, AnEvictionCountsWhatItDoesNotFree) {
 // ---------------------------------------------------------------------------------------- fetch
 
 TEST_F(ParcelTest, AParcelThatIsAwayIsClaimedOnceAndFetched) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   std::optional<FetchClaim> claim = parcel->ClaimIfAway();
   ASSERT_TRUE(claim.has_value());
   EXPECT_EQ(&claim->parcel(), parcel.get());
@@ -175,8 +174,7 @@ TEST_F(ParcelTest, AClaimFailsOnceAndLeavesTheNextOneAlone) {
 }
 
 TEST_F(ParcelTest, WhoReadsFirstGetsTheClaimAndThenTheBytes) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(2);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 2);
   {
     Parcel::Read first = parcel->ReadOrClaim(reader_);
     ASSERT_TRUE(first.claim.has_value());
@@ -193,8 +191,7 @@ TEST_F(ParcelTest, WhoReadsFirstGetsTheClaimAndThenTheBytes) {
 }
 
 TEST_F(ParcelTest, AClaimThatIsGivenUpLeavesTheParcelAwayForOthersToTry) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   {
     const std::optional<FetchClaim> claim = parcel->ClaimIfAway();
     EXPECT_EQ(parcel->state(), State::kFetching);
@@ -204,8 +201,7 @@ TEST_F(ParcelTest, AClaimThatIsGivenUpLeavesTheParcelAwayForOthersToTry) {
 }
 
 TEST_F(ParcelTest, AClaimThatWasMovedOrUsedUpGivesNothingUp) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   std::optional<FetchClaim> claim = parcel->ClaimIfAway();
   {
     FetchClaim moved = *std::move(claim);
@@ -218,8 +214,7 @@ TEST_F(ParcelTest, AClaimThatWasMovedOrUsedUpGivesNothingUp) {
 }
 
 TEST_F(ParcelTest, AClaimKeepsTheParcelThatItIsFor) {
-  std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   std::optional<FetchClaim> claim = parcel->ClaimIfAway();
   parcel.reset();
   EXPECT_EQ(claim->parcel().size_bytes, kBytes);
@@ -230,8 +225,7 @@ TEST_F(ParcelTest, AClaimKeepsTheParcelThatItIsFor) {
 }
 
 TEST_F(ParcelTest, WhatWasFetchedCanBeTakenBackAndFetchedAgain) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   tiers_.Fetch(*parcel->ClaimIfAway());
   { EXPECT_TRUE(parcel->TakeFetched()); }
   EXPECT_EQ(parcel->state(), State::kAway);
@@ -243,8 +237,7 @@ TEST_F(ParcelTest, WhatWasFetchedCanBeTakenBackAndFetchedAgain) {
 }
 
 TEST_F(ParcelTest, WhatOneReaderHasStaysWhenTheParcelLetsGoOfIt) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(2);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 2);
   tiers_.Fetch(*parcel->ClaimIfAway());
   const Parcel::Read read = parcel->ReadOrClaim(reader_);
   { EXPECT_TRUE(parcel->TakeFetched()); }
@@ -255,8 +248,7 @@ TEST_F(ParcelTest, WhatOneReaderHasStaysWhenTheParcelLetsGoOfIt) {
 
 TEST_F(ParcelTest, AParcelThatGoesLetsGoOfWhatWasFetchedAfterTheCopyIn) {
   {
-    const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-    parcel->AddReaders(1);
+    const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
     EXPECT_FALSE(tiers_.Fetch(*parcel->ClaimIfAway()).IsDone());
   }
   EXPECT_EQ(tiers_.live_blocks(), 0);
