@@ -30,25 +30,9 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace engine_faults_test {
 
-using ::pinion::testing::CapturedLog;
-using ::pinion::testing::DeviceLost;
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FaultyWorld;
-using ::pinion::testing::ForwardingDevice;
-using ::pinion::testing::Injected;
-using ::pinion::testing::IsInjected;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::kAfterOtherStream;
-using ::pinion::testing::kReadAfterCopyIn;
-using ::pinion::testing::kReuseAfterCopyOut;
-using ::pinion::testing::Pattern;
-using ::pinion::testing::StatusIs;
-using ::pinion::testing::TestMachineOptions;
-using ::pinion::testing::Window;
-using ::pinion::testing::WithoutRetries;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -322,8 +306,7 @@ TEST(EngineFaultsTest, WaitingForAStuckCopyEndsWithAReason) {
   EngineOptions options = Window(kMiB);
   options.drain_timeout = absl::Seconds(5);
   FaultyWorld world(options, machine_options);
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  const Transfer stuck = world.CopyIn(world.NewHostBuffer(kMiB), data);
+  const Transfer stuck = world.CopyIn(kMiB);
   const auto says_why = StatusIs(absl::StatusCode::kDeadlineExceeded,
                                  AllOf(HasSubstr("H2D on emu:0"), HasSubstr("submission 1"),
                                        HasSubstr("its copy has not finished")));
@@ -331,7 +314,7 @@ TEST(EngineFaultsTest, WaitingForAStuckCopyEndsWithAReason) {
   EXPECT_THAT(stuck.Wait(kLong), says_why);
   EXPECT_THAT(world.engine().Drain(kLong), says_why);
   // On a device that knows it is stuck forever, flow control must fail too, without side effects.
-  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data), says_why);
+  EXPECT_THAT(world.TryCopyIn(kMiB), says_why);
   EXPECT_EQ(world.engine().GetStats().h2d.submitted_transfers, 1u);
   EXPECT_THAT(world.engine().health(), IsOk());
 
@@ -520,4 +503,4 @@ TEST(EngineFaultsTest, CreateReturnsWhatTheDeviceSaidAndLeavesNothingBehind) {
 }
 
 }  // namespace engine_faults_test
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -24,16 +23,9 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace engine_misuse_test {
 
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FakeHost;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::kAfterOtherStream;
-using ::pinion::testing::kReadAfterCopyIn;
-using ::pinion::testing::StatusIs;
-using ::pinion::testing::TestMachineOptions;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -142,4 +134,4 @@ TEST_F(EngineMisuseDeathTest, ATicketThatNobodyGaveIsNamed) {
 }
 
 }  // namespace engine_misuse_test
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -29,20 +28,9 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace engine_threads_test {
 
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FaultyWorld;
-using ::pinion::testing::ForwardingDevice;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::kAfterOtherStream;
-using ::pinion::testing::kReadAfterCopyIn;
-using ::pinion::testing::kReuseAfterCopyOut;
-using ::pinion::testing::Pattern;
-using ::pinion::testing::RunThreads;
-using ::pinion::testing::TestMachineOptions;
-using ::pinion::testing::Window;
 using ::testing::IsEmpty;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
@@ -113,15 +101,14 @@ TEST(EngineThreadsTest, APollerThatHangsInTheDeviceDoesNotHoldUpAnother) {
     hangs.set_value();
     go_on.get_future().wait();
   });
-  uint8_t* const data = world.AllocateDevice(Pattern(1, kSize));
-  const Transfer out = world.CopyOut(world.NewHostBuffer(kSize), data);
+  const Transfer out = world.CopyOut(kSize);
   ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
 
   std::thread poller([&] { world.engine().Poll(); });
   hangs.get_future().wait();
   world.engine().Poll();
   EXPECT_TRUE(out.IsDone());
-  const Transfer next = world.CopyOut(world.NewHostBuffer(kSize), data);
+  const Transfer next = world.CopyOut(kSize);
   go_on.set_value();
   poller.join();
 
@@ -214,4 +201,4 @@ TEST(EngineThreadsTest, TheLastOwnerMayBeAnyThread) {
 }
 
 }  // namespace engine_threads_test
-}  // namespace pinion
+}  // namespace pinion::testing

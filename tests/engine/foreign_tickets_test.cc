@@ -4,12 +4,10 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -28,17 +26,11 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
-using testing::EngineWorld;
-using testing::FakeTimeline;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::IsOk;
-using testing::kReadAfterCopyIn;
-using testing::Pattern;
-using testing::StatusIs;
 
 constexpr uint64_t kBytes = 64 * kKiB;
 
@@ -72,7 +64,7 @@ TEST_F(ForeignTicketsTest, ACopyInComesAfterAReaderOfAFileHasFilledItsHostBuffer
 }
 
 TEST_F(ForeignTicketsTest, WithoutTheWaitTheCopyMovesWhatWasThereBefore) {
-  const ScopedDisableWaitSite disabled(internal::kCopyAfterHostBuffer);
+  const ScopedDisableWaitSite disabled(pinion::internal::kCopyAfterHostBuffer);
   const auto reads = std::make_shared<FakeTimeline>();
   world_.WriteHost(*host_, Pattern(8, kBytes));
   host_->AddTicket(reads->Ticket(1));
@@ -201,4 +193,4 @@ TEST_F(ForeignTicketsTest, ATimeoutNamesTheOtherTimeline) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -9,7 +9,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -17,20 +16,14 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/faulty_world.h"
 #include "pinion/tests/support/forwarding_device.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
-
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FaultyWorld;
-using ::pinion::testing::ForwardingDevice;
-using ::pinion::testing::TestMachineOptions;
 
 // Globals, as in a program: destroyed after main.
 std::unique_ptr<EngineWorld> global_world;
@@ -111,4 +104,4 @@ TEST(ProcessExitDeathTest, AChildForkedInTheMiddleOfASubmissionIsRefusedToo) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -31,25 +30,11 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace shutdown_test {
 
-using ::pinion::testing::CapturedLog;
-using ::pinion::testing::DeviceLost;
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FaultyWorld;
-using ::pinion::testing::ForwardingDevice;
-using ::pinion::testing::IsDeviceLost;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::kAfterOtherStream;
-using ::pinion::testing::kReadAfterCopyIn;
-using ::pinion::testing::Pattern;
-using ::pinion::testing::StatusIs;
-using ::pinion::testing::TestMachineOptions;
-using ::pinion::testing::Window;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
 
@@ -147,7 +132,7 @@ TEST(TimeoutTest, SaysWhenTheCopyWasDoneAfterAll) {
 }
 
 TEST(TimeoutTest, NamesNoComputeStreamThatItCannotAsk) {
-  FaultyWorld world(testing::WithoutRetries());
+  FaultyWorld world(WithoutRetries());
   world.Jam(world.compute());
   const Transfer out = world.CopyOut(kMiB);
   world.FailAll("QueryEvent", absl::UnavailableError("busy"));
@@ -347,9 +332,8 @@ TEST(ShutdownTest, BothDirectionsShareTheTimeOfADrain) {
       EmulatedMachine::Create(TestMachineOptions()).value();
   const auto device = std::make_shared<SlowWaits>(machine->device(0));
   EngineWorld world(machine, device, {});
-  uint8_t* const data = world.AllocateDevice(Pattern(1, kMiB));
-  world.CopyOut(world.NewHostBuffer(kMiB), data);
-  world.CopyIn(world.NewHostBuffer(kMiB), data);
+  world.CopyOut(kMiB);
+  world.CopyIn(kMiB);
   ASSERT_THAT(world.engine().Drain(kLong), IsOk());
   ASSERT_EQ(device->timeouts().size(), 2u);
   EXPECT_LE(device->timeouts()[0], kLong);
@@ -421,4 +405,4 @@ TEST(ShutdownTest, OfAPoisonedEngineReturnsTheFirstErrorAtOnce) {
 }
 
 }  // namespace shutdown_test
-}  // namespace pinion
+}  // namespace pinion::testing

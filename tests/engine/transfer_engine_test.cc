@@ -29,21 +29,9 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace transfer_engine_test {
 
-using ::pinion::testing::DeviceLost;
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FaultyWorld;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::IsOkAndHolds;
-using ::pinion::testing::kAfterOtherStream;
-using ::pinion::testing::kReadAfterCopyIn;
-using ::pinion::testing::kReuseAfterCopyOut;
-using ::pinion::testing::Pattern;
-using ::pinion::testing::StatusIs;
-using ::pinion::testing::TestMachineOptions;
-using ::pinion::testing::Window;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -241,8 +229,7 @@ TEST(TransferEngineTest, NeighboursGoToTheDeviceAsOnePiece) {
 
 TEST(TransferEngineTest, DirectionsDoNotCountAgainstEachOther) {
   EngineWorld world(TestMachineOptions(), Window(kMiB));
-  uint8_t* const a = world.AllocateDevice(Pattern(1, kMiB));
-  world.CopyOut(world.NewHostBuffer(kMiB), a);
+  world.CopyOut(kMiB);
   world.CopyIn(kMiB);
   EXPECT_EQ(world.engine().GetStats().h2d.flow_control_waits, 0u);
 }
@@ -304,8 +291,7 @@ TEST(TransferEngineTest, ACopyInThatFollowsALaterOneWaitsForNoCopyOutAgain) {
 
 TEST(TransferEngineTest, AWaitForADoneTransferMakesNoDeviceCall) {
   EngineWorld world;
-  uint8_t* const data = world.AllocateDevice(Pattern(1, 100));
-  const Transfer out = world.CopyOut(world.NewHostBuffer(100), data);
+  const Transfer out = world.CopyOut(100);
   ASSERT_THAT(out.Wait(kLong), IsOk());
   const uint64_t waits = world.engine().GetStats().event_waits;
 
@@ -387,9 +373,8 @@ TEST(TransferEngineTest, ACapturingStreamIsRefused) {
 // In the opposite direction, a captured wait for an event outside of the graph breaks the capture.
 TEST(TransferEngineTest, ACapturingStreamDoesNotWaitForACopy) {
   EngineWorld world;
-  uint8_t* const data = world.AllocateDevice(Pattern(1, kMiB));
   const StreamHandle stream = world.NewStream();
-  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data);
+  const Transfer out = world.CopyOut(kMiB);
   const uint64_t waits = world.engine().GetStats().event_waits;
   ASSERT_THAT(world.machine().SetCapturing(stream, true), IsOk());
   EXPECT_THAT(world.engine().IsCapturing(stream), IsOkAndHolds(true));
@@ -406,9 +391,8 @@ TEST(TransferEngineTest, ACapturingStreamDoesNotWaitForACopy) {
 
 TEST(TransferEngineTest, ACapturingStreamFindsOutThatACopyIsDone) {
   EngineWorld world;
-  uint8_t* const data = world.AllocateDevice(Pattern(1, 100));
   const StreamHandle stream = world.NewStream();
-  const Transfer out = world.CopyOut(world.NewHostBuffer(100), data);
+  const Transfer out = world.CopyOut(100);
   ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
   ASSERT_FALSE(out.IsDone());
   ASSERT_THAT(world.machine().SetCapturing(stream, true), IsOk());
@@ -451,8 +435,7 @@ TEST(TransferEngineTest, AMarkFromBeforeACaptureIsDoneDuringIt) {
 
 TEST(TransferEngineTest, DrainLeavesNothingInFlight) {
   EngineWorld world;
-  uint8_t* const data = world.AllocateDevice(Pattern(1, kMiB));
-  for (int i = 0; i < 5; ++i) world.CopyOut(world.NewHostBuffer(kMiB), data);
+  for (int i = 0; i < 5; ++i) world.CopyOut(kMiB);
   ASSERT_THAT(world.engine().Drain(kLong), IsOk());
   const DirectionStats stats = world.engine().GetStats().d2h;
   EXPECT_EQ(stats.submitted_transfers, 5u);
@@ -463,9 +446,8 @@ TEST(TransferEngineTest, DrainLeavesNothingInFlight) {
 
 TEST(TransferEngineTest, StatsAddUpAndPrint) {
   EngineWorld world;
-  uint8_t* const data = world.AllocateDevice(Pattern(1, kMiB));
   for (int i = 0; i < 5; ++i) {
-    world.CopyOut(world.NewHostBuffer(kMiB), data);
+    world.CopyOut(kMiB);
     const DirectionStats stats = world.engine().GetStats().d2h;
     EXPECT_EQ(stats.submitted_bytes, stats.completed_bytes + stats.in_flight_bytes);
   }
@@ -584,4 +566,4 @@ TEST(TransferEngineDeathTest, AnEmptyBatchIsTheCallersBug) {
 }
 
 }  // namespace transfer_engine_test
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -2,13 +2,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -27,17 +24,9 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace transfer_order_test {
 
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FaultyWorld;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::kAfterOtherStream;
-using ::pinion::testing::Pattern;
-using ::pinion::testing::StatusIs;
-using ::pinion::testing::TestMachineOptions;
-using ::pinion::testing::Window;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -220,4 +209,4 @@ TEST(TransferOrderTest, PollFindsOutAboutBothDirections) {
 }
 
 }  // namespace transfer_order_test
-}  // namespace pinion
+}  // namespace pinion::testing

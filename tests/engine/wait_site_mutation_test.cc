@@ -1,7 +1,6 @@
 // Disables the engine's waits one at a time. Each must make a test program fail.
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,19 +20,9 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace wait_site_mutation_test {
 
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FaultyWorld;
-using ::pinion::testing::Injected;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::kAfterOtherStream;
-using ::pinion::testing::kReadAfterCopyIn;
-using ::pinion::testing::Pattern;
-using ::pinion::testing::TestMachineOptions;
-using ::pinion::testing::Window;
-using ::pinion::testing::WithoutRetries;
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
@@ -65,7 +54,7 @@ TEST(WaitSiteMutationTest, ACopyThatDoesNotWaitForComputeIsARace) {
     CopyOutWhatAKernelWrote(world);
     EXPECT_THAT(world.machine().races(), IsEmpty());
   }
-  ScopedDisableWaitSite disabled(internal::kCopyAfterCompute);
+  ScopedDisableWaitSite disabled(pinion::internal::kCopyAfterCompute);
   EngineWorld world;
   CopyOutWhatAKernelWrote(world);
   // The copy does not wait for the allocation either, which is the same missing edge.
@@ -89,7 +78,7 @@ TEST(WaitSiteMutationTest, ACopyThatDoesNotWaitForComputeMovesStaleBytes) {
     EngineWorld world(WithoutDetector());
     EXPECT_EQ(CopyOutWhatACopyWrote(world), Pattern(1, kKiB));
   }
-  ScopedDisableWaitSite disabled(internal::kCopyAfterCompute);
+  ScopedDisableWaitSite disabled(pinion::internal::kCopyAfterCompute);
   EngineWorld world(WithoutDetector());
   EXPECT_EQ(CopyOutWhatACopyWrote(world), Pattern(3, kKiB));
 }
@@ -106,7 +95,7 @@ std::vector<uint8_t> OutAndBack(EngineWorld& world) {
 }
 
 TEST(WaitSiteMutationTest, ACopyInThatDoesNotWaitForTheCopyOutIsARace) {
-  ScopedDisableWaitSite disabled(internal::kCopyAfterHostBuffer);
+  ScopedDisableWaitSite disabled(pinion::internal::kCopyAfterHostBuffer);
   EngineWorld world;
   OutAndBack(world);
   EXPECT_THAT(world.machine().races(),
@@ -119,7 +108,7 @@ TEST(WaitSiteMutationTest, ACopyInThatDoesNotWaitForTheCopyOutMovesStaleBytes) {
     EngineWorld world(WithoutDetector());
     EXPECT_EQ(OutAndBack(world), Pattern(1, kKiB));
   }
-  ScopedDisableWaitSite disabled(internal::kCopyAfterHostBuffer);
+  ScopedDisableWaitSite disabled(pinion::internal::kCopyAfterHostBuffer);
   EngineWorld world(WithoutDetector());
   EXPECT_EQ(OutAndBack(world), Pattern(2, kKiB));
 }
@@ -135,7 +124,7 @@ std::vector<uint8_t> CopyOutWithoutAnEvent(FaultyWorld& world) {
 }
 
 TEST(WaitSiteMutationTest, ACopyWithoutAnEventThatIsNotWaitedForIsARace) {
-  ScopedDisableWaitSite disabled(internal::kCopyWithoutEvent);
+  ScopedDisableWaitSite disabled(pinion::internal::kCopyWithoutEvent);
   FaultyWorld world(WithoutRetries());
   CopyOutWithoutAnEvent(world);
   EXPECT_THAT(world.machine().races(),
@@ -147,7 +136,7 @@ TEST(WaitSiteMutationTest, ACopyWithoutAnEventThatIsNotWaitedForHasNotArrived) {
     FaultyWorld world(WithoutRetries(), WithoutDetector());
     EXPECT_EQ(CopyOutWithoutAnEvent(world), Pattern(1, kKiB));
   }
-  ScopedDisableWaitSite disabled(internal::kCopyWithoutEvent);
+  ScopedDisableWaitSite disabled(pinion::internal::kCopyWithoutEvent);
   FaultyWorld world(WithoutRetries(), WithoutDetector());
   EXPECT_EQ(CopyOutWithoutAnEvent(world), Pattern(2, kKiB));
 }
@@ -167,7 +156,7 @@ std::vector<uint8_t> ReuseTheBufferOfAFailedBatch(FaultyWorld& world) {
 EngineOptions SmallChunks() { return Window(kKiB, WithoutRetries()); }
 
 TEST(WaitSiteMutationTest, AFailedBatchThatIsNotWaitedForIsARace) {
-  ScopedDisableWaitSite disabled(internal::kFailedBatch);
+  ScopedDisableWaitSite disabled(pinion::internal::kFailedBatch);
   FaultyWorld world(SmallChunks());
   ReuseTheBufferOfAFailedBatch(world);
   EXPECT_THAT(world.machine().races(),
@@ -179,17 +168,17 @@ TEST(WaitSiteMutationTest, AFailedBatchThatIsNotWaitedForOverwritesItsBuffer) {
     FaultyWorld world(SmallChunks(), WithoutDetector());
     EXPECT_EQ(ReuseTheBufferOfAFailedBatch(world), Pattern(2, kKiB));
   }
-  ScopedDisableWaitSite disabled(internal::kFailedBatch);
+  ScopedDisableWaitSite disabled(pinion::internal::kFailedBatch);
   FaultyWorld world(SmallChunks(), WithoutDetector());
   EXPECT_NE(ReuseTheBufferOfAFailedBatch(world), Pattern(2, kKiB));
 }
 
 TEST(WaitSiteMutationTest, WithoutFlowControlTheBoundIsBroken) {
-  ScopedDisableWaitSite disabled(internal::kFlowControl);
+  ScopedDisableWaitSite disabled(pinion::internal::kFlowControl);
   EngineWorld world(TestMachineOptions(), Window(2 * kMiB));
   for (int i = 0; i < 5; ++i) world.CopyIn(kMiB);
   EXPECT_GT(world.engine().GetStats().h2d.peak_in_flight_bytes, 2 * kMiB);
 }
 
 }  // namespace wait_site_mutation_test
-}  // namespace pinion
+}  // namespace pinion::testing

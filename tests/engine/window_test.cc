@@ -33,22 +33,9 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace window_test {
 
-using ::pinion::testing::DeviceLost;
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FaultyWorld;
-using ::pinion::testing::Injected;
-using ::pinion::testing::IsDeviceLost;
-using ::pinion::testing::IsInjected;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::kReadAfterCopyIn;
-using ::pinion::testing::Pattern;
-using ::pinion::testing::StatusIs;
-using ::pinion::testing::TestMachineOptions;
-using ::pinion::testing::Window;
-using ::pinion::testing::WithoutRetries;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -115,10 +102,7 @@ TEST(WindowTest, OnALinkOfUnknownRateAChunkHas64Mib) {
   options.memory_bytes = 256 * kMiB;
   EngineWorld world(options);
   constexpr uint64_t kBytes = 128 * kMiB;
-  CopyBatch batch(CopyDirection::kHostToDevice);
-  batch.Add(world.NewHostBuffer(kBytes), 0, world.AllocateDevice(kBytes), kBytes);
-  PINION_ASSERT_OK_AND_ASSIGN(const Transfer in,
-                              world.engine().Submit(std::move(batch), world.compute()));
+  const Transfer in = world.CopyIn(kBytes);
   EXPECT_EQ(world.engine().GetStats().h2d.submitted_chunks, 2u);
   EXPECT_THAT(in.Wait(kLong), IsOk());
 }
@@ -244,7 +228,7 @@ TEST(WindowTest, AFetchIsDoneWithinAWindowAndItsOwnTime) {
 
 // Without the limit, the same fetch waits for all copies.
 TEST(WindowTest, WithoutFlowControlAFetchWaitsForEverything) {
-  const ScopedDisableWaitSite disabled(internal::kFlowControl);
+  const ScopedDisableWaitSite disabled(pinion::internal::kFlowControl);
   const EmulatedOptions machine = SlowLink("h100_pcie5");
   EngineWorld world(machine, Window(kMiB));
   uint8_t* const data = world.AllocateDevice(4 * kMiB);
@@ -495,4 +479,4 @@ TEST(WindowTest, NeighboursThatAreRefusedHalfWayGoOneByOneFromThereAndLoseNoByte
 }
 
 }  // namespace window_test
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -27,7 +27,6 @@
 #include "pinion/device/emulated/faults.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/link/link_curve.h"
-#include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/fake_host.h"
@@ -35,21 +34,14 @@
 #include "pinion/tests/support/sanitizers.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
 using ::testing::AllOf;
-using testing::CapturedLog;
 using ::testing::DoubleNear;
 using ::testing::ElementsAre;
-using testing::EngineWorld;
-using testing::ForwardingDevice;
 using ::testing::HasSubstr;
-using testing::IsOk;
 using ::testing::Key;
-using testing::RoundsWithoutThreads;
-using testing::StatusIs;
-using testing::TestMachineOptions;
 
 constexpr double kOnePercent = 0.01;
 constexpr uint64_t kLittle = 3 * kMiB;
@@ -69,8 +61,7 @@ class LinkCalibrationTest : public ::testing::TestWithParam<std::string> {
     AllocatorOptions options;
     options.pageable_fallback = pageable_fallback;
     options.segment_bytes = options.max_locked_bytes = 2 * kMiB;
-    return PinnedAllocator::Create(options, machine.device(0)->pinned_source(),
-                                   testing::FakeHost().Probe())
+    return PinnedAllocator::Create(options, machine.device(0)->pinned_source(), FakeHost().Probe())
         .value();
   }
 
@@ -368,4 +359,4 @@ TEST_F(LinkCalibrationTest, WhatWasNotMeasuredIsZero) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -6,17 +6,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
 using ::testing::HasSubstr;
-using testing::StatusIs;
 
 std::vector<CopyTime> TimesOn(const LinkCurve& curve) {
   std::vector<CopyTime> times;
@@ -94,8 +92,7 @@ TEST(LinkCurveTest, OneSizeMakesNoLine) {
   EXPECT_THAT(FitLinkCurve({}), refused);
   // Rounding hides differences below one in fifteen thousand.
   EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{{1'000'000, 10}, {1'000'050, 10.001}}), refused);
-  EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{{1'000'000, 10}, {1'000'070, 10.001}}),
-              testing::IsOk());
+  EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{{1'000'000, 10}, {1'000'070, 10.001}}), IsOk());
 }
 
 TEST(LinkCurveTest, TimesThatShrinkWithTheSizeAreNoise) {
@@ -114,4 +111,4 @@ TEST(LinkCurveTest, ATimeOrASizeThatIsNotPositiveIsRefused) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -12,20 +12,18 @@
 #include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
 using ::pinion::internal::EventPool;
 using ::pinion::internal::EventRef;
 using ::pinion::internal::GuardedDevice;
-using ::pinion::testing::ForkInTheMiddleOf;
-using ::pinion::testing::IsOk;
 
 class EventPoolTest : public ::testing::Test {
  protected:
   // Replaces the pool by one whose device fails to create the second event.
   void FailTheSecondEvent() {
-    EmulatedOptions options = testing::TestMachineOptions();
+    EmulatedOptions options = TestMachineOptions();
     options.faults.calls = {{.call = DeviceCall::kCreateEvent, .at = 2}};
     device_ = std::make_shared<GuardedDevice>(EmulatedMachine::Create(options).value()->device(0),
                                               /*transient_retries=*/0);
@@ -33,7 +31,7 @@ class EventPoolTest : public ::testing::Test {
   }
 
   const std::shared_ptr<EmulatedMachine> machine_ =
-      EmulatedMachine::Create(testing::TestMachineOptions()).value();
+      EmulatedMachine::Create(TestMachineOptions()).value();
   std::shared_ptr<GuardedDevice> device_ =
       std::make_shared<GuardedDevice>(machine_->device(0), /*transient_retries=*/0);
   std::unique_ptr<EventPool> pool_ = std::make_unique<EventPool>(device_);
@@ -107,4 +105,4 @@ TEST_F(EventPoolTest, AChildLetsGoOfEventsAndPoolWhateverOthersDidWithThem) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -1,7 +1,6 @@
 #include "pinion/engine/stream/stream_clock.h"
 
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>

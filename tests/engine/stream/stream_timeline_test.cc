@@ -5,12 +5,10 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/allocator/fence.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/stats/engine_stats.h"
@@ -24,19 +22,13 @@
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
 using ::pinion::internal::EventPool;
 using ::pinion::internal::FifoTurn;
 using ::pinion::internal::GuardedDevice;
 using ::pinion::internal::StreamTimeline;
-using ::pinion::testing::CapturedLog;
-using ::pinion::testing::FaultyWorld;
-using ::pinion::testing::ForwardingDevice;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::StatusIs;
-using ::pinion::testing::TestMachineOptions;
 using ::testing::HasSubstr;
 
 void LaunchLongWork(EmulatedMachine& machine, StreamHandle stream) {
@@ -219,4 +211,4 @@ TEST(StreamTimelineLockTest, EventsAreLetGoOfWithoutTheLock) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

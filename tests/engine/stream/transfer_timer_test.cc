@@ -3,7 +3,6 @@
 #include "pinion/engine/stream/transfer_timer.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -36,22 +35,9 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace transfer_timer_test {
 
-using ::pinion::testing::DeviceLost;
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FaultyWorld;
-using ::pinion::testing::ForwardingDevice;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::kReadAfterCopyIn;
-using ::pinion::testing::kReuseAfterCopyOut;
-using ::pinion::testing::Pattern;
-using ::pinion::testing::RecordingTraceSink;
-using ::pinion::testing::RunThreads;
-using ::pinion::testing::StatusIs;
-using ::pinion::testing::TestMachineOptions;
-using ::pinion::testing::Window;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -151,8 +137,7 @@ TEST(TransferTimerTest, StallsAddUpToWhatTheMachineSawStalled) {
 
 TEST(TransferTimerTest, AWaitForWhatIsDoneStallsForNoLongerThanItsOwnCalls) {
   EngineWorld world(TestMachineOptions(), Timed());
-  uint8_t* const data = world.AllocateDevice(Pattern(1, kMiB));
-  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data);
+  const Transfer out = world.CopyOut(kMiB);
   ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());  // the engine does not know
   ASSERT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
   ASSERT_THAT(world.engine().Drain(kLong), IsOk());
@@ -541,4 +526,4 @@ TEST(TransferTimerTest, ThreadsThatSubmitWaitAndPollLoseNoMeasurement) {
 }
 
 }  // namespace transfer_timer_test
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,18 +22,11 @@
 #include "pinion/tests/engine/tier/tier_world.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace failing_backing_test {
 
-using testing::BrokenTimeline;
-using testing::EngineWorld;
-using testing::FailingBacking;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::IsOk;
-using testing::Pattern;
-using testing::StatusIs;
-using testing::TierWorld;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
 constexpr uint64_t kBytes = 64 * kKiB;
@@ -129,4 +121,4 @@ TEST_F(FailingBackingTest, WhereOneOfABatchCannotBeReadNoneIsFetched) {
 }
 
 }  // namespace failing_backing_test
-}  // namespace pinion
+}  // namespace pinion::testing

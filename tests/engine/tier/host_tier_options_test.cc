@@ -12,23 +12,16 @@
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/pinned_allocator.h"
-#include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/tests/engine/tier/host_tier_fixture.h"
 #include "pinion/tests/support/recording_trace_sink.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using testing::HostTierTest;
-using testing::IsOk;
-using testing::RecordingTraceSink;
-using testing::SmallOptions;
-using testing::StatusIs;
 
 HostTierOptions WithRetries(int retries) {
   HostTierOptions options = SmallOptions();
@@ -234,4 +227,4 @@ TEST_F(HostTierOptionsTest, WhoBringsAPoolHasToAgreeOnTheEngine) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

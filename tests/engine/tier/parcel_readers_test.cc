@@ -20,16 +20,11 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace parcel_readers_test {
 
-using testing::EngineWorld;
 using ::testing::IsEmpty;
-using testing::IsOk;
-using testing::kReadAfterCopyIn;
-using testing::Pattern;
 using ::testing::SizeIs;
-using testing::TierWorld;
 using State = Parcel::State;
 
 constexpr uint64_t kBytes = 64 * kKiB;
@@ -279,4 +274,4 @@ TEST_F(ParcelReadersTest, AFetchThatFailsChangesNothingForTheReaders) {
 }
 
 }  // namespace parcel_readers_test
-}  // namespace pinion
+}  // namespace pinion::testing

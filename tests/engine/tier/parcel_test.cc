@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,23 +24,20 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace parcel_test {
 
 using ::testing::ElementsAre;
-using testing::EngineWorld;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::IsOk;
-using testing::kReadAfterCopyIn;
-using testing::Pattern;
-using testing::TierWorld;
 using State = Parcel::State;
 
 constexpr uint64_t kBytes = 64 * kKiB;
 
 class ParcelTest : public ::testing::Test {
  protected:
+  ~ParcelTest() override { EXPECT_THAT(world_.machine().races(), races_); }
+
   // Copies two pieces out, each from its own memory, which others may share.
   std::shared_ptr<Parcel> PutOutTwoPieces() {
     Departure departure;
@@ -53,6 +51,7 @@ class ParcelTest : public ::testing::Test {
   uint64_t CopiesIn() { return world_.engine().GetStats().h2d.submitted_transfers; }
 
   EngineWorld world_;
+  ::testing::Matcher<std::vector<std::string>> races_ = IsEmpty();  // at the end
   TierWorld tiers_{world_};
   Parcel::Reader reader_;
 };
@@ -92,7 +91,6 @@ TEST_F(ParcelTest, AnEvictedParcelIsAwayAndItsMemoryGoesAfterTheCopyOut) {
     EXPECT_EQ(tiers_.BytesIn(evicted.memory()), Pattern(1, kBytes)) << "no lock is held any more";
   }
   EXPECT_EQ(tiers_.live_blocks(), 0);
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
   EXPECT_FALSE(parcel->ShareHeld(0));
   EXPECT_FALSE(parcel->TakeHeld(0));
   EXPECT_FALSE(parcel->Evict()) << "once";
@@ -102,13 +100,12 @@ TEST_F(ParcelTest, AnEvictedParcelIsAwayAndItsMemoryGoesAfterTheCopyOut) {
 TEST_F(ParcelTest, WithoutTheEvictionsWaitTheFreeIsARace) {
   const ScopedDisableWaitSite disabled(kEvictAfterCopyOut);
   tiers_.SendAway(Pattern(1, kBytes));
-  EXPECT_THAT(world_.machine().races(), ElementsAre(HasSubstr("copy D2H")));
+  races_ = ElementsAre(HasSubstr("copy D2H"));
 }
 
 TEST_F(ParcelTest, AParcelThatGoesLetsGoOfItsMemoryAfterTheCopyOut) {
   tiers_.PutOut(Pattern(1, kBytes));
   EXPECT_EQ(tiers_.live_blocks(), 0);
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
 TEST_F(ParcelTest, PiecesCanBeLetGoOfOneByOne) {
@@ -124,7 +121,6 @@ TEST_F(ParcelTest, PiecesCanBeLetGoOfOneByOne) {
   EXPECT_EQ(parcel->state(), State::kHeld);
   { const GuardedMemory rest = parcel->Evict(); }
   EXPECT_EQ(tiers_.live_blocks(), 0);
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
 TEST_F(ParcelTest, AParcelWhosePiecesHaveAllGoneIsEvictedWithNothingToLetGoOf) {
@@ -221,7 +217,6 @@ TEST_F(ParcelTest, AClaimKeepsTheParcelThatItIsFor) {
   tiers_.Fetch(*std::move(claim));
   EXPECT_EQ(tiers_.live_blocks(), 0) << "and with the claim it goes, and what was fetched";
   EXPECT_EQ(CopiesIn(), 1u);
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
 TEST_F(ParcelTest, WhatWasFetchedCanBeTakenBackAndFetchedAgain) {
@@ -233,7 +228,6 @@ TEST_F(ParcelTest, WhatWasFetchedCanBeTakenBackAndFetchedAgain) {
   EXPECT_FALSE(parcel->TakeFetched());
   EXPECT_EQ(tiers_.Read(*parcel, reader_), Pattern(1, kBytes));
   EXPECT_EQ(CopiesIn(), 2u);
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
 TEST_F(ParcelTest, WhatOneReaderHasStaysWhenTheParcelLetsGoOfIt) {
@@ -252,7 +246,6 @@ TEST_F(ParcelTest, AParcelThatGoesLetsGoOfWhatWasFetchedAfterTheCopyIn) {
     EXPECT_FALSE(tiers_.Fetch(*parcel->ClaimIfAway()).IsDone());
   }
   EXPECT_EQ(tiers_.live_blocks(), 0);
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
 // -------------------------------------------------------------------------- forbidden transitions
@@ -275,4 +268,4 @@ TEST_F(ParcelDeathTest, WhatTheDeviceHoldsIsNotFetched) {
 }
 
 }  // namespace parcel_test
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -17,15 +17,10 @@
 #include "pinion/tests/engine/tier/tier_world.h"
 #include "pinion/tests/support/run_threads.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace parcel_threads_test {
 
-using testing::EngineWorld;
 using ::testing::IsEmpty;
-using testing::Pattern;
-using testing::RunThreads;
-using testing::SleepingThread;
-using testing::TierWorld;
 using State = Parcel::State;
 
 constexpr uint64_t kBytes = 64 * kKiB;
@@ -120,4 +115,4 @@ TEST_F(ParcelThreadsTest, ManyThreadsThatReadAndGoSeeTheBytesAndLeaveNothingBehi
 }
 
 }  // namespace parcel_threads_test
-}  // namespace pinion
+}  // namespace pinion::testing
