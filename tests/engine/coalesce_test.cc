@@ -13,6 +13,8 @@
 namespace pinion {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::Field;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
@@ -21,6 +23,10 @@ char memory[4096];
 
 CopyPiece Piece(uint64_t dst, uint64_t src, uint64_t size_bytes) {
   return {memory + dst, host + src, size_bytes};
+}
+
+MATCHER_P3(IsPiece, dst, src, size_bytes, "") {
+  return arg.dst == dst && arg.src == src && arg.size_bytes == uint64_t{size_bytes};
 }
 
 // Returns the source byte of each destination byte.
@@ -37,11 +43,8 @@ std::map<const char*, const char*> BytesOf(absl::Span<const CopyPiece> pieces) {
 TEST(CoalesceTest, NothingStaysNothing) { EXPECT_THAT(CoalescePieces({}, {}), IsEmpty()); }
 
 TEST(CoalesceTest, NeighboursOnBothSidesBecomeOnePiece) {
-  const CopyPieces merged = CoalescePieces({Piece(0, 100, 10), Piece(10, 110, 5)}, {});
-  ASSERT_THAT(merged, SizeIs(1));
-  EXPECT_EQ(merged[0].dst, memory);
-  EXPECT_EQ(merged[0].src, host + 100);
-  EXPECT_EQ(merged[0].size_bytes, 15u);
+  EXPECT_THAT(CoalescePieces({Piece(0, 100, 10), Piece(10, 110, 5)}, {}),
+              ElementsAre(IsPiece(memory, host + 100, 15u)));
 }
 
 TEST(CoalesceTest, TheOrderOfThePiecesDoesNotMatter) {
@@ -66,10 +69,9 @@ TEST(CoalesceTest, NeighboursOfTwoHostBlocksStayApart) {
     out.push_back({const_cast<void*>(piece.src), piece.dst, piece.size_bytes});
   }
   for (const std::vector<CopyPiece>& pieces : {in, out}) {
-    const CopyPieces merged = CoalescePieces(pieces, {host + 110, host + 100});
-    ASSERT_THAT(merged, SizeIs(2));
-    EXPECT_EQ(merged[0].size_bytes, 10u);
-    EXPECT_EQ(merged[1].size_bytes, 10u);
+    EXPECT_THAT(
+        CoalescePieces(pieces, {host + 110, host + 100}),
+        ElementsAre(Field(&CopyPiece::size_bytes, 10u), Field(&CopyPiece::size_bytes, 10u)));
   }
 }
 
@@ -104,10 +106,8 @@ TEST(CoalesceTest, RandomPiecesCopyTheSameBytesAndLeaveNoNeighbours) {
 }
 
 TEST(SortPiecesTest, SortsByDestinationAndMergesNothing) {
-  const CopyPieces sorted = SortPieces({Piece(10, 110, 10), Piece(0, 100, 10)});
-  ASSERT_THAT(sorted, SizeIs(2));
-  EXPECT_EQ(sorted[0].dst, memory);
-  EXPECT_EQ(sorted[1].dst, memory + 10);
+  EXPECT_THAT(SortPieces({Piece(10, 110, 10), Piece(0, 100, 10)}),
+              ElementsAre(IsPiece(memory, host + 100, 10u), IsPiece(memory + 10, host + 110, 10u)));
 }
 
 char large_host[64 * 1024];
@@ -117,23 +117,19 @@ TEST(SlicePiecesTest, APieceIsCutWhereItsPartsStayAligned) {
   const std::vector<CopyPiece> pieces = {{large_memory, large_host, 3},
                                          {large_memory + 4096, large_host + 4096, 40'000}};
   // 9997 bytes of the second piece would fit; alignment cuts it to 8192.
-  const CopyPieces slice = SlicePieces(pieces, 0, 10'000);
-  ASSERT_THAT(slice, SizeIs(2));
-  EXPECT_EQ(slice[1].size_bytes, 8192u);
-  const CopyPieces next = SlicePieces(pieces, 3 + 8192, 10'000);
-  ASSERT_THAT(next, SizeIs(1));
-  EXPECT_EQ(next[0].dst, large_memory + 4096 + 8192);
-  EXPECT_EQ(next[0].src, large_host + 4096 + 8192);
-  EXPECT_EQ(next[0].size_bytes, 8192u);
+  EXPECT_THAT(SlicePieces(pieces, 0, 10'000),
+              ElementsAre(IsPiece(large_memory, large_host, 3u),
+                          IsPiece(large_memory + 4096, large_host + 4096, 8192u)));
+  EXPECT_THAT(SlicePieces(pieces, 3 + 8192, 10'000),
+              ElementsAre(IsPiece(large_memory + 4096 + 8192, large_host + 4096 + 8192, 8192u)));
 }
 
 TEST(SlicePiecesTest, APieceThatJustFitsIsNotCut) {
   const std::vector<CopyPiece> pieces = {{large_memory, large_host, 5000},
                                          {large_memory + 5000, large_host, 6000}};
   EXPECT_EQ(TotalBytes(SlicePieces(pieces, 0, 5000)), 5000u);
-  const CopyPieces rest = SlicePieces(pieces, 5000, 6000);
-  ASSERT_THAT(rest, SizeIs(1));
-  EXPECT_EQ(rest[0].size_bytes, 6000u);
+  EXPECT_THAT(SlicePieces(pieces, 5000, 6000),
+              ElementsAre(IsPiece(large_memory + 5000, large_host, 6000u)));
 }
 
 TEST(SlicePiecesTest, APieceThatCannotBeCutAlignedIsLeftForTheNextSlice) {
@@ -143,10 +139,8 @@ TEST(SlicePiecesTest, APieceThatCannotBeCutAlignedIsLeftForTheNextSlice) {
 }
 
 TEST(SlicePiecesTest, ALimitBelowTheAlignmentCutsAnyhow) {
-  const CopyPieces slice = SlicePieces({{large_memory, large_host, 5000}}, 10, 100);
-  ASSERT_THAT(slice, SizeIs(1));
-  EXPECT_EQ(slice[0].dst, large_memory + 10);
-  EXPECT_EQ(slice[0].size_bytes, 100u);
+  EXPECT_THAT(SlicePieces({{large_memory, large_host, 5000}}, 10, 100),
+              ElementsAre(IsPiece(large_memory + 10, large_host + 10, 100u)));
 }
 
 TEST(SlicePiecesTest, RandomSlicesOneAfterAnotherCopyTheSameBytes) {

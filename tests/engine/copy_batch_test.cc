@@ -6,10 +6,9 @@
 #include "gtest/gtest.h"
 #include "pinion/tests/engine/engine_world.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
-using ::pinion::testing::EngineWorld;
 using ::testing::ElementsAre;
 using ::testing::SizeIs;
 
@@ -57,4 +56,4 @@ TEST(CopyBatchDeathTest, RefusesBytesOutsideOfTheBuffer) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

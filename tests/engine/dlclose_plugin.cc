@@ -18,10 +18,10 @@ int Use() {
   testing::EngineWorld world;
   uint8_t* const data = world.AllocateDevice(kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  world.WriteDevice(data, testing::Pattern(1, kMiB), world.compute());
-  if (!world.CopyOut(host, data, world.compute()).Wait(absl::Seconds(30)).ok()) return 1;
+  world.WriteDevice(data, testing::Pattern(1, kMiB));
+  if (!world.CopyOut(host, data).Wait(absl::Seconds(30)).ok()) return 1;
   if (world.ReadHost(*host) != testing::Pattern(1, kMiB)) return 2;
-  world.CopyIn(host, data, world.compute());  // in flight during destruction
+  world.CopyIn(host, data);  // in flight during destruction
   return 0;
 }
 

@@ -4,10 +4,8 @@
 #include "gtest/gtest.h"
 #include "pinion/tests/support/loaded_library.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
-
-using ::pinion::testing::LoadedLibrary;
 
 TEST(DlcloseTest, ALibraryThatHasUsedTheEngineCanBeUnloadedAndLoadedAgain) {
   constexpr char kLibrary[] = "tests/engine/libdlclose_plugin.so";
@@ -20,4 +18,4 @@ TEST(DlcloseTest, ALibraryThatHasUsedTheEngineCanBeUnloadedAndLoadedAgain) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

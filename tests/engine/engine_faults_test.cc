@@ -30,21 +30,9 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace engine_faults_test {
 
-using ::pinion::testing::CapturedLog;
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FaultyWorld;
-using ::pinion::testing::ForwardingDevice;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::kAfterOtherStream;
-using ::pinion::testing::kReadAfterCopyIn;
-using ::pinion::testing::kReuseAfterCopyOut;
-using ::pinion::testing::Pattern;
-using ::pinion::testing::StatusIs;
-using ::pinion::testing::TestMachineOptions;
-using ::pinion::testing::WithoutRetries;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -56,16 +44,12 @@ TEST(EngineFaultsTest, ATransientFailureIsReturnedAndNothingIsWritten) {
   for (const char* call :
        {"IsCapturing", "CreateEvent", "RecordEvent", "StreamWaitEvent", "CopyAsync"}) {
     SCOPED_TRACE(call);
-    FaultyWorld faulty(WithoutRetries());
-    EngineWorld& world = faulty.world;
-    uint8_t* const data = world.AllocateDevice(100);
-    const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(100);
-    world.WriteHost(*host, Pattern(1, 100));
-    world.WriteDevice(data, Pattern(2, 100), world.compute());
-    faulty.FailNext(call, absl::UnavailableError("injected"));
+    FaultyWorld world(WithoutRetries());
+    uint8_t* const data = world.AllocateDevice(Pattern(2, 100));
+    const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(Pattern(1, 100));
+    world.FailNext(call, Injected());
 
-    EXPECT_THAT(world.TryCopyOut(host, data, world.compute()),
-                StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
+    EXPECT_THAT(world.TryCopyOut(host, data), IsInjected());
 
     EXPECT_THAT(host->tickets(), IsEmpty());
     ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
@@ -74,9 +58,8 @@ TEST(EngineFaultsTest, ATransientFailureIsReturnedAndNothingIsWritten) {
     EXPECT_EQ(world.engine().GetStats().d2h.submitted_transfers, 0u);
     EXPECT_THAT(world.engine().health(), IsOk());
 
-    const absl::StatusOr<Transfer> again = world.TryCopyOut(host, data, world.compute());
-    ASSERT_THAT(again, IsOk());
-    ASSERT_THAT(again->Wait(kLong), IsOk());
+    const Transfer again = world.CopyOut(host, data);
+    ASSERT_THAT(again.Wait(kLong), IsOk());
     EXPECT_EQ(world.ReadHost(*host), Pattern(2, 100));
   }
 }
@@ -85,26 +68,20 @@ TEST(EngineFaultsTest, ATransientFailureIsReturnedAndNothingIsWritten) {
 TEST(EngineFaultsTest, ARefusalIsReturnedAndTheEngineGoesOn) {
   for (const absl::Status& refusal : {absl::ResourceExhaustedError("no memory"),
                                       absl::InvalidArgumentError("no memory of this device")}) {
-    FaultyWorld faulty;
-    EngineWorld& world = faulty.world;
-    uint8_t* const data = world.AllocateDevice(100);
-    faulty.FailNext("CopyAsync", refusal);
-    EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(100), data, world.compute()),
-                StatusIs(refusal.code()));
-    EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(100), data, world.compute()), IsOk());
+    FaultyWorld world;
+    world.FailNext("CopyAsync", refusal);
+    EXPECT_THAT(world.TryCopyIn(100), StatusIs(refusal.code()));
+    EXPECT_THAT(world.TryCopyIn(100), IsOk());
   }
 }
 
 TEST(EngineFaultsTest, WhatMarkAndOrderStreamsCannotDoTheySay) {
   for (const std::string fails : {"IsCapturing", "CreateEvent", "RecordEvent", "StreamWaitEvent"}) {
     SCOPED_TRACE(fails);
-    FaultyWorld faulty(WithoutRetries());
-    EngineWorld& world = faulty.world;
+    FaultyWorld world(WithoutRetries());
     const StreamHandle later = world.NewStream();
-    faulty.device->FailCalls([fails](const std::string& call, uint64_t) {
-      return call == fails ? absl::UnavailableError("injected") : absl::OkStatus();
-    });
-    const auto says_so = StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected"));
+    world.FailAll(fails, Injected());
+    const auto says_so = IsInjected();
     EXPECT_THAT(world.engine().OrderStreams(world.compute(), later, kAfterOtherStream), says_so);
     if (fails != "StreamWaitEvent") {
       EXPECT_THAT(world.engine().Mark(later), says_so);
@@ -118,86 +95,65 @@ TEST(EngineFaultsTest, AWaitThatCannotBeEnqueuedIsAnError) {
       SCOPED_TRACE(call);
       EngineOptions options = WithoutRetries();
       options.time_transfers = timed;
-      FaultyWorld faulty(options);
-      EngineWorld& world = faulty.world;
-      uint8_t* const data = world.AllocateDevice(100);
-      const Transfer in = world.CopyIn(world.NewHostBuffer(100), data, world.compute());
-      faulty.FailNext(call, absl::UnavailableError("injected"));
-      EXPECT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn),
-                  StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
+      FaultyWorld world(options);
+      const Transfer in = world.CopyIn(100);
+      world.FailNext(call, Injected());
+      EXPECT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsInjected());
     }
   }
 }
 
 TEST(EngineFaultsTest, AWaitForRoomThatFailsIsReturnedAndNothingIsEnqueued) {
-  EngineOptions options = WithoutRetries();
-  options.max_in_flight_bytes = kMiB;
-  FaultyWorld faulty(options);
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  const Transfer first = world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
-  faulty.FailNext("WaitEvent", absl::UnavailableError("injected"));
-  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
+  FaultyWorld world(Window(kMiB, WithoutRetries()));
+  const Transfer first = world.CopyIn(kMiB);
+  world.FailNext("WaitEvent", Injected());
+  EXPECT_THAT(world.TryCopyIn(kMiB), IsInjected());
   EXPECT_FALSE(first.IsDone());
   EXPECT_EQ(world.engine().GetStats().h2d.submitted_transfers, 1u);
 }
 
 // No device copies across the border of two allocations, even if they are adjacent and were merged.
 TEST(EngineFaultsTest, NeighboursThatTheDeviceRefusesAsOnePieceGoOneByOne) {
-  FaultyWorld faulty;
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(200);
+  FaultyWorld world;
+  uint8_t* const data = world.AllocateDevice(Pattern(1, 200));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(200);
-  world.WriteDevice(data, Pattern(1, 200), world.compute());
-  faulty.FailNext("CopyAsync", absl::InvalidArgumentError("not inside one allocation"));
+  world.FailNext("CopyAsync", absl::InvalidArgumentError("not inside one allocation"));
   CopyBatch batch(CopyDirection::kDeviceToHost);
   batch.Add(host, 0, data, 100);
   batch.Add(host, 100, data + 100, 100);
 
-  const absl::StatusOr<Transfer> out = world.engine().Submit(std::move(batch), world.compute());
+  const Transfer out = world.Submit(std::move(batch));
 
-  ASSERT_THAT(out, IsOk());
-  ASSERT_THAT(out->Wait(kLong), IsOk());
+  ASSERT_THAT(out.Wait(kLong), IsOk());
   EXPECT_EQ(world.ReadHost(*host), Pattern(1, 200));
   EXPECT_EQ(world.engine().GetStats().d2h.submitted_pieces, 2u);
 }
 
 // The copy is already enqueued when its event cannot be recorded, so the host must wait for it.
 TEST(EngineFaultsTest, ACopyWhoseEventCannotBeRecordedIsWaitedFor) {
-  FaultyWorld faulty(WithoutRetries());
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(100);
+  FaultyWorld world(WithoutRetries());
+  uint8_t* const data = world.AllocateDevice(Pattern(1, 100));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(100);
-  world.WriteDevice(data, Pattern(1, 100), world.compute());
-  int records = 0;
-  faulty.device->FailCalls([&records](const std::string& call, uint64_t) -> absl::Status {
-    if (call == "RecordEvent" && ++records == 2) return absl::UnavailableError("injected");
-    return absl::OkStatus();
-  });
+  world.FailCall("RecordEvent", 2, Injected());
 
-  const absl::StatusOr<Transfer> out = world.TryCopyOut(host, data, world.compute());
-
-  ASSERT_THAT(out, IsOk());
-  EXPECT_TRUE(out->IsDone());
+  const Transfer out = world.CopyOut(host, data);
+  EXPECT_TRUE(out.IsDone());
   EXPECT_EQ(world.ReadHost(*host), Pattern(1, 100));
   EXPECT_THAT(world.machine().races(), IsEmpty());
 }
 
 TEST(EngineFaultsTest, ACopyThatCanNeitherBeMarkedNorWaitedForPoisonsTheEngine) {
-  FaultyWorld faulty(WithoutRetries());
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(100);
+  FaultyWorld world(WithoutRetries());
+  uint8_t* const data = world.AllocateDevice(Pattern(1, 100));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(100);
-  world.WriteDevice(data, Pattern(1, 100), world.compute());
   int records = 0;
-  faulty.device->FailCalls([&records](const std::string& call, uint64_t) -> absl::Status {
-    if (call == "RecordEvent" && ++records == 2) return absl::UnavailableError("injected");
+  world.device->FailCalls([&records](const std::string& call, uint64_t) -> absl::Status {
+    if (call == "RecordEvent" && ++records == 2) return Injected();
     if (call == "SynchronizeStream") return absl::UnavailableError("stuck");
     return absl::OkStatus();
   });
 
-  EXPECT_THAT(world.TryCopyOut(host, data, world.compute()),
+  EXPECT_THAT(world.TryCopyOut(host, data),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("RecordEvent: injected")));
 
   ASSERT_EQ(host->tickets().size(), 1u);
@@ -205,24 +161,22 @@ TEST(EngineFaultsTest, ACopyThatCanNeitherBeMarkedNorWaitedForPoisonsTheEngine) 
 }
 
 TEST(EngineFaultsTest, AStickyErrorNamesTheFirstCallThatFailedForEver) {
-  FaultyWorld faulty;
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(100);
+  FaultyWorld world;
+  uint8_t* const data = world.AllocateDevice(Pattern(1, 100));
   const std::shared_ptr<HostBuffer> before = world.NewHostBuffer(100);
-  world.WriteDevice(data, Pattern(1, 100), world.compute());
-  const Transfer done = world.CopyOut(before, data, world.compute());
+  const Transfer done = world.CopyOut(before, data);
   ASSERT_THAT(done.Wait(kLong), IsOk());
-  const Transfer pending = world.CopyOut(world.NewHostBuffer(100), data, world.compute());
+  const Transfer pending = world.CopyOut(world.NewHostBuffer(100), data);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(100);
-  faulty.FailNext("CopyAsync", absl::InternalError("an illegal memory access"));
+  world.FailNext("CopyAsync", absl::InternalError("an illegal memory access"));
   const auto is_the_error =
       StatusIs(absl::StatusCode::kInternal,
                AllOf(HasSubstr("CopyAsync"), HasSubstr("an illegal memory access")));
 
-  EXPECT_THAT(world.TryCopyOut(host, data, world.compute()), is_the_error);
+  EXPECT_THAT(world.TryCopyOut(host, data), is_the_error);
 
-  const uint64_t calls = faulty.device->calls();
-  EXPECT_THAT(world.TryCopyIn(before, data, world.compute()), is_the_error);
+  const uint64_t calls = world.device->calls();
+  EXPECT_THAT(world.TryCopyIn(before, data), is_the_error);
   EXPECT_THAT(world.engine().Mark(world.compute()), is_the_error);
   EXPECT_THAT(
       world.engine().OrderStreams(world.compute(), StreamHandle(nullptr), kAfterOtherStream),
@@ -234,8 +188,8 @@ TEST(EngineFaultsTest, AStickyErrorNamesTheFirstCallThatFailedForEver) {
   world.engine().Poll();
   pending.ticket().timeline->Poll();
   world.DestroyEngine();
-  EXPECT_EQ(faulty.device->calls(), calls);
-  EXPECT_THAT(faulty.log.text(), Not(HasSubstr("destroyed with copies in flight")));
+  EXPECT_EQ(world.device->calls(), calls);
+  EXPECT_THAT(world.log.text(), Not(HasSubstr("destroyed with copies in flight")));
 
   // Completed copies stay completed and keep their bytes. Copies in flight never complete.
   EXPECT_THAT(done.Wait(kLong), IsOk());
@@ -244,21 +198,19 @@ TEST(EngineFaultsTest, AStickyErrorNamesTheFirstCallThatFailedForEver) {
   // The failed copy may still be writing.
   ASSERT_EQ(host->tickets().size(), 1u);
   EXPECT_FALSE(host->tickets()[0].IsDone());
-  EXPECT_THAT(faulty.log.text(), HasSubstr("CopyAsync"));
+  EXPECT_THAT(world.log.text(), HasSubstr("CopyAsync"));
 }
 
 TEST(EngineFaultsTest, BlocksOfAPoisonedEngineAreNeverReused) {
-  FaultyWorld faulty;
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
+  FaultyWorld world;
+  uint8_t* const data = world.AllocateDevice(Pattern(1, kMiB));
   std::set<void*> in_flight;
   for (int i = 0; i < 3; ++i) {
     const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
     in_flight.insert(host->data());
-    world.CopyOut(host, data, world.compute());
+    world.CopyOut(host, data);
   }
-  faulty.FailNext("QueryEvent", absl::InternalError("an ECC error"));
+  world.FailNext("QueryEvent", DeviceLost());
   world.engine().Poll();
   ASSERT_THAT(world.engine().health(), Not(IsOk()));
 
@@ -273,16 +225,14 @@ TEST(EngineFaultsTest, BlocksOfAPoisonedEngineAreNeverReused) {
 TEST(EngineFaultsTest, ADeviceDoesNotWaitForCopiesOfAPoisonedOne) {
   EmulatedOptions machine_options = TestMachineOptions();
   machine_options.device_count = 2;
-  FaultyWorld faulty({}, machine_options);
-  EngineWorld& world = faulty.world;
+  FaultyWorld world({}, machine_options);
   const std::shared_ptr<TransferEngine> healthy =
-      TransferEngine::Create({}, faulty.machine->device(1)).value();
+      TransferEngine::Create({}, world.machine().device(1)).value();
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(100);
-  uint8_t* const from = world.AllocateDevice(100);
+  uint8_t* const from = world.AllocateDevice(Pattern(1, 100));
   uint8_t* const to = world.AllocateDevice(100, 1);
-  world.WriteDevice(from, Pattern(1, 100), world.compute());
-  world.CopyOut(host, from, world.compute());
-  faulty.FailNext("QueryEvent", absl::InternalError("an ECC error"));
+  world.CopyOut(host, from);
+  world.FailNext("QueryEvent", DeviceLost());
   world.engine().Poll();
 
   CopyBatch batch(CopyDirection::kHostToDevice);
@@ -296,20 +246,16 @@ TEST(EngineFaultsTest, ADeviceDoesNotWaitForCopiesOfAPoisonedOne) {
 // --- Retries ---
 
 TEST(EngineFaultsTest, ACallThatFailsTwiceIsMadeAgainAndCounted) {
-  FaultyWorld faulty;
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(100);
+  FaultyWorld world;
+  uint8_t* const data = world.AllocateDevice(Pattern(1, 100));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(100);
-  world.WriteDevice(data, Pattern(1, 100), world.compute());
   int copies = 0;
-  faulty.device->FailCalls([&copies](const std::string& call, uint64_t) -> absl::Status {
+  world.device->FailCalls([&copies](const std::string& call, uint64_t) -> absl::Status {
     return call == "CopyAsync" && ++copies <= 2 ? absl::UnavailableError("busy") : absl::OkStatus();
   });
 
-  const absl::StatusOr<Transfer> out = world.TryCopyOut(host, data, world.compute());
-
-  ASSERT_THAT(out, IsOk());
-  ASSERT_THAT(out->Wait(kLong), IsOk());
+  const Transfer out = world.CopyOut(host, data);
+  ASSERT_THAT(out.Wait(kLong), IsOk());
   EXPECT_EQ(copies, 3);
   EXPECT_EQ(world.engine().GetStats().transient_retries, 2u);
   EXPECT_EQ(world.ReadHost(*host), Pattern(1, 100));
@@ -317,12 +263,10 @@ TEST(EngineFaultsTest, ACallThatFailsTwiceIsMadeAgainAndCounted) {
 
 // Retrying a wait that timed out would double the caller's timeout.
 TEST(EngineFaultsTest, ATimeoutIsNotRepeated) {
-  FaultyWorld faulty;
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(100);
-  const Transfer in = world.CopyIn(world.NewHostBuffer(100), data, world.compute());
+  FaultyWorld world;
+  const Transfer in = world.CopyIn(100);
   int waits = 0;
-  faulty.device->FailCalls([&waits](const std::string& call, uint64_t) -> absl::Status {
+  world.device->FailCalls([&waits](const std::string& call, uint64_t) -> absl::Status {
     if (call != "WaitEvent") return absl::OkStatus();
     ++waits;
     return absl::DeadlineExceededError("slow");
@@ -335,15 +279,11 @@ TEST(EngineFaultsTest, ATimeoutIsNotRepeated) {
 // In PyTorch one stuck event kept everything behind it from being recycled: 90 GB of pinned memory
 // (pytorch#183501). Pinion's timelines are independent.
 TEST(EngineFaultsTest, AStuckDirectionDoesNotHoldBackTheOther) {
-  FaultyWorld faulty;
-  EngineWorld& world = faulty.world;
+  FaultyWorld world;
   const StreamHandle side = world.NewStream();
   uint8_t* const data = world.AllocateDevice(kMiB);
   ASSERT_THAT(world.engine().OrderStreams(world.compute(), side, kAfterOtherStream), IsOk());
-  Kernel year_long;
-  year_long.name = "year long";
-  year_long.flops = 1e22;
-  ASSERT_THAT(world.machine().Launch(0, side, year_long), IsOk());
+  world.Jam(side);
   const Transfer stuck = world.CopyOut(world.NewHostBuffer(kMiB), data, side);
 
   uint8_t* const other = world.AllocateDevice(kMiB);
@@ -354,7 +294,7 @@ TEST(EngineFaultsTest, AStuckDirectionDoesNotHoldBackTheOther) {
       EXPECT_EQ(host->data(), reused);
     }
     reused = host->data();
-    const Transfer in = world.CopyIn(host, other, world.compute());
+    const Transfer in = world.CopyIn(host, other);
     ASSERT_THAT(in.Wait(kLong), IsOk());
   }
   EXPECT_FALSE(stuck.IsDone());
@@ -363,13 +303,10 @@ TEST(EngineFaultsTest, AStuckDirectionDoesNotHoldBackTheOther) {
 TEST(EngineFaultsTest, WaitingForAStuckCopyEndsWithAReason) {
   EmulatedOptions machine_options = TestMachineOptions();
   machine_options.faults.stall_copies_from = 1;
-  EngineOptions options;
-  options.max_in_flight_bytes = kMiB;
+  EngineOptions options = Window(kMiB);
   options.drain_timeout = absl::Seconds(5);
-  FaultyWorld faulty(options, machine_options);
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  const Transfer stuck = world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  FaultyWorld world(options, machine_options);
+  const Transfer stuck = world.CopyIn(kMiB);
   const auto says_why = StatusIs(absl::StatusCode::kDeadlineExceeded,
                                  AllOf(HasSubstr("H2D on emu:0"), HasSubstr("submission 1"),
                                        HasSubstr("its copy has not finished")));
@@ -377,12 +314,12 @@ TEST(EngineFaultsTest, WaitingForAStuckCopyEndsWithAReason) {
   EXPECT_THAT(stuck.Wait(kLong), says_why);
   EXPECT_THAT(world.engine().Drain(kLong), says_why);
   // On a device that knows it is stuck forever, flow control must fail too, without side effects.
-  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()), says_why);
+  EXPECT_THAT(world.TryCopyIn(kMiB), says_why);
   EXPECT_EQ(world.engine().GetStats().h2d.submitted_transfers, 1u);
   EXPECT_THAT(world.engine().health(), IsOk());
 
   world.DestroyEngine();
-  EXPECT_THAT(faulty.log.text(), HasSubstr("destroyed with copies in flight"));
+  EXPECT_THAT(world.log.text(), HasSubstr("destroyed with copies in flight"));
   EXPECT_FALSE(stuck.IsDone());
 }
 
@@ -401,17 +338,15 @@ EmulatedOptions SlowLink() {
 
 // Splits batches into chunks of half a tensor.
 EngineOptions SmallWindow(int transient_retries) {
-  EngineOptions options;
-  options.max_in_flight_bytes = kTensorBytes;
+  EngineOptions options = Window(kTensorBytes);
   options.transient_retries = transient_retries;
   return options;
 }
 
 // Copies tensors out and in and destroys the engine. With `retry`, a step that fails with
 // kUnavailable runs once more.
-absl::Status EngineLife(FaultyWorld& faulty, bool retry,
+absl::Status EngineLife(FaultyWorld& world, bool retry,
                         std::vector<std::vector<uint8_t>>& arrived) {
-  EngineWorld& world = faulty.world;
   const StreamHandle compute = world.compute();
   const auto run = [retry](const std::function<absl::Status()>& step) {
     absl::Status status = step();
@@ -457,18 +392,18 @@ absl::Status EngineLife(FaultyWorld& faulty, bool retry,
 }
 
 uint64_t CallsOfALife() {
-  FaultyWorld faulty(SmallWindow(2), SlowLink());
-  const uint64_t before = faulty.device->calls();
+  FaultyWorld world(SmallWindow(2), SlowLink());
+  const uint64_t before = world.device->calls();
   std::vector<std::vector<uint8_t>> arrived;
-  PINION_CHECK(EngineLife(faulty, false, arrived).ok());
-  return faulty.device->calls() - before;
+  PINION_CHECK(EngineLife(world, false, arrived).ok());
+  return world.device->calls() - before;
 }
 
 // Makes the k-th call from now on fail once. The result becomes the name of that call.
-std::shared_ptr<std::string> FailOnce(FaultyWorld& faulty, uint64_t k) {
+std::shared_ptr<std::string> FailOnce(FaultyWorld& world, uint64_t k) {
   auto failed = std::make_shared<std::string>();
-  const uint64_t fail_at = faulty.device->calls() + k;
-  faulty.device->FailCalls([failed, fail_at](const std::string& call, uint64_t number) {
+  const uint64_t fail_at = world.device->calls() + k;
+  world.device->FailCalls([failed, fail_at](const std::string& call, uint64_t number) {
     if (number != fail_at) return absl::OkStatus();
     *failed = call;
     return absl::UnavailableError(absl::StrCat("injected in ", call));
@@ -477,11 +412,11 @@ std::shared_ptr<std::string> FailOnce(FaultyWorld& faulty, uint64_t k) {
 }
 
 // The last tickets keep streams alive until the allocator inspects its blocks.
-void ExpectNothingLeaked(FaultyWorld& faulty) {
-  EXPECT_THAT(faulty.machine->races(), IsEmpty());
-  EXPECT_EQ(faulty.machine->memory_stats(0).in_use_bytes, 0u);
-  ASSERT_THAT(faulty.world.allocator().Trim(0), IsOk());
-  EXPECT_EQ(faulty.world.allocator().GetStats().locked_bytes.current, 0u);
+void ExpectNothingLeaked(FaultyWorld& world) {
+  EXPECT_THAT(world.machine().races(), IsEmpty());
+  EXPECT_EQ(world.machine().memory_stats(0).in_use_bytes, 0u);
+  ASSERT_THAT(world.allocator().Trim(0), IsOk());
+  EXPECT_EQ(world.allocator().GetStats().locked_bytes.current, 0u);
 }
 
 TEST(EngineFaultsTest, WhicheverCallFailsOnceNobodyNoticesAndNothingLeaks) {
@@ -489,16 +424,16 @@ TEST(EngineFaultsTest, WhicheverCallFailsOnceNobodyNoticesAndNothingLeaks) {
   ASSERT_GT(calls, 80u);
   for (uint64_t k = 1; k <= calls; ++k) {
     SCOPED_TRACE(k);
-    FaultyWorld faulty(SmallWindow(2), SlowLink());
-    const std::shared_ptr<std::string> failed = FailOnce(faulty, k);
+    FaultyWorld world(SmallWindow(2), SlowLink());
+    const std::shared_ptr<std::string> failed = FailOnce(world, k);
     std::vector<std::vector<uint8_t>> arrived;
-    ASSERT_THAT(EngineLife(faulty, false, arrived), IsOk());
+    ASSERT_THAT(EngineLife(world, false, arrived), IsOk());
     EXPECT_NE(*failed, "");
     for (int i = 0; i < kTensors; ++i) EXPECT_EQ(arrived[i], Pattern(i, kTensorBytes));
-    ExpectNothingLeaked(faulty);
-    EXPECT_EQ(faulty.device->live_streams(), 0);
-    EXPECT_EQ(faulty.device->live_events(), 0);
-    EXPECT_EQ(faulty.log.text(), "");
+    ExpectNothingLeaked(world);
+    EXPECT_EQ(world.device->live_streams(), 0);
+    EXPECT_EQ(world.device->live_events(), 0);
+    EXPECT_EQ(world.log.text(), "");
   }
 }
 
@@ -506,16 +441,16 @@ TEST(EngineFaultsTest, WhicheverCallFailsWithoutRetriesTheCallersRetryGivesTheRi
   const uint64_t calls = CallsOfALife();
   for (uint64_t k = 1; k <= calls; ++k) {
     SCOPED_TRACE(k);
-    FaultyWorld faulty(SmallWindow(0), SlowLink());
-    const std::shared_ptr<std::string> failed = FailOnce(faulty, k);
+    FaultyWorld world(SmallWindow(0), SlowLink());
+    const std::shared_ptr<std::string> failed = FailOnce(world, k);
     std::vector<std::vector<uint8_t>> arrived;
-    ASSERT_THAT(EngineLife(faulty, true, arrived), IsOk());
+    ASSERT_THAT(EngineLife(world, true, arrived), IsOk());
     for (int i = 0; i < kTensors; ++i) EXPECT_EQ(arrived[i], Pattern(i, kTensorBytes));
-    ExpectNothingLeaked(faulty);
+    ExpectNothingLeaked(world);
     // An object that cannot be destroyed is leaked and reported.
-    const int leaked = faulty.device->live_streams() + faulty.device->live_events();
+    const int leaked = world.device->live_streams() + world.device->live_events();
     EXPECT_LE(leaked, 1) << *failed;
-    EXPECT_EQ(faulty.log.text().empty(), leaked == 0) << *failed;
+    EXPECT_EQ(world.log.text().empty(), leaked == 0) << *failed;
   }
 }
 
@@ -523,31 +458,31 @@ TEST(EngineFaultsTest, WhicheverCallFailsForGoodTheErrorIsClearAndNoCallFollows)
   const uint64_t calls = CallsOfALife();
   for (uint64_t k = 1; k <= calls; ++k) {
     SCOPED_TRACE(k);
-    FaultyWorld faulty(SmallWindow(2), SlowLink());
-    const uint64_t fail_at = faulty.device->calls() + k;
+    FaultyWorld world(SmallWindow(2), SlowLink());
+    const uint64_t fail_at = world.device->calls() + k;
     std::string failed_call;
-    faulty.device->FailCalls([&](const std::string& call, uint64_t number) -> absl::Status {
+    world.device->FailCalls([&](const std::string& call, uint64_t number) -> absl::Status {
       if (number < fail_at) return absl::OkStatus();
       if (failed_call.empty()) failed_call = call;
       return absl::InternalError("injected");
     });
     std::vector<std::vector<uint8_t>> arrived;
-    const absl::Status status = EngineLife(faulty, true, arrived);
+    const absl::Status status = EngineLife(world, true, arrived);
     // Destructors make the last calls and can report errors only to the log.
     if (!status.ok()) {
       EXPECT_THAT(status, StatusIs(absl::StatusCode::kInternal,
                                    AllOf(HasSubstr(failed_call), HasSubstr("injected"))));
     }
-    EXPECT_THAT(faulty.log.text(), HasSubstr(failed_call));
+    EXPECT_THAT(world.log.text(), HasSubstr(failed_call));
     for (size_t i = 0; i < arrived.size(); ++i) {
       EXPECT_EQ(arrived[i], Pattern(kTensors - arrived.size() + i, kTensorBytes));
     }
-    faulty.world.DestroyEngine();
-    EXPECT_EQ(faulty.device->calls(), fail_at);
+    world.DestroyEngine();
+    EXPECT_EQ(world.device->calls(), fail_at);
     if (failed_call != "DestroyStream" && failed_call != "DestroyEvent") {
-      EXPECT_THAT(faulty.log.text(), Not(HasSubstr("leaked"))) << failed_call;
+      EXPECT_THAT(world.log.text(), Not(HasSubstr("leaked"))) << failed_call;
     }
-    EXPECT_THAT(faulty.machine->races(), IsEmpty());
+    EXPECT_THAT(world.machine().races(), IsEmpty());
   }
 }
 
@@ -568,4 +503,4 @@ TEST(EngineFaultsTest, CreateReturnsWhatTheDeviceSaidAndLeavesNothingBehind) {
 }
 
 }  // namespace engine_faults_test
-}  // namespace pinion
+}  // namespace pinion::testing

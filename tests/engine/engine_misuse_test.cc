@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -24,16 +23,9 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace engine_misuse_test {
 
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FakeHost;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::kAfterOtherStream;
-using ::pinion::testing::kReadAfterCopyIn;
-using ::pinion::testing::StatusIs;
-using ::pinion::testing::TestMachineOptions;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -91,7 +83,7 @@ TEST_F(EngineMisuseTest, AStreamThatThereIsNotIsRefusedByEachCall) {
 }
 
 TEST_F(EngineMisuseTest, ATimeThatHasPassedEndsEachWaitAtOnce) {
-  const Transfer pending = world_.CopyIn(host_, data_, world_.compute());
+  const Transfer pending = world_.CopyIn(host_, data_);
   const auto waits = [&](absl::Duration timeout) {
     return std::vector<absl::Status>{pending.Wait(timeout), engine_.Drain(timeout),
                                      engine_.Shutdown(timeout)};
@@ -125,7 +117,7 @@ TEST_F(EngineMisuseTest, ATicketOfNoTimelineIsDone) {
   host_->AddTicket({nullptr, UINT64_MAX});
   EXPECT_THAT(host_->open_tickets(), IsEmpty());
   EXPECT_THAT(host_->tickets(), SizeIs(1));
-  EXPECT_THAT(world_.CopyOut(host_, data_, world_.compute()).Wait(absl::Seconds(1)), IsOk());
+  EXPECT_THAT(world_.CopyOut(host_, data_).Wait(absl::Seconds(1)), IsOk());
 }
 
 using EngineMisuseDeathTest = EngineMisuseTest;
@@ -136,10 +128,10 @@ TEST_F(EngineMisuseDeathTest, ATicketThatNobodyGaveIsNamed) {
   EXPECT_DEATH(
       {
         host_->AddTicket({given.timeline, 99});
-        world_.CopyOut(host_, data_, world_.compute());
+        world_.CopyOut(host_, data_);
       },
       "a foreign stream on emu:0: nothing with the number 99 was submitted");
 }
 
 }  // namespace engine_misuse_test
-}  // namespace pinion
+}  // namespace pinion::testing

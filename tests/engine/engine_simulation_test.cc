@@ -7,12 +7,8 @@
 #include "gtest/gtest.h"
 #include "pinion/tests/support/sanitizers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
-
-using ::pinion::testing::RoundsWithoutThreads;
-using ::pinion::testing::SimulateEngine;
-using ::pinion::testing::SimulationResult;
 
 constexpr uint64_t kSeeds = RoundsWithoutThreads(300);
 
@@ -44,4 +40,4 @@ TEST(EngineSimulationTest, EveryClaimHoldsOnEverySeed) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

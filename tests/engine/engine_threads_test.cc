@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -23,21 +22,15 @@
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/engine/faulty_world.h"
 #include "pinion/tests/support/forwarding_device.h"
+#include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace engine_threads_test {
 
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::ForwardingDevice;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::kAfterOtherStream;
-using ::pinion::testing::kReadAfterCopyIn;
-using ::pinion::testing::kReuseAfterCopyOut;
-using ::pinion::testing::Pattern;
-using ::pinion::testing::TestMachineOptions;
 using ::testing::IsEmpty;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
@@ -46,9 +39,7 @@ constexpr int kThreads = 4;
 constexpr int kRounds = 50;
 
 TEST(EngineThreadsTest, ThreadsThatSubmitAndPollMoveTheRightBytes) {
-  EngineOptions options;
-  options.max_in_flight_bytes = 3 * kSize;
-  EngineWorld world(TestMachineOptions(), options);
+  EngineWorld world(TestMachineOptions(), Window(3 * kSize));
   std::atomic<bool> stop{false};
   std::thread poller([&] {
     while (!stop.load()) {
@@ -58,34 +49,30 @@ TEST(EngineThreadsTest, ThreadsThatSubmitAndPollMoveTheRightBytes) {
       EXPECT_EQ(stats.submitted_bytes, stats.completed_bytes + stats.in_flight_bytes);
     }
   });
-  std::vector<std::thread> threads;
-  for (int t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&world, t] {
-      const StreamHandle stream = world.NewStream();
-      uint8_t* const data = world.AllocateDevice(kSize);
-      ASSERT_THAT(world.engine().OrderStreams(world.compute(), stream, kAfterOtherStream), IsOk());
-      uint64_t last_out = 0;
-      for (int round = 0; round < kRounds; ++round) {
-        const std::vector<uint8_t> bytes = Pattern(1000 * t + round, kSize);
-        world.WriteDevice(data, bytes, stream);
-        const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kSize);
-        const Transfer out = world.CopyOut(host, data, stream);
-        EXPECT_GT(out.ticket().value, last_out);
-        last_out = out.ticket().value;
-        ASSERT_THAT(out.WaitOn(stream, kReuseAfterCopyOut), IsOk());
-        world.WriteDevice(data, Pattern(7, kSize), stream);
-        const Transfer in = world.CopyIn(host, data, stream);
-        if (round % 3 == 0) {
-          ASSERT_THAT(in.Wait(kLong), IsOk());
-          world.engine().Poll();
-          EXPECT_TRUE(out.IsDone());
-        }
-        ASSERT_THAT(in.WaitOn(stream, kReadAfterCopyIn), IsOk());
-        EXPECT_EQ(world.ReadDevice(data, kSize, stream), bytes);
+  RunThreads(kThreads, [&](int t) {
+    const StreamHandle stream = world.NewStream();
+    uint8_t* const data = world.AllocateDevice(kSize);
+    ASSERT_THAT(world.engine().OrderStreams(world.compute(), stream, kAfterOtherStream), IsOk());
+    uint64_t last_out = 0;
+    for (int round = 0; round < kRounds; ++round) {
+      const std::vector<uint8_t> bytes = Pattern(1000 * t + round, kSize);
+      world.WriteDevice(data, bytes, stream);
+      const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kSize);
+      const Transfer out = world.CopyOut(host, data, stream);
+      EXPECT_GT(out.ticket().value, last_out);
+      last_out = out.ticket().value;
+      ASSERT_THAT(out.WaitOn(stream, kReuseAfterCopyOut), IsOk());
+      world.WriteDevice(data, Pattern(7, kSize), stream);
+      const Transfer in = world.CopyIn(host, data, stream);
+      if (round % 3 == 0) {
+        ASSERT_THAT(in.Wait(kLong), IsOk());
+        world.engine().Poll();
+        EXPECT_TRUE(out.IsDone());
       }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+      ASSERT_THAT(in.WaitOn(stream, kReadAfterCopyIn), IsOk());
+      EXPECT_EQ(world.ReadDevice(data, kSize, stream), bytes);
+    }
+  });
   stop = true;
   poller.join();
   ASSERT_THAT(world.engine().Drain(kLong), IsOk());
@@ -96,46 +83,32 @@ TEST(EngineThreadsTest, ThreadsThatSubmitAndPollMoveTheRightBytes) {
 
 TEST(EngineThreadsTest, MarksOfOneStreamFromManyThreadsAllGetDone) {
   EngineWorld world;
-  std::vector<std::thread> threads;
-  for (int t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&world] {
-      for (int i = 0; i < kRounds; ++i) {
-        const absl::StatusOr<FenceTicket> ticket = world.engine().Mark(world.compute());
-        ASSERT_THAT(ticket, IsOk());
-        ticket->timeline->Poll();
-        ASSERT_THAT(ticket->timeline->Wait(ticket->value, kLong), IsOk());
-        EXPECT_TRUE(ticket->IsDone());
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  RunThreads(kThreads, [&](int) {
+    for (int i = 0; i < kRounds; ++i) {
+      PINION_ASSERT_OK_AND_ASSIGN(const FenceTicket ticket, world.engine().Mark(world.compute()));
+      ticket.timeline->Poll();
+      ASSERT_THAT(ticket.timeline->Wait(ticket.value, kLong), IsOk());
+      EXPECT_TRUE(ticket.IsDone());
+    }
+  });
 }
 
 TEST(EngineThreadsTest, APollerThatHangsInTheDeviceDoesNotHoldUpAnother) {
-  const std::shared_ptr<EmulatedMachine> machine =
-      EmulatedMachine::Create(TestMachineOptions()).value();
-  auto device = std::make_shared<ForwardingDevice>(machine->device(0));
+  FaultyWorld world;
   std::promise<void> hangs;
   std::promise<void> go_on;
-  std::atomic<int> queries{0};
-  device->FailCalls([&](const std::string& call, uint64_t) {
-    if (call == "QueryEvent" && queries.fetch_add(1) == 0) {
-      hangs.set_value();
-      go_on.get_future().wait();
-    }
-    return absl::OkStatus();
+  world.DuringCall("QueryEvent", 1, [&] {
+    hangs.set_value();
+    go_on.get_future().wait();
   });
-  EngineWorld world(machine, device, {});
-  uint8_t* const data = world.AllocateDevice(kSize);
-  world.WriteDevice(data, Pattern(1, kSize), world.compute());
-  const Transfer out = world.CopyOut(world.NewHostBuffer(kSize), data, world.compute());
-  ASSERT_THAT(machine->SynchronizeDevice(0), IsOk());
+  const Transfer out = world.CopyOut(kSize);
+  ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
 
   std::thread poller([&] { world.engine().Poll(); });
   hangs.get_future().wait();
   world.engine().Poll();
   EXPECT_TRUE(out.IsDone());
-  const Transfer next = world.CopyOut(world.NewHostBuffer(kSize), data, world.compute());
+  const Transfer next = world.CopyOut(kSize);
   go_on.set_value();
   poller.join();
 
@@ -147,16 +120,12 @@ TEST(EngineThreadsTest, APollerThatHangsInTheDeviceDoesNotHoldUpAnother) {
 // ticket must not be overtaken, or the wrong copy would count as done.
 TEST(EngineThreadsTest, ASlowSubmissionIsNotOvertaken) {
   static thread_local bool copied = false;  // enqueued, without a ticket yet
-  const std::shared_ptr<EmulatedMachine> machine =
-      EmulatedMachine::Create(TestMachineOptions()).value();
-  auto device = std::make_shared<ForwardingDevice>(machine->device(0));
-  EngineWorld world(machine, device, {});
-  uint8_t* const data = world.AllocateDevice(kSize);
-  world.WriteDevice(data, Pattern(1, kSize), world.compute());
+  FaultyWorld world;
+  uint8_t* const data = world.AllocateDevice(Pattern(1, kSize));
   std::atomic<int> submitting{0};
   std::atomic<int> between{0};
   std::atomic<int> overtakers{0};
-  device->FailCalls([&](const std::string& call, uint64_t) {
+  world.device->FailCalls([&](const std::string& call, uint64_t) {
     if (call == "CopyAsync") {
       copied = true;
       if (between.fetch_add(1) != 0) overtakers.fetch_add(1);
@@ -168,15 +137,11 @@ TEST(EngineThreadsTest, ASlowSubmissionIsNotOvertaken) {
     return absl::OkStatus();
   });
 
-  std::vector<std::thread> threads;
-  for (int t = 0; t < kThreads; ++t) {
-    threads.emplace_back([&] {
-      const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kSize);
-      submitting.fetch_add(1);
-      for (int i = 0; i < kRounds; ++i) world.CopyOut(host, data, world.compute());
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
+  RunThreads(kThreads, [&](int) {
+    const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kSize);
+    submitting.fetch_add(1);
+    for (int i = 0; i < kRounds; ++i) world.CopyOut(host, data);
+  });
 
   EXPECT_EQ(overtakers.load(), 0);
 }
@@ -205,31 +170,26 @@ TEST(EngineThreadsTest, MarksOfOneStreamAreNumberedInItsOrder) {
   std::future<FenceTicket> late = marked.get_future();
   device->after_record = [&] {
     other = std::thread([&] {
-      ASSERT_THAT(machine->PrepareKernel(0, world.compute()), IsOk());
-      Kernel year_long;
-      year_long.flops = 1e22;
-      ASSERT_THAT(machine->Launch(0, world.compute(), year_long), IsOk());
+      world.Jam(world.compute());
       marked.set_value(world.engine().Mark(world.compute()).value());
     });
     // Gives the other thread time; it must not finish.
     late.wait_for(std::chrono::milliseconds(100));
   };
-  const absl::StatusOr<FenceTicket> early = world.engine().Mark(world.compute());
-  ASSERT_THAT(early, IsOk());
+  PINION_ASSERT_OK_AND_ASSIGN(const FenceTicket early, world.engine().Mark(world.compute()));
   const FenceTicket after = late.get();
   other.join();
-  EXPECT_THAT(early->timeline->Wait(early->value, kLong), IsOk());
+  EXPECT_THAT(early.timeline->Wait(early.value, kLong), IsOk());
   EXPECT_FALSE(after.IsDone());
 }
 
 TEST(EngineThreadsTest, TheLastOwnerMayBeAnyThread) {
   EngineWorld world;
-  uint8_t* const data = world.AllocateDevice(kSize);
-  world.WriteDevice(data, Pattern(1, kSize), world.compute());
+  uint8_t* const data = world.AllocateDevice(Pattern(1, kSize));
   std::vector<std::thread> threads;
   for (int t = 0; t < kThreads; ++t) {
     std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kSize);
-    Transfer out = world.CopyOut(host, data, world.compute());
+    Transfer out = world.CopyOut(host, data);
     threads.emplace_back([host = std::move(host), out = std::move(out)]() mutable {
       host.reset();
       EXPECT_THAT(out.Wait(kLong), IsOk());
@@ -241,4 +201,4 @@ TEST(EngineThreadsTest, TheLastOwnerMayBeAnyThread) {
 }
 
 }  // namespace engine_threads_test
-}  // namespace pinion
+}  // namespace pinion::testing

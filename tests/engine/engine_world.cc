@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -52,6 +53,11 @@ EmulatedOptions TestMachineOptions() {
   return options;
 }
 
+EngineOptions Window(uint64_t bytes, EngineOptions options) {
+  options.max_in_flight_bytes = bytes;
+  return options;
+}
+
 EngineWorld::EngineWorld(const EmulatedOptions& machine_options,
                          const EngineOptions& engine_options)
     : machine_(Value(EmulatedMachine::Create(machine_options))),
@@ -75,35 +81,57 @@ std::shared_ptr<HostBuffer> EngineWorld::NewHostBuffer(uint64_t size_bytes) {
   return std::make_shared<HostBuffer>(Value(allocator_->Allocate(size_bytes)));
 }
 
+std::shared_ptr<HostBuffer> EngineWorld::NewHostBuffer(const std::vector<uint8_t>& bytes) {
+  std::shared_ptr<HostBuffer> buffer = NewHostBuffer(bytes.size());
+  WriteHost(*buffer, bytes);
+  return buffer;
+}
+
 uint8_t* EngineWorld::AllocateDevice(uint64_t size_bytes, int device) {
   return static_cast<uint8_t*>(
       Value(machine_->device(device)->Allocate(size_bytes, compute(device))));
+}
+
+uint8_t* EngineWorld::AllocateDevice(const std::vector<uint8_t>& bytes, int device) {
+  uint8_t* const data = AllocateDevice(bytes.size(), device);
+  WriteDevice(data, bytes, compute(device), device);
+  return data;
 }
 
 void EngineWorld::FreeDevice(void* data, int device) {
   Ok(machine_->device(device)->Free(data, compute(device)));
 }
 
-void EngineWorld::WriteDevice(void* data, const std::vector<uint8_t>& bytes, StreamHandle stream,
-                              int device) {
-  Ok(machine_->PrepareKernel(device, stream));
+void EngineWorld::WriteDevice(void* data, const std::vector<uint8_t>& bytes,
+                              std::optional<StreamHandle> stream, int device) {
+  const StreamHandle on = stream.value_or(compute(device));
+  Ok(machine_->PrepareKernel(device, on));
   std::memcpy(data, bytes.data(), bytes.size());
   Kernel kernel;
   kernel.name = "write";
   kernel.writes = {{data, bytes.size()}};
-  Ok(machine_->Launch(device, stream, kernel));
+  Ok(machine_->Launch(device, on, kernel));
 }
 
 std::vector<uint8_t> EngineWorld::ReadDevice(const void* data, uint64_t size_bytes,
-                                             StreamHandle stream, int device) {
-  Ok(machine_->PrepareKernel(device, stream));
+                                             std::optional<StreamHandle> stream, int device) {
+  const StreamHandle on = stream.value_or(compute(device));
+  Ok(machine_->PrepareKernel(device, on));
   std::vector<uint8_t> bytes(size_bytes);
   std::memcpy(bytes.data(), data, size_bytes);
   Kernel kernel;
   kernel.name = "read";
   kernel.reads = {{data, size_bytes}};
-  Ok(machine_->Launch(device, stream, kernel));
+  Ok(machine_->Launch(device, on, kernel));
   return bytes;
+}
+
+void EngineWorld::Jam(StreamHandle stream, int device) {
+  Kernel kernel;
+  kernel.name = "year long";
+  kernel.flops = 1e22;
+  Ok(machine_->PrepareKernel(device, stream));
+  Ok(machine_->Launch(device, stream, kernel));
 }
 
 void EngineWorld::WriteHost(HostBuffer& buffer, const std::vector<uint8_t>& bytes) {
@@ -118,28 +146,45 @@ std::vector<uint8_t> EngineWorld::ReadHost(const HostBuffer& buffer) {
   return {data, data + buffer.size_bytes()};
 }
 
+Transfer EngineWorld::Submit(CopyBatch batch) {
+  return Value(engine().Submit(std::move(batch), compute()));
+}
+
 absl::StatusOr<Transfer> EngineWorld::TryCopyOut(const std::shared_ptr<HostBuffer>& host,
-                                                 void* data, StreamHandle after, int device) {
+                                                 void* data, std::optional<StreamHandle> after,
+                                                 int device) {
   CopyBatch batch(CopyDirection::kDeviceToHost);
   batch.Add(host, 0, data, host->size_bytes());
-  return engine(device).Submit(std::move(batch), after);
+  return engine(device).Submit(std::move(batch), after.value_or(compute(device)));
 }
 
 absl::StatusOr<Transfer> EngineWorld::TryCopyIn(const std::shared_ptr<HostBuffer>& host, void* data,
-                                                StreamHandle after, int device) {
+                                                std::optional<StreamHandle> after, int device) {
   CopyBatch batch(CopyDirection::kHostToDevice);
   batch.Add(host, 0, data, host->size_bytes());
-  return engine(device).Submit(std::move(batch), after);
+  return engine(device).Submit(std::move(batch), after.value_or(compute(device)));
 }
 
 Transfer EngineWorld::CopyOut(const std::shared_ptr<HostBuffer>& host, void* data,
-                              StreamHandle after, int device) {
+                              std::optional<StreamHandle> after, int device) {
   return Value(TryCopyOut(host, data, after, device));
 }
 
 Transfer EngineWorld::CopyIn(const std::shared_ptr<HostBuffer>& host, void* data,
-                             StreamHandle after, int device) {
+                             std::optional<StreamHandle> after, int device) {
   return Value(TryCopyIn(host, data, after, device));
 }
+
+absl::StatusOr<Transfer> EngineWorld::TryCopyOut(uint64_t size_bytes) {
+  return TryCopyOut(NewHostBuffer(size_bytes), AllocateDevice(size_bytes));
+}
+
+absl::StatusOr<Transfer> EngineWorld::TryCopyIn(uint64_t size_bytes) {
+  return TryCopyIn(NewHostBuffer(size_bytes), AllocateDevice(size_bytes));
+}
+
+Transfer EngineWorld::CopyOut(uint64_t size_bytes) { return Value(TryCopyOut(size_bytes)); }
+
+Transfer EngineWorld::CopyIn(uint64_t size_bytes) { return Value(TryCopyIn(size_bytes)); }
 
 }  // namespace pinion::testing

@@ -5,13 +5,14 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
+#include <optional>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/transfer_engine.h"
 
@@ -22,6 +23,9 @@ std::vector<uint8_t> Pattern(uint64_t seed, uint64_t size_bytes);
 
 // Returns options with little memory that collect races instead of aborting.
 EmulatedOptions TestMachineOptions();
+
+// Returns `options` with at most this many bytes in flight per direction.
+EngineOptions Window(uint64_t bytes, EngineOptions options = {});
 
 class EngineWorld {
  public:
@@ -39,28 +43,39 @@ class EngineWorld {
   StreamHandle compute(int device = 0) { return machine_->default_stream(device); }
   StreamHandle NewStream(int device = 0);
 
-  // Each fails the test if a call fails.
+  // Each fails the test if a call fails. Streams are compute(device) by default.
   std::shared_ptr<HostBuffer> NewHostBuffer(uint64_t size_bytes);
+  std::shared_ptr<HostBuffer> NewHostBuffer(const std::vector<uint8_t>& bytes);
   uint8_t* AllocateDevice(uint64_t size_bytes, int device = 0);  // on compute(device)
+  uint8_t* AllocateDevice(const std::vector<uint8_t>& bytes, int device = 0);
   void FreeDevice(void* data, int device = 0);
   // Launch a kernel on `stream` that writes `bytes`, or one that reads and returns them.
-  void WriteDevice(void* data, const std::vector<uint8_t>& bytes, StreamHandle stream,
-                   int device = 0);
-  std::vector<uint8_t> ReadDevice(const void* data, uint64_t size_bytes, StreamHandle stream,
-                                  int device = 0);
+  void WriteDevice(void* data, const std::vector<uint8_t>& bytes,
+                   std::optional<StreamHandle> stream = {}, int device = 0);
+  std::vector<uint8_t> ReadDevice(const void* data, uint64_t size_bytes,
+                                  std::optional<StreamHandle> stream = {}, int device = 0);
+  // Launches a kernel that takes years and accesses no memory.
+  void Jam(StreamHandle stream, int device = 0);
   // Access pinned memory from the host, visibly to the race detector.
   void WriteHost(HostBuffer& buffer, const std::vector<uint8_t>& bytes);
   std::vector<uint8_t> ReadHost(const HostBuffer& buffer);
 
+  // Submits on device 0 after the present work of compute().
+  Transfer Submit(CopyBatch batch);
   // Copy the whole buffer in one piece after the present work of `after`.
   absl::StatusOr<Transfer> TryCopyOut(const std::shared_ptr<HostBuffer>& host, void* data,
-                                      StreamHandle after, int device = 0);
+                                      std::optional<StreamHandle> after = {}, int device = 0);
   absl::StatusOr<Transfer> TryCopyIn(const std::shared_ptr<HostBuffer>& host, void* data,
-                                     StreamHandle after, int device = 0);
-  Transfer CopyOut(const std::shared_ptr<HostBuffer>& host, void* data, StreamHandle after,
-                   int device = 0);
-  Transfer CopyIn(const std::shared_ptr<HostBuffer>& host, void* data, StreamHandle after,
-                  int device = 0);
+                                     std::optional<StreamHandle> after = {}, int device = 0);
+  Transfer CopyOut(const std::shared_ptr<HostBuffer>& host, void* data,
+                   std::optional<StreamHandle> after = {}, int device = 0);
+  Transfer CopyIn(const std::shared_ptr<HostBuffer>& host, void* data,
+                  std::optional<StreamHandle> after = {}, int device = 0);
+  // The same between new memory, for tests in which the bytes do not matter.
+  absl::StatusOr<Transfer> TryCopyOut(uint64_t size_bytes);
+  absl::StatusOr<Transfer> TryCopyIn(uint64_t size_bytes);
+  Transfer CopyOut(uint64_t size_bytes);
+  Transfer CopyIn(uint64_t size_bytes);
 
  private:
   std::shared_ptr<EmulatedMachine> machine_;

@@ -4,12 +4,10 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -28,17 +26,11 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
-using testing::EngineWorld;
-using testing::FakeTimeline;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::IsOk;
-using testing::kReadAfterCopyIn;
-using testing::Pattern;
-using testing::StatusIs;
 
 constexpr uint64_t kBytes = 64 * kKiB;
 
@@ -46,9 +38,9 @@ class ForeignTicketsTest : public ::testing::Test {
  protected:
   // Copies the host buffer in and returns the device's bytes.
   std::vector<uint8_t> CopyInAndRead() {
-    const Transfer copy = world_.CopyIn(host_, data_, world_.compute());
+    const Transfer copy = world_.CopyIn(host_, data_);
     EXPECT_THAT(copy.WaitOn(world_.compute(), kReadAfterCopyIn), IsOk());
-    return world_.ReadDevice(data_, kBytes, world_.compute());
+    return world_.ReadDevice(data_, kBytes);
   }
   DirectionStats copies_in() { return world_.engine().GetStats().h2d; }
 
@@ -72,7 +64,7 @@ TEST_F(ForeignTicketsTest, ACopyInComesAfterAReaderOfAFileHasFilledItsHostBuffer
 }
 
 TEST_F(ForeignTicketsTest, WithoutTheWaitTheCopyMovesWhatWasThereBefore) {
-  const ScopedDisableWaitSite disabled(internal::kCopyAfterHostBuffer);
+  const ScopedDisableWaitSite disabled(pinion::internal::kCopyAfterHostBuffer);
   const auto reads = std::make_shared<FakeTimeline>();
   world_.WriteHost(*host_, Pattern(8, kBytes));
   host_->AddTicket(reads->Ticket(1));
@@ -85,12 +77,10 @@ TEST_F(ForeignTicketsTest, WhereNothingIsSubmittedNothingIsWaitedFor) {
   const auto reads = std::make_shared<FakeTimeline>();
   host_->AddTicket(reads->Ticket(1));
   ASSERT_THAT(world_.machine().SetCapturing(world_.compute(), true), IsOk());
-  EXPECT_THAT(world_.TryCopyIn(host_, data_, world_.compute()),
-              StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(world_.TryCopyIn(host_, data_), StatusIs(absl::StatusCode::kFailedPrecondition));
   ASSERT_THAT(world_.machine().SetCapturing(world_.compute(), false), IsOk());
   ASSERT_THAT(world_.engine().Shutdown(absl::Seconds(1)), IsOk());
-  EXPECT_THAT(world_.TryCopyIn(host_, data_, world_.compute()),
-              StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(world_.TryCopyIn(host_, data_), StatusIs(absl::StatusCode::kFailedPrecondition));
   EXPECT_EQ(reads->waits(), 0u);
   reads->CompleteOnDevice(1);
 }
@@ -99,7 +89,7 @@ TEST_F(ForeignTicketsTest, WhatIsDoneIsNotWaitedFor) {
   const auto reads = std::make_shared<FakeTimeline>();
   reads->CompleteVisibly(1);
   host_->AddTicket(reads->Ticket(1));
-  world_.CopyIn(host_, data_, world_.compute());
+  world_.CopyIn(host_, data_);
   EXPECT_EQ(reads->waits(), 0u);
 }
 
@@ -108,7 +98,7 @@ TEST_F(ForeignTicketsTest, NobodyElseWaitsWithACopyWhoseHostBufferIsBeingFilled)
   const std::shared_ptr<HostBuffer> being_filled = world_.NewHostBuffer(kBytes);
   uint8_t* const other_data = world_.AllocateDevice(kBytes);
   being_filled->AddTicket(reads->Ticket(1));
-  std::thread waiting([&] { world_.CopyIn(being_filled, other_data, world_.compute()); });
+  std::thread waiting([&] { world_.CopyIn(being_filled, other_data); });
   while (reads->waits() == 0) absl::SleepFor(absl::Microseconds(20));
   world_.WriteHost(*host_, Pattern(2, kBytes));
   EXPECT_EQ(CopyInAndRead(), Pattern(2, kBytes));
@@ -133,13 +123,13 @@ class FailingTimeline final : public FenceTimeline {
 TEST_F(ForeignTicketsTest, AnErrorOfTheOtherTimelineIsThatOfTheCopyWhichIsNotMade) {
   const auto file = std::make_shared<FailingTimeline>();
   host_->AddTicket({file, 1});
-  EXPECT_THAT(world_.TryCopyIn(host_, data_, world_.compute()),
+  EXPECT_THAT(world_.TryCopyIn(host_, data_),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("the file is too short")));
   EXPECT_EQ(file->waits, 1);
   EXPECT_EQ(copies_in().submitted_chunks, 0u);
   EXPECT_EQ(copies_in().failed_submits, 1u);
   EXPECT_THAT(world_.engine().health(), IsOk());
-  world_.CopyIn(world_.NewHostBuffer(kBytes), data_, world_.compute());
+  world_.CopyIn(world_.NewHostBuffer(kBytes), data_);
 }
 
 // Tracks a program's own stream with a single event for all values.
@@ -175,8 +165,7 @@ class EventTimeline final : public FenceTimeline {
 TEST_F(ForeignTicketsTest, AStreamWaitsForAnEventWithoutTheHost) {
   const std::shared_ptr<Device> device = world_.machine().device(0);
   const StreamHandle own = world_.NewStream();
-  uint8_t* const source = world_.AllocateDevice(kBytes);
-  world_.WriteDevice(source, Pattern(3, kBytes), world_.compute());
+  uint8_t* const source = world_.AllocateDevice(Pattern(3, kBytes));
   ASSERT_THAT(device->SynchronizeStream(world_.compute()), IsOk());
   // The program itself copies into the buffer.
   const CopyPiece piece = {host_->data(), source, kBytes};
@@ -195,16 +184,13 @@ TEST_F(ForeignTicketsTest, AStreamWaitsForAnEventWithoutTheHost) {
 TEST_F(ForeignTicketsTest, ATimeoutNamesTheOtherTimeline) {
   const std::shared_ptr<Device> device = world_.machine().device(0);
   const StreamHandle own = world_.NewStream();
-  Kernel kernel;
-  kernel.name = "long";
-  kernel.flops = 1e22;
-  ASSERT_THAT(world_.machine().Launch(0, own, kernel), IsOk());
+  world_.Jam(own);
   host_->AddTicket({std::make_shared<EventTimeline>(*device, own), 7});
-  const Transfer copy = world_.CopyIn(host_, data_, world_.compute());
+  const Transfer copy = world_.CopyIn(host_, data_);
   EXPECT_THAT(copy.Wait(absl::Seconds(30)),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        HasSubstr("it waits for number 7 of somebody else's timeline")));
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -9,11 +9,9 @@
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/support/fake_timeline.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FakeTimeline;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::Field;
@@ -39,4 +37,4 @@ TEST(HostBufferDeathTest, ABlockThatWasMovedFromIsTheCallersBug) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

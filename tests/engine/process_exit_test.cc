@@ -9,7 +9,6 @@
 #include <memory>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
@@ -17,18 +16,14 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/engine/faulty_world.h"
 #include "pinion/tests/support/forwarding_device.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
-
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::ForwardingDevice;
-using ::pinion::testing::TestMachineOptions;
 
 // Globals, as in a program: destroyed after main.
 std::unique_ptr<EngineWorld> global_world;
@@ -58,7 +53,7 @@ Transfer global_transfer;
   global_world = std::make_unique<EngineWorld>(machine, device, EngineOptions());
   global_buffer = global_world->NewHostBuffer(kMiB);
   uint8_t* const data = global_world->AllocateDevice(kMiB);
-  global_transfer = global_world->CopyIn(global_buffer, data, global_world->compute());
+  global_transfer = global_world->CopyIn(global_buffer, data);
   std::exit(0);
 }
 
@@ -87,31 +82,21 @@ TEST(ProcessExitDeathTest, AForkedChildIsRefusedWithARemedy) {
 // The thread that held a lock does not exist in the child.
 TEST(ProcessExitDeathTest, AChildForkedInTheMiddleOfASubmissionIsRefusedToo) {
   GTEST_FLAG_SET(death_test_style, "fast");
-  const std::shared_ptr<EmulatedMachine> machine =
-      EmulatedMachine::Create(TestMachineOptions()).value();
-  auto device = std::make_shared<ForwardingDevice>(machine->device(0));
-  EngineWorld world(machine, device, {});
+  FaultyWorld world;
   uint8_t* const data = world.AllocateDevice(kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
   std::promise<void> submits;
   std::promise<void> go_on;
-  device->FailCalls([&](const std::string& call, uint64_t) {
-    if (call == "CopyAsync") {
-      submits.set_value();
-      go_on.get_future().wait();
-    }
-    return absl::OkStatus();
+  world.DuringCall("CopyAsync", 1, [&] {
+    submits.set_value();
+    go_on.get_future().wait();
   });
-  std::thread submitter([&] { world.CopyIn(host, data, world.compute()); });
+  std::thread submitter([&] { world.CopyIn(host, data); });
   submits.get_future().wait();
   EXPECT_EXIT(
       {
         alarm(30);  // turns a hang into a failure
-        CopyBatch batch(CopyDirection::kHostToDevice);
-        batch.Add(host, 0, data, kMiB);
-        const absl::Status refused =
-            world.engine().Submit(std::move(batch), world.compute()).status();
-        _exit(absl::IsFailedPrecondition(refused) ? 0 : 1);
+        _exit(absl::IsFailedPrecondition(world.TryCopyIn(host, data).status()) ? 0 : 1);
       },
       ::testing::ExitedWithCode(0), "");
   go_on.set_value();
@@ -119,4 +104,4 @@ TEST(ProcessExitDeathTest, AChildForkedInTheMiddleOfASubmissionIsRefusedToo) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

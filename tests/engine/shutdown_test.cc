@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -31,22 +30,11 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace shutdown_test {
 
-using ::pinion::testing::CapturedLog;
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FaultyWorld;
-using ::pinion::testing::ForwardingDevice;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::kAfterOtherStream;
-using ::pinion::testing::kReadAfterCopyIn;
-using ::pinion::testing::Pattern;
-using ::pinion::testing::StatusIs;
-using ::pinion::testing::TestMachineOptions;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using ::testing::Not;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
 
@@ -63,15 +51,6 @@ EngineOptions ShortPatience() {
   return options;
 }
 
-// Gives `stream` a kernel that takes years.
-void Jam(EngineWorld& world, StreamHandle stream) {
-  ASSERT_THAT(world.machine().PrepareKernel(0, stream), IsOk());
-  Kernel kernel;
-  kernel.name = "year long";
-  kernel.flops = 1e22;
-  ASSERT_THAT(world.machine().Launch(0, stream, kernel), IsOk());
-}
-
 auto TimesOut(const std::string& why) {
   return StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr(why));
 }
@@ -80,9 +59,8 @@ auto TimesOut(const std::string& why) {
 
 TEST(TimeoutTest, NamesTheComputeStreamThatIsNotDone) {
   EngineWorld world(TestMachineOptions(), ShortPatience());
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  Jam(world, world.compute());
-  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
+  world.Jam(world.compute());
+  const Transfer out = world.CopyOut(kMiB);
   EXPECT_THAT(out.Wait(kLong),
               TimesOut("D2H on emu:0: after 30s submission 1 (1 MiB, 1 piece) is not done: it has "
                        "not started: it waits for the work that was on its compute stream when it "
@@ -94,8 +72,8 @@ TEST(TimeoutTest, NamesThePredecessorThatIsNotDone) {
   const StreamHandle side = world.NewStream();
   uint8_t* const data = world.AllocateDevice(kMiB);
   ASSERT_THAT(world.engine().OrderStreams(world.compute(), side, kAfterOtherStream), IsOk());
-  Jam(world, world.compute());
-  world.CopyOut(world.NewHostBuffer(kKiB), data, world.compute());
+  world.Jam(world.compute());
+  world.CopyOut(world.NewHostBuffer(kKiB), data);
   const Transfer behind = world.CopyOut(world.NewHostBuffer(kMiB), data, side);
   EXPECT_THAT(behind.Wait(kLong),
               TimesOut("submission 2 (1 MiB, 1 piece) is not done: it waits for its predecessors, "
@@ -104,8 +82,7 @@ TEST(TimeoutTest, NamesThePredecessorThatIsNotDone) {
 
 TEST(TimeoutTest, NamesACopyThatHasAllItNeedsAndIsStuck) {
   EngineWorld world(WithStall(1), ShortPatience());
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  const Transfer in = world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  const Transfer in = world.CopyIn(kMiB);
   EXPECT_THAT(in.Wait(kLong),
               TimesOut("H2D on emu:0: after 30s submission 1 (1 MiB, 1 piece) is not done: it has "
                        "all that it waits for, but its copy has not finished"));
@@ -115,9 +92,9 @@ TEST(TimeoutTest, FollowsTheWaitToTheOtherDirection) {
   EngineWorld world(WithStall(1), ShortPatience());
   uint8_t* const data = world.AllocateDevice(2 * kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
-  world.CopyOut(host, data, world.compute());
-  const Transfer in = world.CopyIn(host, data + kMiB, world.compute());
+  world.WriteDevice(data, Pattern(1, kMiB));
+  world.CopyOut(host, data);
+  const Transfer in = world.CopyIn(host, data + kMiB);
   EXPECT_THAT(in.Wait(kLong),
               TimesOut("H2D on emu:0: after 30s submission 1 (1 MiB, 1 piece) is not done: it has "
                        "not started: it waits for D2H on emu:0, where submission 1 (1 MiB, 1 "
@@ -141,62 +118,54 @@ TEST(TimeoutTest, DoesNotNameAWaitThatIsOver) {
   EngineWorld world(WithStall(2), ShortPatience());
   uint8_t* const data = world.AllocateDevice(2 * kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  world.CopyOut(host, data, world.compute());
-  const Transfer in = world.CopyIn(host, data + kMiB, world.compute());
+  world.CopyOut(host, data);
+  const Transfer in = world.CopyIn(host, data + kMiB);
   EXPECT_THAT(in.Wait(kLong), TimesOut("is not done: it has all that it waits for, but its copy"));
 }
 
 TEST(TimeoutTest, SaysWhenTheCopyWasDoneAfterAll) {
-  FaultyWorld faulty(ShortPatience());
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  const Transfer in = world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  FaultyWorld world(ShortPatience());
+  const Transfer in = world.CopyIn(kMiB);
   ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
-  faulty.FailNext("WaitEvent", absl::DeadlineExceededError("just"));
+  world.FailNext("WaitEvent", absl::DeadlineExceededError("just"));
   EXPECT_THAT(in.Wait(kLong), TimesOut("after 30s submission 1 is done by now (just)"));
 }
 
 TEST(TimeoutTest, NamesNoComputeStreamThatItCannotAsk) {
-  FaultyWorld faulty(testing::WithoutRetries());
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  Jam(world, world.compute());
-  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
-  faulty.device->FailCalls([](const std::string& call, uint64_t) {
-    return call == "QueryEvent" ? absl::UnavailableError("busy") : absl::OkStatus();
-  });
+  FaultyWorld world(WithoutRetries());
+  world.Jam(world.compute());
+  const Transfer out = world.CopyOut(kMiB);
+  world.FailAll("QueryEvent", absl::UnavailableError("busy"));
   EXPECT_THAT(out.Wait(kLong), TimesOut("its copy has not finished"));
 }
 
 TEST(TimeoutTest, NamesTheOtherDeviceThatHasFailed) {
   EmulatedOptions machine = TestMachineOptions();
   machine.device_count = 2;
-  FaultyWorld faulty(ShortPatience(), machine);
-  EngineWorld& world = faulty.world;
+  FaultyWorld world(ShortPatience(), machine);
   const std::shared_ptr<TransferEngine> healthy =
-      TransferEngine::Create(ShortPatience(), faulty.machine->device(1)).value();
+      TransferEngine::Create(ShortPatience(), world.machine().device(1)).value();
   uint8_t* const from = world.AllocateDevice(kMiB, 0);
   uint8_t* const to = world.AllocateDevice(kMiB, 1);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  Jam(world, world.compute(0));
+  world.Jam(world.compute());
   world.CopyOut(host, from, world.compute(0));
   CopyBatch batch(CopyDirection::kHostToDevice);
   batch.Add(host, 0, to, kMiB);
-  const absl::StatusOr<Transfer> in = healthy->Submit(std::move(batch), world.compute(1));
-  ASSERT_THAT(in, IsOk());
-  faulty.FailNext("QueryEvent", absl::InternalError("an ECC error"));
+  PINION_ASSERT_OK_AND_ASSIGN(const Transfer in,
+                              healthy->Submit(std::move(batch), world.compute(1)));
+  world.FailNext("QueryEvent", DeviceLost());
   world.engine().Poll();
-  EXPECT_THAT(in->Wait(kLong),
+  EXPECT_THAT(in.Wait(kLong),
               TimesOut("it waits for D2H on emu:0, where submission 1 (1 MiB, 1 piece) is not "
                        "done: it was lost when the device failed"));
 }
 
 TEST(TimeoutTest, NamesTheStreamOfAMark) {
   EngineWorld world(TestMachineOptions(), ShortPatience());
-  Jam(world, world.compute());
-  const absl::StatusOr<FenceTicket> mark = world.engine().Mark(world.compute());
-  ASSERT_THAT(mark, IsOk());
-  EXPECT_THAT(mark->timeline->Wait(mark->value, kLong),
+  world.Jam(world.compute());
+  PINION_ASSERT_OK_AND_ASSIGN(const FenceTicket mark, world.engine().Mark(world.compute()));
+  EXPECT_THAT(mark.timeline->Wait(mark.value, kLong),
               TimesOut("a foreign stream on emu:0: after 30s mark 1 is not done: it waits for the "
                        "work before it on its stream"));
 }
@@ -210,20 +179,16 @@ TEST(TimeoutTest, OfFlowControlIsLoggedLessAndLessOftenAndWaitedOut) {
   const Notice kNotices[] = {{"after 1m ", 1}, {"after 10m ", 11}, {"after 1h ", 71}};
   for (const int minutes : {5, 30, 180}) {
     SCOPED_TRACE(minutes);
-    EngineOptions options = ShortPatience();
-    options.max_in_flight_bytes = 2 * kMiB;
-    FaultyWorld faulty(options, WithStall(1, minutes * 60'000.0));
-    EngineWorld& world = faulty.world;
-    uint8_t* const data = world.AllocateDevice(kMiB);
+    FaultyWorld world(Window(2 * kMiB, ShortPatience()), WithStall(1, minutes * 60'000.0));
     for (int i = 0; i < 3; ++i) {
-      EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()), IsOk());
+      EXPECT_THAT(world.TryCopyIn(kMiB), IsOk());
     }
     EXPECT_LE(world.engine().GetStats().h2d.peak_in_flight_bytes, 2 * kMiB);
-    EXPECT_THAT(faulty.log.text(),
+    EXPECT_THAT(world.log.text(),
                 AllOf(HasSubstr("H2D on emu:0: after 1m submission 1"),
                       HasSubstr("its copy has not finished"), HasSubstr("waiting on")));
     for (const Notice& notice : kNotices) {
-      const bool logged = faulty.log.text().find(notice.text) != std::string::npos;
+      const bool logged = world.log.text().find(notice.text) != std::string::npos;
       EXPECT_EQ(logged, minutes > notice.after_minutes) << notice.text;
     }
     EXPECT_THAT(world.engine().Drain(kLong), IsOk());
@@ -231,29 +196,20 @@ TEST(TimeoutTest, OfFlowControlIsLoggedLessAndLessOftenAndWaitedOut) {
 }
 
 TEST(TimeoutTest, AnErrorEndsAWaitThatNothingElseEnds) {
-  EngineOptions options = ShortPatience();
-  options.max_in_flight_bytes = 2 * kMiB;
-  FaultyWorld faulty(options, WithStall(1));
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  for (int i = 0; i < 2; ++i) world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
-  faulty.device->FailCalls([waits = 0](const std::string& call, uint64_t) mutable -> absl::Status {
+  FaultyWorld world(Window(2 * kMiB, ShortPatience()), WithStall(1));
+  for (int i = 0; i < 2; ++i) world.CopyIn(kMiB);
+  world.device->FailCalls([waits = 0](const std::string& call, uint64_t) mutable -> absl::Status {
     if (call != "WaitEvent" || ++waits < 3) return absl::OkStatus();
-    return absl::InternalError("an ECC error");
+    return DeviceLost();
   });
-  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()),
-              StatusIs(absl::StatusCode::kInternal, HasSubstr("an ECC error")));
+  EXPECT_THAT(world.TryCopyIn(kMiB), IsDeviceLost());
 }
 
 // Only an emulated device knows that it is stuck forever.
 TEST(TimeoutTest, OfFlowControlThatCanNeverEndNamesTheWindowAndWhoFillsIt) {
-  EngineOptions options = ShortPatience();
-  options.max_in_flight_bytes = 2 * kMiB;
-  FaultyWorld faulty(options, WithStall(1));
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  for (int i = 0; i < 2; ++i) world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
-  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()),
+  FaultyWorld world(Window(2 * kMiB, ShortPatience()), WithStall(1));
+  for (int i = 0; i < 2; ++i) world.CopyIn(kMiB);
+  EXPECT_THAT(world.TryCopyIn(kMiB),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        AllOf(HasSubstr("no room for 1 MiB in a window of 2 MiB"),
                              HasSubstr("submission 1"), HasSubstr("its copy has not finished"))));
@@ -266,14 +222,14 @@ TEST(ShutdownTest, DrainsAndThenRefusesWhatIsNew) {
   EngineWorld world;
   uint8_t* const data = world.AllocateDevice(kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  const Transfer in = world.CopyIn(host, data, world.compute());
+  const Transfer in = world.CopyIn(host, data);
 
   ASSERT_THAT(world.engine().Shutdown(kLong), IsOk());
 
   EXPECT_TRUE(in.IsDone());
   const auto refused = StatusIs(absl::StatusCode::kFailedPrecondition,
                                 AllOf(HasSubstr("emu:0"), HasSubstr("shut down")));
-  EXPECT_THAT(world.TryCopyIn(host, data, world.compute()), refused);
+  EXPECT_THAT(world.TryCopyIn(host, data), refused);
   EXPECT_THAT(world.engine().Mark(world.compute()), refused);
   EXPECT_THAT(world.engine().OrderStreams(world.compute(), world.NewStream(), kAfterOtherStream),
               refused);
@@ -284,8 +240,7 @@ TEST(ShutdownTest, DrainsAndThenRefusesWhatIsNew) {
 
 TEST(ShutdownTest, OfAStuckEngineEndsInTimeAndSaysWhy) {
   EngineWorld world(WithStall(1), ShortPatience());
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  world.CopyIn(kMiB);
   const double before_ms = world.machine().now_ms();
   EXPECT_THAT(world.engine().Shutdown(kLong), TimesOut("its copy has not finished"));
   EXPECT_LT(world.machine().now_ms() - before_ms, 30'010);
@@ -293,34 +248,26 @@ TEST(ShutdownTest, OfAStuckEngineEndsInTimeAndSaysWhy) {
 
 // Waiting for room on a stuck device would take forever.
 TEST(ShutdownTest, WhatIsNewIsRefusedBeforeItWaitsForRoom) {
-  EngineOptions options = ShortPatience();
-  options.max_in_flight_bytes = kMiB;
-  EngineWorld world(WithStall(1), options);
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  EngineWorld world(WithStall(1), Window(kMiB, ShortPatience()));
+  world.CopyIn(kMiB);
   EXPECT_THAT(world.engine().Shutdown(kLong), TimesOut("its copy has not finished"));
-  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()),
+  EXPECT_THAT(world.TryCopyIn(kMiB),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("shut down")));
 }
 
 // A driver with a full queue blocks the host in a call while the device stalls.
 TEST(ShutdownTest, OfAStuckEngineWaitsForNoCallThatIsStuckToo) {
-  FaultyWorld faulty(ShortPatience(), WithStall(1));
-  EngineWorld& world = faulty.world;
+  FaultyWorld world(ShortPatience(), WithStall(1));
   uint8_t* const data = world.AllocateDevice(2 * kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  world.CopyIn(world.NewHostBuffer(kMiB), data);
   std::promise<void> blocked;
   std::promise<void> released;
-  faulty.device->FailCalls([&](const std::string& call, uint64_t) {
-    if (call == "CopyAsync") {
-      blocked.set_value();
-      released.get_future().wait();
-    }
-    return absl::OkStatus();
+  world.DuringCall("CopyAsync", 1, [&] {
+    blocked.set_value();
+    released.get_future().wait();
   });
-  std::thread other(
-      [&] { EXPECT_THAT(world.TryCopyIn(host, data + kMiB, world.compute()), IsOk()); });
+  std::thread other([&] { EXPECT_THAT(world.TryCopyIn(host, data + kMiB), IsOk()); });
   blocked.get_future().wait();
   EXPECT_THAT(world.engine().Shutdown(kLong), TimesOut("its copy has not finished"));
   released.set_value();
@@ -330,28 +277,25 @@ TEST(ShutdownTest, OfAStuckEngineWaitsForNoCallThatIsStuckToo) {
 TEST(ShutdownTest, WhatItLeftInFlightCanStillBeWaitedFor) {
   EngineWorld world(WithStall(1, /*ms=*/2'000), ShortPatience());
   uint8_t* const data = world.AllocateDevice(kMiB);
-  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  world.WriteHost(*host, Pattern(1, kMiB));
-  const Transfer in = world.CopyIn(host, data, world.compute());
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(Pattern(1, kMiB));
+  const Transfer in = world.CopyIn(host, data);
   EXPECT_THAT(world.engine().Shutdown(absl::Seconds(1)), TimesOut("submission 1"));
   EXPECT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
-  EXPECT_EQ(world.ReadDevice(data, kMiB, world.compute()), Pattern(1, kMiB));
+  EXPECT_EQ(world.ReadDevice(data, kMiB), Pattern(1, kMiB));
   EXPECT_THAT(in.Wait(kLong), IsOk());
 }
 
 // The destructor must neither hang nor destroy a stream that still has work.
 TEST(ShutdownTest, TheDestructorOfAStuckEngineEndsInTimeAndLeaks) {
-  FaultyWorld faulty(ShortPatience(), WithStall(1));
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  Transfer in = world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  FaultyWorld world(ShortPatience(), WithStall(1));
+  Transfer in = world.CopyIn(kMiB);
   const double before_ms = world.machine().now_ms();
   world.DestroyEngine();
   EXPECT_LT(world.machine().now_ms() - before_ms, 5'010);
-  EXPECT_THAT(faulty.log.text(), AllOf(HasSubstr("destroyed with copies in flight"),
-                                       HasSubstr("its copy has not finished")));
+  EXPECT_THAT(world.log.text(), AllOf(HasSubstr("destroyed with copies in flight"),
+                                      HasSubstr("its copy has not finished")));
   EXPECT_FALSE(in.IsDone());
-  EXPECT_EQ(faulty.device->live_streams(), 1);  // D2H's is destroyed
+  EXPECT_EQ(world.device->live_streams(), 1);  // D2H's is destroyed
 }
 
 TEST(ShutdownTest, AStreamWithWorkOnItIsLeakedOnceNobodyHasItsTimeline) {
@@ -360,7 +304,7 @@ TEST(ShutdownTest, AStreamWithWorkOnItIsLeakedOnceNobodyHasItsTimeline) {
   const auto device = std::make_shared<ForwardingDevice>(machine->device(0));
   {
     EngineWorld world(machine, device, ShortPatience());
-    world.CopyIn(world.NewHostBuffer(kMiB), world.AllocateDevice(kMiB), world.compute());
+    world.CopyIn(kMiB);
   }
   EXPECT_THAT(log.text(),
               HasSubstr("H2D on emu:0: leaked the stream, 1 submissions on it are not done"));
@@ -388,10 +332,8 @@ TEST(ShutdownTest, BothDirectionsShareTheTimeOfADrain) {
       EmulatedMachine::Create(TestMachineOptions()).value();
   const auto device = std::make_shared<SlowWaits>(machine->device(0));
   EngineWorld world(machine, device, {});
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
-  world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
-  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  world.CopyOut(kMiB);
+  world.CopyIn(kMiB);
   ASSERT_THAT(world.engine().Drain(kLong), IsOk());
   ASSERT_EQ(device->timeouts().size(), 2u);
   EXPECT_LE(device->timeouts()[0], kLong);
@@ -403,29 +345,23 @@ class ShutdownHalfWayTest : public ::testing::TestWithParam<bool> {};
 
 TEST_P(ShutdownHalfWayTest, WaitsForASubmissionThatIsHalfWay) {
   const bool in = GetParam();
-  FaultyWorld faulty;
-  EngineWorld& world = faulty.world;
+  FaultyWorld world;
   uint8_t* const data = world.AllocateDevice(kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
   std::thread other;
   std::promise<void> ended;
   uint64_t completed_at_end = 0;
-  faulty.device->FailCalls([&](const std::string& call, uint64_t) {
-    if (call == "CopyAsync" && !other.joinable()) {
-      other = std::thread([&] {
-        EXPECT_THAT(world.engine().Shutdown(kLong), IsOk());
-        const EngineStats stats = world.engine().GetStats();
-        completed_at_end = (in ? stats.h2d : stats.d2h).completed_transfers;
-        ended.set_value();
-      });
-      // Gives the other thread time; it must not finish.
-      ended.get_future().wait_for(std::chrono::milliseconds(100));
-    }
-    return absl::OkStatus();
+  world.DuringCall("CopyAsync", 1, [&] {
+    other = std::thread([&] {
+      EXPECT_THAT(world.engine().Shutdown(kLong), IsOk());
+      const EngineStats stats = world.engine().GetStats();
+      completed_at_end = (in ? stats.h2d : stats.d2h).completed_transfers;
+      ended.set_value();
+    });
+    // Gives the other thread time; it must not finish.
+    ended.get_future().wait_for(std::chrono::milliseconds(100));
   });
-  EXPECT_THAT(in ? world.TryCopyIn(host, data, world.compute())
-                 : world.TryCopyOut(host, data, world.compute()),
-              IsOk());
+  EXPECT_THAT(in ? world.TryCopyIn(host, data) : world.TryCopyOut(host, data), IsOk());
   other.join();
   EXPECT_EQ(completed_at_end, 1u);
 }
@@ -434,17 +370,11 @@ INSTANTIATE_TEST_SUITE_P(Directions, ShutdownHalfWayTest, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "In" : "Out"; });
 
 TEST(ShutdownTest, WhatIsLeftOfABatchThatIsHalfWayIsRefused) {
-  EngineOptions options;
-  options.max_in_flight_bytes = kMiB;  // eight chunks
-  FaultyWorld faulty(options);
-  EngineWorld& world = faulty.world;
+  FaultyWorld world(Window(kMiB));  // eight chunks
   std::thread other;
-  faulty.device->FailCalls([&](const std::string& call, uint64_t) {
-    if (call == "CopyAsync" && !other.joinable()) {
-      other = std::thread([&] { EXPECT_THAT(world.engine().Shutdown(kLong), IsOk()); });
-      while (world.engine().Mark(world.compute()).ok()) absl::SleepFor(absl::Milliseconds(1));
-    }
-    return absl::OkStatus();
+  world.DuringCall("CopyAsync", 1, [&] {
+    other = std::thread([&] { EXPECT_THAT(world.engine().Shutdown(kLong), IsOk()); });
+    while (world.engine().Mark(world.compute()).ok()) absl::SleepFor(absl::Milliseconds(1));
   });
   // A batch without flow control: waiting for room would be refused too.
   CopyBatch batch(CopyDirection::kHostToDevice, FlowControl::kCaller);
@@ -457,25 +387,22 @@ TEST(ShutdownTest, WhatIsLeftOfABatchThatIsHalfWayIsRefused) {
 
 // A retried call inside a wait with a deadline; the device then fails permanently.
 TEST(ShutdownTest, OfAPoisonedEngineReturnsTheFirstErrorAtOnce) {
-  FaultyWorld faulty(ShortPatience(), WithStall(1));
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  FaultyWorld world(ShortPatience(), WithStall(1));
+  world.CopyIn(kMiB);
   int waits = 0;
-  faulty.device->FailCalls([&waits](const std::string& call, uint64_t) -> absl::Status {
+  world.device->FailCalls([&waits](const std::string& call, uint64_t) -> absl::Status {
     if (call != "WaitEvent") return absl::OkStatus();
-    return ++waits == 1 ? absl::UnavailableError("busy") : absl::InternalError("an ECC error");
+    return ++waits == 1 ? absl::UnavailableError("busy") : DeviceLost();
   });
   const double before_ms = world.machine().now_ms();
   EXPECT_THAT(world.engine().Shutdown(kLong),
               StatusIs(absl::StatusCode::kInternal,
                        AllOf(HasSubstr("WaitEvent"), HasSubstr("an ECC error"))));
   EXPECT_EQ(waits, 2);
-  EXPECT_THAT(world.engine().Mark(world.compute()),
-              StatusIs(absl::StatusCode::kInternal, HasSubstr("an ECC error")));
+  EXPECT_THAT(world.engine().Mark(world.compute()), IsDeviceLost());
   world.DestroyEngine();
   EXPECT_LT(world.machine().now_ms() - before_ms, 1);
 }
 
 }  // namespace shutdown_test
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -29,19 +29,9 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace transfer_engine_test {
 
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FaultyWorld;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::IsOkAndHolds;
-using ::pinion::testing::kAfterOtherStream;
-using ::pinion::testing::kReadAfterCopyIn;
-using ::pinion::testing::kReuseAfterCopyOut;
-using ::pinion::testing::Pattern;
-using ::pinion::testing::StatusIs;
-using ::pinion::testing::TestMachineOptions;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -57,14 +47,14 @@ TEST(TransferEngineTest, BytesOfEverySizeComeBackUnchanged) {
     const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(size_bytes);
     const std::vector<uint8_t> bytes = Pattern(size_bytes, size_bytes);
 
-    world.WriteDevice(data, bytes, world.compute());
-    const Transfer out = world.CopyOut(host, data, world.compute());
+    world.WriteDevice(data, bytes);
+    const Transfer out = world.CopyOut(host, data);
     ASSERT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
-    world.WriteDevice(data, Pattern(99, size_bytes), world.compute());
-    const Transfer in = world.CopyIn(host, data, world.compute());
+    world.WriteDevice(data, Pattern(99, size_bytes));
+    const Transfer in = world.CopyIn(host, data);
     ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
 
-    EXPECT_EQ(world.ReadDevice(data, size_bytes, world.compute()), bytes);
+    EXPECT_EQ(world.ReadDevice(data, size_bytes), bytes);
     world.FreeDevice(data);
   }
   EXPECT_THAT(world.machine().races(), IsEmpty());
@@ -93,7 +83,7 @@ TEST(TransferEngineTest, PiecesAtAnyOffsetLandWhereTheyBelong) {
   uint8_t* const data = world.AllocateDevice(kSize);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kSize);
   const std::vector<uint8_t> bytes = Pattern(1, kSize);
-  world.WriteDevice(data, bytes, world.compute());
+  world.WriteDevice(data, bytes);
 
   // The device's pieces are in order, the host's in reverse order.
   CopyBatch batch(CopyDirection::kDeviceToHost);
@@ -106,9 +96,8 @@ TEST(TransferEngineTest, PiecesAtAnyOffsetLandWhereTheyBelong) {
     std::copy_n(bytes.begin() + begin, size_bytes, expected.begin() + host_begin);
     begin += size_bytes;
   }
-  const absl::StatusOr<Transfer> out = world.engine().Submit(std::move(batch), world.compute());
-  ASSERT_THAT(out, IsOk());
-  ASSERT_THAT(out->Wait(kLong), IsOk());
+  const Transfer out = world.Submit(std::move(batch));
+  ASSERT_THAT(out.Wait(kLong), IsOk());
 
   EXPECT_EQ(world.ReadHost(*host), expected);
   EXPECT_THAT(world.machine().races(), IsEmpty());
@@ -116,37 +105,34 @@ TEST(TransferEngineTest, PiecesAtAnyOffsetLandWhereTheyBelong) {
 
 TEST(TransferEngineTest, OneBatchMovesSeveralBuffersUnderOneTicket) {
   EngineWorld world;
-  uint8_t* const data = world.AllocateDevice(300);
-  world.WriteDevice(data, Pattern(1, 300), world.compute());
+  uint8_t* const data = world.AllocateDevice(Pattern(1, 300));
   std::vector<std::shared_ptr<HostBuffer>> hosts;
   CopyBatch batch(CopyDirection::kDeviceToHost);
   for (int i = 0; i < 3; ++i) {
     hosts.push_back(world.NewHostBuffer(100));
     batch.Add(hosts.back(), 0, data + 100 * i, 100);
   }
-  const absl::StatusOr<Transfer> out = world.engine().Submit(std::move(batch), world.compute());
-  ASSERT_THAT(out, IsOk());
+  const Transfer out = world.Submit(std::move(batch));
 
   for (const std::shared_ptr<HostBuffer>& host : hosts) {
     ASSERT_EQ(host->tickets().size(), 1u);
-    EXPECT_EQ(host->tickets()[0].timeline, out->ticket().timeline);
-    EXPECT_EQ(host->tickets()[0].value, out->ticket().value);
+    EXPECT_EQ(host->tickets()[0].timeline, out.ticket().timeline);
+    EXPECT_EQ(host->tickets()[0].value, out.ticket().value);
   }
 }
 
 // The engine alone orders the copy in after the copy out; the test does not wait.
 TEST(TransferEngineTest, CopyInOfABlockWaitsForItsCopyOutByItself) {
   EngineWorld world;
-  uint8_t* const from = world.AllocateDevice(kMiB);
+  uint8_t* const from = world.AllocateDevice(Pattern(1, kMiB));
   uint8_t* const to = world.AllocateDevice(kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  world.WriteDevice(from, Pattern(1, kMiB), world.compute());
 
-  world.CopyOut(host, from, world.compute());
-  const Transfer in = world.CopyIn(host, to, world.compute());
+  world.CopyOut(host, from);
+  const Transfer in = world.CopyIn(host, to);
   ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
 
-  EXPECT_EQ(world.ReadDevice(to, kMiB, world.compute()), Pattern(1, kMiB));
+  EXPECT_EQ(world.ReadDevice(to, kMiB), Pattern(1, kMiB));
   EXPECT_THAT(world.machine().races(), IsEmpty());
 }
 
@@ -156,32 +142,29 @@ TEST(TransferEngineTest, ABatchWaitsForTheLatestOfItsBuffers) {
   uint8_t* const data = world.AllocateDevice(4 * kMiB);
   const std::shared_ptr<HostBuffer> early = world.NewHostBuffer(kMiB);
   const std::shared_ptr<HostBuffer> late = world.NewHostBuffer(kMiB);
-  world.WriteDevice(data, Pattern(1, 2 * kMiB), world.compute());
-  world.CopyOut(early, data, world.compute());
-  world.CopyOut(late, data + kMiB, world.compute());
+  world.WriteDevice(data, Pattern(1, 2 * kMiB));
+  world.CopyOut(early, data);
+  world.CopyOut(late, data + kMiB);
   CopyBatch batch(CopyDirection::kHostToDevice);
   batch.Add(late, 0, data + 3 * kMiB, kMiB);
   batch.Add(early, 0, data + 2 * kMiB, kMiB);
-  const absl::StatusOr<Transfer> in = world.engine().Submit(std::move(batch), world.compute());
-  ASSERT_THAT(in, IsOk());
-  ASSERT_THAT(in->WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
-  EXPECT_EQ(world.ReadDevice(data + 2 * kMiB, 2 * kMiB, world.compute()), Pattern(1, 2 * kMiB));
+  const Transfer in = world.Submit(std::move(batch));
+  ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
+  EXPECT_EQ(world.ReadDevice(data + 2 * kMiB, 2 * kMiB), Pattern(1, 2 * kMiB));
   EXPECT_THAT(world.machine().races(), IsEmpty());
 }
 
 TEST(TransferEngineTest, CopyOutIntoABlockWaitsForReadsOfIt) {
   EngineWorld world;
-  uint8_t* const from = world.AllocateDevice(kMiB);
+  uint8_t* const from = world.AllocateDevice(Pattern(2, kMiB));
   uint8_t* const to = world.AllocateDevice(kMiB);
-  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  world.WriteHost(*host, Pattern(1, kMiB));
-  world.WriteDevice(from, Pattern(2, kMiB), world.compute());
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(Pattern(1, kMiB));
 
-  const Transfer in = world.CopyIn(host, to, world.compute());
-  world.CopyOut(host, from, world.compute());
+  const Transfer in = world.CopyIn(host, to);
+  world.CopyOut(host, from);
   ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
 
-  EXPECT_EQ(world.ReadDevice(to, kMiB, world.compute()), Pattern(1, kMiB));
+  EXPECT_EQ(world.ReadDevice(to, kMiB), Pattern(1, kMiB));
   EXPECT_THAT(world.machine().races(), IsEmpty());
 }
 
@@ -189,8 +172,7 @@ TEST(TransferEngineTest, CopyOutIntoABlockWaitsForReadsOfIt) {
 // (NVIDIA/cub#156). Another thread then got memory that a copy was still writing.
 TEST(TransferEngineTest, ABlockIsNotReusedBeforeItsCopiesAreDone) {
   EngineWorld world;
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
+  uint8_t* const data = world.AllocateDevice(Pattern(1, kMiB));
   Kernel slow;
   slow.name = "slow";
   slow.flops = 1e14;  // seconds, so that no copy is done before it is waited for
@@ -200,7 +182,7 @@ TEST(TransferEngineTest, ABlockIsNotReusedBeforeItsCopiesAreDone) {
   for (int i = 0; i < 8; ++i) {
     const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
     EXPECT_TRUE(in_flight.insert(host->data()).second) << "block " << i << " was in flight";
-    last = world.CopyOut(host, data, world.compute());
+    last = world.CopyOut(host, data);
   }
   EXPECT_GE(world.allocator().GetStats().deferred_bytes.current, 8 * kMiB);
 
@@ -218,17 +200,15 @@ TEST(TransferEngineTest, ADirectionExecutesInTheOrderOfSubmission) {
   EngineWorld world;
   const StreamHandle other = world.NewStream();
   uint8_t* const data = world.AllocateDevice(1000);
-  const std::shared_ptr<HostBuffer> first = world.NewHostBuffer(1000);
-  const std::shared_ptr<HostBuffer> second = world.NewHostBuffer(1000);
-  world.WriteHost(*first, Pattern(1, 1000));
-  world.WriteHost(*second, Pattern(2, 1000));
+  const std::shared_ptr<HostBuffer> first = world.NewHostBuffer(Pattern(1, 1000));
+  const std::shared_ptr<HostBuffer> second = world.NewHostBuffer(Pattern(2, 1000));
 
-  const Transfer a = world.CopyIn(first, data, world.compute());
+  const Transfer a = world.CopyIn(first, data);
   const Transfer b = world.CopyIn(second, data, other);
   EXPECT_LT(a.ticket().value, b.ticket().value);
   ASSERT_THAT(b.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
 
-  EXPECT_EQ(world.ReadDevice(data, 1000, world.compute()), Pattern(2, 1000));
+  EXPECT_EQ(world.ReadDevice(data, 1000), Pattern(2, 1000));
   ASSERT_THAT(b.Wait(kLong), IsOk());
   EXPECT_TRUE(a.IsDone());
   EXPECT_THAT(world.machine().races(), IsEmpty());
@@ -236,60 +216,41 @@ TEST(TransferEngineTest, ADirectionExecutesInTheOrderOfSubmission) {
 
 TEST(TransferEngineTest, NeighboursGoToTheDeviceAsOnePiece) {
   EngineWorld world;
-  uint8_t* const data = world.AllocateDevice(1000);
+  uint8_t* const data = world.AllocateDevice(Pattern(1, 1000));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(1000);
-  world.WriteDevice(data, Pattern(1, 1000), world.compute());
   CopyBatch batch(CopyDirection::kDeviceToHost);
   for (int i = 9; i >= 0; --i) batch.Add(host, 100 * i, data + 100 * i, 100);
-  const absl::StatusOr<Transfer> out = world.engine().Submit(std::move(batch), world.compute());
-  ASSERT_THAT(out, IsOk());
-  ASSERT_THAT(out->Wait(kLong), IsOk());
+  const Transfer out = world.Submit(std::move(batch));
+  ASSERT_THAT(out.Wait(kLong), IsOk());
 
   EXPECT_EQ(world.engine().GetStats().d2h.submitted_pieces, 1u);
   EXPECT_EQ(world.ReadHost(*host), Pattern(1, 1000));
 }
 
-TEST(TransferEngineTest, FlowControlBoundsTheBytesInFlight) {
-  EngineOptions options;
-  options.max_in_flight_bytes = 3 * kMiB;
-  EngineWorld world(TestMachineOptions(), options);
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  for (int i = 0; i < 10; ++i) world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
-  const DirectionStats stats = world.engine().GetStats().h2d;
-  EXPECT_LE(stats.peak_in_flight_bytes, 3 * kMiB);
-  EXPECT_GT(stats.flow_control_waits, 0u);
-}
-
 TEST(TransferEngineTest, DirectionsDoNotCountAgainstEachOther) {
-  EngineOptions options;
-  options.max_in_flight_bytes = kMiB;
-  EngineWorld world(TestMachineOptions(), options);
-  uint8_t* const a = world.AllocateDevice(kMiB);
-  uint8_t* const b = world.AllocateDevice(kMiB);
-  world.WriteDevice(a, Pattern(1, kMiB), world.compute());
-  world.CopyOut(world.NewHostBuffer(kMiB), a, world.compute());
-  world.CopyIn(world.NewHostBuffer(kMiB), b, world.compute());
+  EngineWorld world(TestMachineOptions(), Window(kMiB));
+  world.CopyOut(kMiB);
+  world.CopyIn(kMiB);
   EXPECT_EQ(world.engine().GetStats().h2d.flow_control_waits, 0u);
 }
 
 TEST(TransferEngineTest, RoomThatNobodyHasAskedForIsNotWaitedFor) {
-  EngineOptions options;
-  options.max_in_flight_bytes = 2 * kMiB;
-  EngineWorld world(TestMachineOptions(), options);
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  for (int i = 0; i < 2; ++i) world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  EngineWorld world(TestMachineOptions(), Window(2 * kMiB));
+  for (int i = 0; i < 2; ++i) world.CopyIn(kMiB);
   ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
-  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  world.CopyIn(kMiB);
   EXPECT_EQ(world.engine().GetStats().h2d.flow_control_waits, 0u);
 }
 
-TEST(TransferEngineTest, SubmitWaitsForNoMoreThanTheRoomThatItNeeds) {
-  EngineOptions options;
-  options.max_in_flight_bytes = 2 * kMiB;
-  EngineWorld world(TestMachineOptions(), options);
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  for (int i = 0; i < 3; ++i) world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
-  EXPECT_EQ(world.engine().GetStats().h2d.completed_transfers, 1u);
+TEST(TransferEngineTest, SubmitWaitsForTheRoomThatItNeedsAndNoMore) {
+  EngineWorld world(TestMachineOptions(), Window(2 * kMiB));
+  for (uint64_t i = 1; i <= 10; ++i) {
+    world.CopyIn(kMiB);
+    const DirectionStats stats = world.engine().GetStats().h2d;
+    EXPECT_EQ(stats.completed_transfers, i <= 2 ? 0 : i - 2);
+    EXPECT_LE(stats.peak_in_flight_bytes, 2 * kMiB);
+    EXPECT_EQ(stats.flow_control_waits > 0, i > 2);
+  }
 }
 
 // Adjacent blocks may belong to different pinned segments.
@@ -318,10 +279,10 @@ TEST(TransferEngineTest, ACopyInThatFollowsALaterOneWaitsForNoCopyOutAgain) {
   std::vector<std::shared_ptr<HostBuffer>> hosts;
   for (int i = 0; i < 4; ++i) {
     hosts.push_back(world.NewHostBuffer(kMiB));
-    world.CopyOut(hosts[i], data + i * kMiB, world.compute());
+    world.CopyOut(hosts[i], data + i * kMiB);
   }
   const uint64_t before = world.engine().GetStats().event_waits;
-  for (int i = 3; i >= 0; --i) world.CopyIn(hosts[i], data + i * kMiB, world.compute());
+  for (int i = 3; i >= 0; --i) world.CopyIn(hosts[i], data + i * kMiB);
   EXPECT_EQ(world.engine().GetStats().event_waits - before, 4u + 1)
       << "each after compute, and one for all copies out";
   ASSERT_THAT(world.engine().Drain(kLong), IsOk());
@@ -330,9 +291,7 @@ TEST(TransferEngineTest, ACopyInThatFollowsALaterOneWaitsForNoCopyOutAgain) {
 
 TEST(TransferEngineTest, AWaitForADoneTransferMakesNoDeviceCall) {
   EngineWorld world;
-  uint8_t* const data = world.AllocateDevice(100);
-  world.WriteDevice(data, Pattern(1, 100), world.compute());
-  const Transfer out = world.CopyOut(world.NewHostBuffer(100), data, world.compute());
+  const Transfer out = world.CopyOut(100);
   ASSERT_THAT(out.Wait(kLong), IsOk());
   const uint64_t waits = world.engine().GetStats().event_waits;
 
@@ -352,16 +311,15 @@ TEST(TransferEngineTest, ADefaultTransferIsDone) {
 }
 
 TEST(TransferEngineTest, EventsAreUsedAgainEvenIfNobodyPolls) {
-  FaultyWorld faulty;
-  EngineWorld& world = faulty.world;
+  FaultyWorld world;
   uint8_t* const data = world.AllocateDevice(64);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(64);
   for (int i = 0; i < 500; ++i) {
-    world.CopyIn(host, data, world.compute());
+    world.CopyIn(host, data);
     ASSERT_THAT(world.engine().Mark(world.compute()), IsOk());
     ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
   }
-  EXPECT_LT(faulty.device->live_events(), 100);
+  EXPECT_LT(world.device->live_events(), 100);
 }
 
 TEST(TransferEngineTest, MarkIsDoneWhenTheWorkBeforeItIs) {
@@ -370,11 +328,10 @@ TEST(TransferEngineTest, MarkIsDoneWhenTheWorkBeforeItIs) {
   uint8_t* const data = world.AllocateDevice(8 * kMiB);
   ASSERT_THAT(world.engine().OrderStreams(world.compute(), stream, kAfterOtherStream), IsOk());
   world.WriteDevice(data, Pattern(1, 8 * kMiB), stream);
-  const absl::StatusOr<FenceTicket> ticket = world.engine().Mark(stream);
-  ASSERT_THAT(ticket, IsOk());
-  EXPECT_FALSE(ticket->IsDone());
-  EXPECT_THAT(ticket->timeline->Wait(ticket->value, kLong), IsOk());
-  EXPECT_TRUE(ticket->IsDone());
+  PINION_ASSERT_OK_AND_ASSIGN(const FenceTicket ticket, world.engine().Mark(stream));
+  EXPECT_FALSE(ticket.IsDone());
+  EXPECT_THAT(ticket.timeline->Wait(ticket.value, kLong), IsOk());
+  EXPECT_TRUE(ticket.IsDone());
   // A completed ticket also lets the host read without a race.
   EXPECT_THAT(world.machine().races(), IsEmpty());
 }
@@ -392,8 +349,7 @@ TEST(TransferEngineTest, MarksOfOneStreamCountUpOnOneTimeline) {
 TEST(TransferEngineTest, OrderStreamsMakesTheLaterStreamWait) {
   EngineWorld world;
   const StreamHandle later = world.NewStream();
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
+  uint8_t* const data = world.AllocateDevice(Pattern(1, kMiB));
   ASSERT_THAT(world.engine().OrderStreams(world.compute(), later, kAfterOtherStream), IsOk());
   EXPECT_EQ(world.ReadDevice(data, kMiB, later), Pattern(1, kMiB));
   EXPECT_THAT(world.machine().races(), IsEmpty());
@@ -417,10 +373,8 @@ TEST(TransferEngineTest, ACapturingStreamIsRefused) {
 // In the opposite direction, a captured wait for an event outside of the graph breaks the capture.
 TEST(TransferEngineTest, ACapturingStreamDoesNotWaitForACopy) {
   EngineWorld world;
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
   const StreamHandle stream = world.NewStream();
-  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
+  const Transfer out = world.CopyOut(kMiB);
   const uint64_t waits = world.engine().GetStats().event_waits;
   ASSERT_THAT(world.machine().SetCapturing(stream, true), IsOk());
   EXPECT_THAT(world.engine().IsCapturing(stream), IsOkAndHolds(true));
@@ -437,10 +391,8 @@ TEST(TransferEngineTest, ACapturingStreamDoesNotWaitForACopy) {
 
 TEST(TransferEngineTest, ACapturingStreamFindsOutThatACopyIsDone) {
   EngineWorld world;
-  uint8_t* const data = world.AllocateDevice(100);
-  world.WriteDevice(data, Pattern(1, 100), world.compute());
   const StreamHandle stream = world.NewStream();
-  const Transfer out = world.CopyOut(world.NewHostBuffer(100), data, world.compute());
+  const Transfer out = world.CopyOut(100);
   ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
   ASSERT_FALSE(out.IsDone());
   ASSERT_THAT(world.machine().SetCapturing(stream, true), IsOk());
@@ -469,14 +421,13 @@ TEST(TransferEngineTest, AMarkFromBeforeACaptureIsDoneDuringIt) {
   EngineWorld world;
   const StreamHandle stream = world.NewStream();
   for (const bool polled : {true, false}) {
-    const absl::StatusOr<FenceTicket> ticket = world.engine().Mark(stream);
-    ASSERT_THAT(ticket, IsOk());
+    PINION_ASSERT_OK_AND_ASSIGN(const FenceTicket ticket, world.engine().Mark(stream));
     ASSERT_THAT(world.machine().SetCapturing(stream, true), IsOk());
     if (polled) {
-      ticket->timeline->Poll();
-      EXPECT_TRUE(ticket->IsDone());
+      ticket.timeline->Poll();
+      EXPECT_TRUE(ticket.IsDone());
     } else {
-      EXPECT_THAT(ticket->timeline->Wait(ticket->value, kLong), IsOk());
+      EXPECT_THAT(ticket.timeline->Wait(ticket.value, kLong), IsOk());
     }
     ASSERT_THAT(world.machine().SetCapturing(stream, false), IsOk());
   }
@@ -484,9 +435,7 @@ TEST(TransferEngineTest, AMarkFromBeforeACaptureIsDoneDuringIt) {
 
 TEST(TransferEngineTest, DrainLeavesNothingInFlight) {
   EngineWorld world;
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
-  for (int i = 0; i < 5; ++i) world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
+  for (int i = 0; i < 5; ++i) world.CopyOut(kMiB);
   ASSERT_THAT(world.engine().Drain(kLong), IsOk());
   const DirectionStats stats = world.engine().GetStats().d2h;
   EXPECT_EQ(stats.submitted_transfers, 5u);
@@ -497,10 +446,8 @@ TEST(TransferEngineTest, DrainLeavesNothingInFlight) {
 
 TEST(TransferEngineTest, StatsAddUpAndPrint) {
   EngineWorld world;
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
   for (int i = 0; i < 5; ++i) {
-    world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
+    world.CopyOut(kMiB);
     const DirectionStats stats = world.engine().GetStats().d2h;
     EXPECT_EQ(stats.submitted_bytes, stats.completed_bytes + stats.in_flight_bytes);
   }
@@ -510,24 +457,23 @@ TEST(TransferEngineTest, StatsAddUpAndPrint) {
 
 TEST(TransferEngineTest, TheLinkIsMeasuredOnce) {
   EngineWorld world;
-  const absl::StatusOr<LinkCalibration> first = world.engine().Calibrate(world.allocator());
-  ASSERT_THAT(first, IsOk());
-  EXPECT_GT(first->h2d_duplex_gb_per_s, 0);
+  PINION_ASSERT_OK_AND_ASSIGN(const LinkCalibration first,
+                              world.engine().Calibrate(world.allocator()));
+  EXPECT_GT(first.h2d_duplex_gb_per_s, 0);
   const double now_ms = world.machine().now_ms();
-  const absl::StatusOr<LinkCalibration> again = world.engine().Calibrate(world.allocator());
-  ASSERT_THAT(again, IsOk());
-  EXPECT_EQ(again->h2d_duplex_gb_per_s, first->h2d_duplex_gb_per_s);
+  PINION_ASSERT_OK_AND_ASSIGN(const LinkCalibration again,
+                              world.engine().Calibrate(world.allocator()));
+  EXPECT_EQ(again.h2d_duplex_gb_per_s, first.h2d_duplex_gb_per_s);
   EXPECT_EQ(world.machine().now_ms(), now_ms);
 }
 
 TEST(TransferEngineTest, ThreadsThatAskForTheLinkAtOnceMeasureItOnce) {
   const auto allocations = [](bool with_another_thread) {
-    FaultyWorld faulty;
-    EngineWorld& world = faulty.world;
+    FaultyWorld world;
     std::atomic<int> count{0};
     std::thread other;
     std::promise<void> measured;
-    faulty.device->FailCalls([&](const std::string& call, uint64_t) {
+    world.device->FailCalls([&](const std::string& call, uint64_t) {
       if (call == "Allocate" && ++count == 1 && with_another_thread) {
         other = std::thread([&] {
           EXPECT_THAT(world.engine().Calibrate(world.allocator()), IsOk());
@@ -548,40 +494,37 @@ TEST(TransferEngineTest, ThreadsThatAskForTheLinkAtOnceMeasureItOnce) {
 }
 
 TEST(TransferEngineTest, ACalibrationThatFailedIsMadeAgain) {
-  FaultyWorld faulty;
-  TransferEngine& engine = faulty.world.engine();
-  faulty.FailNext("Allocate", absl::UnavailableError("busy"));
-  EXPECT_THAT(engine.Calibrate(faulty.world.allocator()),
+  FaultyWorld world;
+  TransferEngine& engine = world.engine();
+  world.FailNext("Allocate", absl::UnavailableError("busy"));
+  EXPECT_THAT(engine.Calibrate(world.allocator()),
               StatusIs(absl::StatusCode::kUnavailable, HasSubstr("busy")));
-  const absl::StatusOr<LinkCalibration> link = engine.Calibrate(faulty.world.allocator());
-  ASSERT_THAT(link, IsOk());
-  EXPECT_GT(link->h2d.gb_per_s, 0);
+  PINION_ASSERT_OK_AND_ASSIGN(const LinkCalibration link, engine.Calibrate(world.allocator()));
+  EXPECT_GT(link.h2d.gb_per_s, 0);
 }
 
 TEST(TransferEngineTest, APoisonedEngineHasForgottenItsLink) {
-  FaultyWorld faulty;
-  EngineWorld& world = faulty.world;
+  FaultyWorld world;
   ASSERT_THAT(world.engine().Calibrate(world.allocator()), IsOk());
-  faulty.FailNext("CreateEvent", absl::InternalError("an ECC error"));
+  world.FailNext("CreateEvent", DeviceLost());
   EXPECT_THAT(world.engine().Mark(world.compute()), StatusIs(absl::StatusCode::kInternal));
   EXPECT_THAT(world.engine().Calibrate(world.allocator()), StatusIs(absl::StatusCode::kInternal));
 }
 
 TEST(TransferEngineTest, ADeviceThatFailsForGoodDuringACalibrationPoisonsTheEngine) {
-  FaultyWorld faulty;
-  faulty.FailNext("Allocate", absl::InternalError("an ECC error"));
-  EXPECT_THAT(faulty.world.engine().Calibrate(faulty.world.allocator()),
+  FaultyWorld world;
+  world.FailNext("Allocate", DeviceLost());
+  EXPECT_THAT(world.engine().Calibrate(world.allocator()),
               StatusIs(absl::StatusCode::kInternal,
                        AllOf(HasSubstr("calibration"), HasSubstr("an ECC error"))));
-  EXPECT_THAT(faulty.world.engine().health(), StatusIs(absl::StatusCode::kInternal));
+  EXPECT_THAT(world.engine().health(), StatusIs(absl::StatusCode::kInternal));
 }
 
 TEST(TransferEngineTest, TransfersAndTicketsOutliveTheEngine) {
   EngineWorld world;
-  uint8_t* const data = world.AllocateDevice(1000);
+  uint8_t* const data = world.AllocateDevice(Pattern(1, 1000));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(1000);
-  world.WriteDevice(data, Pattern(1, 1000), world.compute());
-  const Transfer out = world.CopyOut(host, data, world.compute());
+  const Transfer out = world.CopyOut(host, data);
   world.DestroyEngine();
   EXPECT_TRUE(out.IsDone());
   EXPECT_THAT(out.Wait(kLong), IsOk());
@@ -597,18 +540,16 @@ TEST(TransferEngineTest, TheDefaultsAreThoseOfTheDocumentation) {
 }
 
 TEST(TransferEngineTest, BadOptionsAreRefusedByName) {
-  EngineOptions no_room;
-  no_room.max_in_flight_bytes = 0;
-  EXPECT_THAT(no_room.Validate(),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("max_in_flight_bytes")));
-  EngineOptions no_time;
-  no_time.drain_timeout = absl::ZeroDuration();
-  EXPECT_THAT(no_time.Validate(),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("drain_timeout")));
-  EngineOptions no_number;
-  no_number.transient_retries = -1;
-  EXPECT_THAT(no_number.Validate(),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("transient_retries is -1")));
+  const std::pair<void (*)(EngineOptions&), const char*> rows[] = {
+      {[](auto& options) { options.max_in_flight_bytes = 0; }, "max_in_flight_bytes"},
+      {[](auto& options) { options.drain_timeout = absl::ZeroDuration(); }, "drain_timeout"},
+      {[](auto& options) { options.transient_retries = -1; }, "transient_retries is -1"},
+  };
+  for (const auto& [spoil, named] : rows) {
+    EngineOptions options;
+    spoil(options);
+    EXPECT_THAT(options.Validate(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(named)));
+  }
   EXPECT_THAT(EngineOptions().Validate(), IsOk());
 }
 
@@ -625,4 +566,4 @@ TEST(TransferEngineDeathTest, AnEmptyBatchIsTheCallersBug) {
 }
 
 }  // namespace transfer_engine_test
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -2,13 +2,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -27,16 +24,9 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace transfer_order_test {
 
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FaultyWorld;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::kAfterOtherStream;
-using ::pinion::testing::Pattern;
-using ::pinion::testing::StatusIs;
-using ::pinion::testing::TestMachineOptions;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
@@ -50,23 +40,13 @@ EmulatedOptions SlowCopies() {
   return options;
 }
 
-// Counts later calls of `call`.
-std::shared_ptr<int> CountCalls(FaultyWorld& faulty, const std::string& call) {
-  auto count = std::make_shared<int>(0);
-  faulty.device->FailCalls([call, count](const std::string& made, uint64_t) {
-    if (made == call) ++*count;
-    return absl::OkStatus();
-  });
-  return count;
-}
-
 TEST(TransferOrderTest, ABatchOfSeveralBuffersWaitsForTheOtherDirectionOnce) {
   EngineWorld world(SlowCopies());
   uint8_t* const data = world.AllocateDevice(4 * kMiB);
   CopyBatch batch(CopyDirection::kHostToDevice);
   for (int i = 0; i < 4; ++i) {
     const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-    world.CopyOut(host, data + i * kMiB, world.compute());
+    world.CopyOut(host, data + i * kMiB);
     batch.Add(host, 0, data + i * kMiB, kMiB);
   }
   const uint64_t before = world.engine().GetStats().event_waits;
@@ -80,10 +60,10 @@ TEST(TransferOrderTest, ACopyWaitsForWhatItsStreamHasNotWaitedForYetOnly) {
   EngineWorld world(SlowCopies());
   uint8_t* const data = world.AllocateDevice(kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  world.CopyOut(host, data, world.compute());
-  world.CopyIn(host, data, world.compute());
+  world.CopyOut(host, data);
+  world.CopyIn(host, data);
   const EngineStats before = world.engine().GetStats();
-  world.CopyIn(host, data, world.compute());
+  world.CopyIn(host, data);
   EXPECT_EQ(world.engine().GetStats().event_waits - before.event_waits, 1u) << "compute";
   EXPECT_EQ(world.engine().GetStats().event_waits_skipped, 0u);
 }
@@ -92,9 +72,9 @@ TEST(TransferOrderTest, ACopyOfABufferWhoseCopiesAreDoneHasNoWaitToSkip) {
   EngineWorld world;
   uint8_t* const data = world.AllocateDevice(kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  ASSERT_THAT(world.CopyOut(host, data, world.compute()).Wait(kLong), IsOk());
+  ASSERT_THAT(world.CopyOut(host, data).Wait(kLong), IsOk());
   const uint64_t before = world.engine().GetStats().event_waits;
-  world.CopyIn(host, data, world.compute());
+  world.CopyIn(host, data);
   EXPECT_EQ(world.engine().GetStats().event_waits - before, 1u) << "compute";
   EXPECT_EQ(world.engine().GetStats().event_waits_skipped, 0u);
 }
@@ -117,18 +97,11 @@ TEST(TransferOrderTest, WaitingForOneDevicesCopyIsNotWaitingForAnothers) {
 
 // Later chunks follow in the copy stream's order, so a capture may begin meanwhile.
 TEST(TransferOrderTest, OnlyTheFirstChunkIsOrderedAfterTheStream) {
-  EngineOptions options;
-  options.max_in_flight_bytes = 128 * kKiB;
-  FaultyWorld faulty(options);
-  EngineWorld& world = faulty.world;
+  FaultyWorld world(Window(128 * kKiB));
   uint8_t* const data = world.AllocateDevice(kMiB);
   const StreamHandle stream = world.NewStream();
-  faulty.device->FailCalls([&, copies = 0](const std::string& call, uint64_t) mutable {
-    if (call == "CopyAsync" && ++copies == 2) {
-      EXPECT_THAT(world.machine().SetCapturing(stream, true), IsOk());
-    }
-    return absl::OkStatus();
-  });
+  world.DuringCall("CopyAsync", 2,
+                   [&] { EXPECT_THAT(world.machine().SetCapturing(stream, true), IsOk()); });
   EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, stream), IsOk());
   EXPECT_EQ(world.engine().GetStats().h2d.submitted_chunks, 16u);
   EXPECT_EQ(world.engine().GetStats().event_waits, 1u);
@@ -136,36 +109,31 @@ TEST(TransferOrderTest, OnlyTheFirstChunkIsOrderedAfterTheStream) {
 }
 
 TEST(TransferOrderTest, AnOperatorsStreamIsAskedOnceWhetherItCaptures) {
-  FaultyWorld faulty;
-  EngineWorld& world = faulty.world;
+  FaultyWorld world;
   uint8_t* const data = world.AllocateDevice(2 * kMiB);
-  const std::shared_ptr<int> queries = CountCalls(faulty, "IsCapturing");
+  const std::shared_ptr<int> queries = world.CountCalls("IsCapturing");
   const StreamInUse in_use(world.engine().device(), world.compute());
-  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
-  world.CopyIn(world.NewHostBuffer(kMiB), data + kMiB, world.compute());
+  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data);
+  world.CopyIn(world.NewHostBuffer(kMiB), data + kMiB);
   EXPECT_THAT(out.WaitOn(world.compute(), kAfterOtherStream), IsOk());
   EXPECT_EQ(*queries, 1);
 }
 
 TEST(TransferOrderTest, ACaptureThatBeginsWhileACopyWaitsForItsTurnIsNotSpoiled) {
-  FaultyWorld faulty;
-  EngineWorld& world = faulty.world;
+  FaultyWorld world;
   uint8_t* const data = world.AllocateDevice(2 * kMiB);
   const StreamHandle stream = world.NewStream();
   absl::Status refused;
   std::thread other;
-  faulty.device->FailCalls([&](const std::string& call, uint64_t) {
-    if (call == "CopyAsync" && !other.joinable()) {
-      other = std::thread([&] {
-        refused = world.TryCopyIn(world.NewHostBuffer(kMiB), data + kMiB, stream).status();
-      });
-      // Gives the thread time to reach its turn.
-      absl::SleepFor(absl::Milliseconds(50));
-      EXPECT_THAT(world.machine().SetCapturing(stream, true), IsOk());
-    }
-    return absl::OkStatus();
+  world.DuringCall("CopyAsync", 1, [&] {
+    other = std::thread([&] {
+      refused = world.TryCopyIn(world.NewHostBuffer(kMiB), data + kMiB, stream).status();
+    });
+    // Gives the thread time to reach its turn.
+    absl::SleepFor(absl::Milliseconds(50));
+    EXPECT_THAT(world.machine().SetCapturing(stream, true), IsOk());
   });
-  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data, world.compute()), IsOk());
+  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(kMiB), data), IsOk());
   other.join();
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("captur")));
   ASSERT_THAT(world.machine().SetCapturing(stream, false), IsOk());
@@ -182,53 +150,45 @@ TEST(TransferOrderTest, AStreamIsNotOrderedAfterItselfNorWhereTheSiteIsDisabled)
 }
 
 TEST(TransferOrderTest, AWaitForTheLastOfManyCopiesIsOneWait) {
-  FaultyWorld faulty;
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(kMiB);
+  FaultyWorld world;
   Transfer last;
   for (int i = 0; i < 3; ++i) {
-    last = world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
+    last = world.CopyOut(kMiB);
   }
-  const std::shared_ptr<int> waits = CountCalls(faulty, "WaitEvent");
+  const std::shared_ptr<int> waits = world.CountCalls("WaitEvent");
   EXPECT_THAT(last.Wait(kLong), IsOk());
   EXPECT_EQ(*waits, 1);
 }
 
 TEST(TransferOrderTest, SubmitAsksHowFarTheDeviceIsOnceManyArePending) {
-  FaultyWorld faulty;
-  EngineWorld& world = faulty.world;
+  FaultyWorld world;
   uint8_t* const data = world.AllocateDevice(64);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(64);
-  const std::shared_ptr<int> queries = CountCalls(faulty, "QueryEvent");
-  for (int i = 0; i < 17; ++i) world.CopyIn(host, data, world.compute());
+  const std::shared_ptr<int> queries = world.CountCalls("QueryEvent");
+  for (int i = 0; i < 17; ++i) world.CopyIn(host, data);
   EXPECT_EQ(*queries, 0) << "there is room";
-  world.CopyIn(host, data, world.compute());
+  world.CopyIn(host, data);
   EXPECT_GT(*queries, 0);
 }
 
 TEST(TransferOrderTest, ABusyDeviceIsAskedHowFarItIsOncePerSixteenSubmissions) {
   EmulatedOptions stuck = TestMachineOptions();
   stuck.faults.stalls = {{.at = 1}};
-  FaultyWorld faulty({}, stuck);
-  EngineWorld& world = faulty.world;
+  FaultyWorld world({}, stuck);
   uint8_t* const data = world.AllocateDevice(64);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(64);
-  const std::shared_ptr<int> queries = CountCalls(faulty, "QueryEvent");
-  for (int i = 0; i < 66; ++i) world.CopyIn(host, data, world.compute());
+  const std::shared_ptr<int> queries = world.CountCalls("QueryEvent");
+  for (int i = 0; i < 66; ++i) world.CopyIn(host, data);
   EXPECT_LE(*queries, 4 * 7) << "by halves: of 64 that is 7 each time";
 }
 
 // Chunks execute in order, so only the last one needs an event.
 TEST(TransferOrderTest, ABatchThatDoesNotWaitForRoomIsOneEventHoweverManyChunksItHas) {
-  EngineOptions options;
-  options.max_in_flight_bytes = 128 * kKiB;
-  FaultyWorld faulty(options);
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
+  FaultyWorld world(Window(128 * kKiB));
+  uint8_t* const data = world.AllocateDevice(Pattern(1, kMiB));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  const std::shared_ptr<int> records = CountCalls(faulty, "RecordEvent");
-  const Transfer out = world.CopyOut(host, data, world.compute());
+  const std::shared_ptr<int> records = world.CountCalls("RecordEvent");
+  const Transfer out = world.CopyOut(host, data);
   EXPECT_EQ(*records, 2) << "the compute's, and the batch's";
   EXPECT_EQ(world.engine().GetStats().d2h.submitted_chunks, 16u);
   EXPECT_EQ(world.engine().GetStats().d2h.in_flight_bytes, kMiB);
@@ -240,8 +200,8 @@ TEST(TransferOrderTest, ABatchThatDoesNotWaitForRoomIsOneEventHoweverManyChunksI
 TEST(TransferOrderTest, PollFindsOutAboutBothDirections) {
   EngineWorld world;
   uint8_t* const data = world.AllocateDevice(2 * kMiB);
-  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
-  const Transfer in = world.CopyIn(world.NewHostBuffer(kMiB), data + kMiB, world.compute());
+  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data);
+  const Transfer in = world.CopyIn(world.NewHostBuffer(kMiB), data + kMiB);
   ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
   EXPECT_FALSE(out.IsDone() || in.IsDone());
   world.engine().Poll();
@@ -249,4 +209,4 @@ TEST(TransferOrderTest, PollFindsOutAboutBothDirections) {
 }
 
 }  // namespace transfer_order_test
-}  // namespace pinion
+}  // namespace pinion::testing

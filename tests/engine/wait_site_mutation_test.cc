@@ -1,7 +1,6 @@
 // Disables the engine's waits one at a time. Each must make a test program fail.
 
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,17 +20,9 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace wait_site_mutation_test {
 
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FaultyWorld;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::kAfterOtherStream;
-using ::pinion::testing::kReadAfterCopyIn;
-using ::pinion::testing::Pattern;
-using ::pinion::testing::TestMachineOptions;
-using ::pinion::testing::WithoutRetries;
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
@@ -63,7 +54,7 @@ TEST(WaitSiteMutationTest, ACopyThatDoesNotWaitForComputeIsARace) {
     CopyOutWhatAKernelWrote(world);
     EXPECT_THAT(world.machine().races(), IsEmpty());
   }
-  ScopedDisableWaitSite disabled(internal::kCopyAfterCompute);
+  ScopedDisableWaitSite disabled(pinion::internal::kCopyAfterCompute);
   EngineWorld world;
   CopyOutWhatAKernelWrote(world);
   // The copy does not wait for the allocation either, which is the same missing edge.
@@ -73,14 +64,11 @@ TEST(WaitSiteMutationTest, ACopyThatDoesNotWaitForComputeIsARace) {
 
 // Returns the host's bytes after a copy out whose source is written by another copy on `compute`.
 std::vector<uint8_t> CopyOutWhatACopyWrote(EngineWorld& world) {
-  const std::shared_ptr<HostBuffer> source = world.NewHostBuffer(kKiB);
-  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kKiB);
-  world.WriteHost(*source, Pattern(1, kKiB));
-  world.WriteHost(*host, Pattern(2, kKiB));
-  uint8_t* const data = world.AllocateDevice(kKiB);
-  world.WriteDevice(data, Pattern(3, kKiB), world.compute());
+  const std::shared_ptr<HostBuffer> source = world.NewHostBuffer(Pattern(1, kKiB));
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(Pattern(2, kKiB));
+  uint8_t* const data = world.AllocateDevice(Pattern(3, kKiB));
   EXPECT_THAT(world.machine().Copy(0, data, source->data(), kKiB, world.compute()), IsOk());
-  const Transfer out = world.CopyOut(host, data, world.compute());
+  const Transfer out = world.CopyOut(host, data);
   EXPECT_THAT(out.Wait(kLong), IsOk());
   return world.ReadHost(*host);
 }
@@ -90,26 +78,24 @@ TEST(WaitSiteMutationTest, ACopyThatDoesNotWaitForComputeMovesStaleBytes) {
     EngineWorld world(WithoutDetector());
     EXPECT_EQ(CopyOutWhatACopyWrote(world), Pattern(1, kKiB));
   }
-  ScopedDisableWaitSite disabled(internal::kCopyAfterCompute);
+  ScopedDisableWaitSite disabled(pinion::internal::kCopyAfterCompute);
   EngineWorld world(WithoutDetector());
   EXPECT_EQ(CopyOutWhatACopyWrote(world), Pattern(3, kKiB));
 }
 
 // Copies a tensor out and in again through the same block.
 std::vector<uint8_t> OutAndBack(EngineWorld& world) {
-  uint8_t* const from = world.AllocateDevice(kKiB);
+  uint8_t* const from = world.AllocateDevice(Pattern(1, kKiB));
   uint8_t* const to = world.AllocateDevice(kKiB);
-  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kKiB);
-  world.WriteHost(*host, Pattern(2, kKiB));
-  world.WriteDevice(from, Pattern(1, kKiB), world.compute());
-  world.CopyOut(host, from, world.compute());
-  const Transfer in = world.CopyIn(host, to, world.compute());
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(Pattern(2, kKiB));
+  world.CopyOut(host, from);
+  const Transfer in = world.CopyIn(host, to);
   EXPECT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
-  return world.ReadDevice(to, kKiB, world.compute());
+  return world.ReadDevice(to, kKiB);
 }
 
 TEST(WaitSiteMutationTest, ACopyInThatDoesNotWaitForTheCopyOutIsARace) {
-  ScopedDisableWaitSite disabled(internal::kCopyAfterHostBuffer);
+  ScopedDisableWaitSite disabled(pinion::internal::kCopyAfterHostBuffer);
   EngineWorld world;
   OutAndBack(world);
   EXPECT_THAT(world.machine().races(),
@@ -122,97 +108,77 @@ TEST(WaitSiteMutationTest, ACopyInThatDoesNotWaitForTheCopyOutMovesStaleBytes) {
     EngineWorld world(WithoutDetector());
     EXPECT_EQ(OutAndBack(world), Pattern(1, kKiB));
   }
-  ScopedDisableWaitSite disabled(internal::kCopyAfterHostBuffer);
+  ScopedDisableWaitSite disabled(pinion::internal::kCopyAfterHostBuffer);
   EngineWorld world(WithoutDetector());
   EXPECT_EQ(OutAndBack(world), Pattern(2, kKiB));
 }
 
 // Returns the host's bytes after a copy out whose event could not be recorded.
-std::vector<uint8_t> CopyOutWithoutAnEvent(FaultyWorld& faulty) {
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(kKiB);
-  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kKiB);
-  world.WriteHost(*host, Pattern(2, kKiB));
-  world.WriteDevice(data, Pattern(1, kKiB), world.compute());
-  int records = 0;
-  faulty.device->FailCalls([&records](const std::string& call, uint64_t) -> absl::Status {
-    return call == "RecordEvent" && ++records == 2 ? absl::UnavailableError("injected")
-                                                   : absl::OkStatus();
-  });
-  const Transfer out = world.CopyOut(host, data, world.compute());
+std::vector<uint8_t> CopyOutWithoutAnEvent(FaultyWorld& world) {
+  uint8_t* const data = world.AllocateDevice(Pattern(1, kKiB));
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(Pattern(2, kKiB));
+  world.FailCall("RecordEvent", 2, Injected());
+  const Transfer out = world.CopyOut(host, data);
   EXPECT_TRUE(out.IsDone());
   return world.ReadHost(*host);
 }
 
 TEST(WaitSiteMutationTest, ACopyWithoutAnEventThatIsNotWaitedForIsARace) {
-  ScopedDisableWaitSite disabled(internal::kCopyWithoutEvent);
-  FaultyWorld faulty(WithoutRetries());
-  CopyOutWithoutAnEvent(faulty);
-  EXPECT_THAT(faulty.machine->races(),
+  ScopedDisableWaitSite disabled(pinion::internal::kCopyWithoutEvent);
+  FaultyWorld world(WithoutRetries());
+  CopyOutWithoutAnEvent(world);
+  EXPECT_THAT(world.machine().races(),
               Contains(AllOf(HasSubstr("copy D2H"), HasSubstr("host access"))));
 }
 
 TEST(WaitSiteMutationTest, ACopyWithoutAnEventThatIsNotWaitedForHasNotArrived) {
   {
-    FaultyWorld faulty(WithoutRetries(), WithoutDetector());
-    EXPECT_EQ(CopyOutWithoutAnEvent(faulty), Pattern(1, kKiB));
+    FaultyWorld world(WithoutRetries(), WithoutDetector());
+    EXPECT_EQ(CopyOutWithoutAnEvent(world), Pattern(1, kKiB));
   }
-  ScopedDisableWaitSite disabled(internal::kCopyWithoutEvent);
-  FaultyWorld faulty(WithoutRetries(), WithoutDetector());
-  EXPECT_EQ(CopyOutWithoutAnEvent(faulty), Pattern(2, kKiB));
+  ScopedDisableWaitSite disabled(pinion::internal::kCopyWithoutEvent);
+  FaultyWorld world(WithoutRetries(), WithoutDetector());
+  EXPECT_EQ(CopyOutWithoutAnEvent(world), Pattern(2, kKiB));
 }
 
 // Makes a batch fail at its second chunk, then fills the buffer with Pattern(2). Returns the host's
 // bytes when everything is done.
-std::vector<uint8_t> ReuseTheBufferOfAFailedBatch(FaultyWorld& faulty) {
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(kKiB);
+std::vector<uint8_t> ReuseTheBufferOfAFailedBatch(FaultyWorld& world) {
+  uint8_t* const data = world.AllocateDevice(Pattern(1, kKiB));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kKiB);
-  world.WriteDevice(data, Pattern(1, kKiB), world.compute());
-  int copies = 0;
-  faulty.device->FailCalls([&copies](const std::string& call, uint64_t) -> absl::Status {
-    return call == "CopyAsync" && ++copies == 2 ? absl::UnavailableError("injected")
-                                                : absl::OkStatus();
-  });
-  EXPECT_THAT(world.TryCopyOut(host, data, world.compute()), Not(IsOk()));
+  world.FailCall("CopyAsync", 2, Injected());
+  EXPECT_THAT(world.TryCopyOut(host, data), Not(IsOk()));
   world.WriteHost(*host, Pattern(2, kKiB));
   EXPECT_THAT(world.machine().SynchronizeDevice(0), IsOk());
   return world.ReadHost(*host);
 }
 
-EngineOptions SmallChunks() {
-  EngineOptions options = WithoutRetries();
-  options.max_in_flight_bytes = kKiB;
-  return options;
-}
+EngineOptions SmallChunks() { return Window(kKiB, WithoutRetries()); }
 
 TEST(WaitSiteMutationTest, AFailedBatchThatIsNotWaitedForIsARace) {
-  ScopedDisableWaitSite disabled(internal::kFailedBatch);
-  FaultyWorld faulty(SmallChunks());
-  ReuseTheBufferOfAFailedBatch(faulty);
-  EXPECT_THAT(faulty.machine->races(),
+  ScopedDisableWaitSite disabled(pinion::internal::kFailedBatch);
+  FaultyWorld world(SmallChunks());
+  ReuseTheBufferOfAFailedBatch(world);
+  EXPECT_THAT(world.machine().races(),
               Contains(AllOf(HasSubstr("copy D2H"), HasSubstr("host access"))));
 }
 
 TEST(WaitSiteMutationTest, AFailedBatchThatIsNotWaitedForOverwritesItsBuffer) {
   {
-    FaultyWorld faulty(SmallChunks(), WithoutDetector());
-    EXPECT_EQ(ReuseTheBufferOfAFailedBatch(faulty), Pattern(2, kKiB));
+    FaultyWorld world(SmallChunks(), WithoutDetector());
+    EXPECT_EQ(ReuseTheBufferOfAFailedBatch(world), Pattern(2, kKiB));
   }
-  ScopedDisableWaitSite disabled(internal::kFailedBatch);
-  FaultyWorld faulty(SmallChunks(), WithoutDetector());
-  EXPECT_NE(ReuseTheBufferOfAFailedBatch(faulty), Pattern(2, kKiB));
+  ScopedDisableWaitSite disabled(pinion::internal::kFailedBatch);
+  FaultyWorld world(SmallChunks(), WithoutDetector());
+  EXPECT_NE(ReuseTheBufferOfAFailedBatch(world), Pattern(2, kKiB));
 }
 
 TEST(WaitSiteMutationTest, WithoutFlowControlTheBoundIsBroken) {
-  ScopedDisableWaitSite disabled(internal::kFlowControl);
-  EngineOptions options;
-  options.max_in_flight_bytes = 2 * kMiB;
-  EngineWorld world(TestMachineOptions(), options);
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  for (int i = 0; i < 5; ++i) world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  ScopedDisableWaitSite disabled(pinion::internal::kFlowControl);
+  EngineWorld world(TestMachineOptions(), Window(2 * kMiB));
+  for (int i = 0; i < 5; ++i) world.CopyIn(kMiB);
   EXPECT_GT(world.engine().GetStats().h2d.peak_in_flight_bytes, 2 * kMiB);
 }
 
 }  // namespace wait_site_mutation_test
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -33,28 +33,14 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace window_test {
 
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::FaultyWorld;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::kReadAfterCopyIn;
-using ::pinion::testing::Pattern;
-using ::pinion::testing::StatusIs;
-using ::pinion::testing::TestMachineOptions;
-using ::pinion::testing::WithoutRetries;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
-
-EngineOptions Window(uint64_t bytes) {
-  EngineOptions options;
-  options.max_in_flight_bytes = bytes;
-  return options;
-}
 
 // A link so slow that 1 MiB represents 256 MiB, so that tests move little memory.
 constexpr double kSlowdown = 256;
@@ -85,8 +71,7 @@ TEST(WindowTest, ABatchOfTenWindowsNeverHasMoreThanOneInFlight) {
       const uint64_t piece_bytes = 10 * window / pieces + 1;
       const uint64_t size_bytes = pieces * piece_bytes;
       uint8_t* const data = world.AllocateDevice(size_bytes);
-      const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(size_bytes);
-      world.WriteHost(*host, Pattern(1, size_bytes));
+      const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(Pattern(1, size_bytes));
       CopyBatch batch(CopyDirection::kHostToDevice);
       std::vector<uint8_t> expected(size_bytes);
       for (uint64_t i = 0; i < pieces; ++i) {  // reversed on the host: none are merged
@@ -96,15 +81,14 @@ TEST(WindowTest, ABatchOfTenWindowsNeverHasMoreThanOneInFlight) {
         std::copy_n(all.begin() + from, piece_bytes, expected.begin() + i * piece_bytes);
       }
 
-      const absl::StatusOr<Transfer> in = world.engine().Submit(std::move(batch), world.compute());
+      const Transfer in = world.Submit(std::move(batch));
 
-      ASSERT_THAT(in, IsOk());
       const DirectionStats stats = world.engine().GetStats().h2d;
       EXPECT_LE(stats.peak_in_flight_bytes, window);
       EXPECT_EQ(stats.submitted_transfers, 1u);
       EXPECT_GE(stats.submitted_chunks, 10u);
-      ASSERT_THAT(in->Wait(kLong), IsOk());
-      EXPECT_EQ(world.ReadDevice(data, size_bytes, world.compute()), expected);
+      ASSERT_THAT(in.Wait(kLong), IsOk());
+      EXPECT_EQ(world.ReadDevice(data, size_bytes), expected);
       EXPECT_EQ(world.engine().GetStats().h2d.in_flight_bytes, 0u);
       EXPECT_EQ(world.engine().GetStats().h2d.completed_transfers, 1u);
       EXPECT_THAT(world.machine().races(), IsEmpty());
@@ -118,10 +102,7 @@ TEST(WindowTest, OnALinkOfUnknownRateAChunkHas64Mib) {
   options.memory_bytes = 256 * kMiB;
   EngineWorld world(options);
   constexpr uint64_t kBytes = 128 * kMiB;
-  CopyBatch batch(CopyDirection::kHostToDevice);
-  batch.Add(world.NewHostBuffer(kBytes), 0, world.AllocateDevice(kBytes), kBytes);
-  PINION_ASSERT_OK_AND_ASSIGN(const Transfer in,
-                              world.engine().Submit(std::move(batch), world.compute()));
+  const Transfer in = world.CopyIn(kBytes);
   EXPECT_EQ(world.engine().GetStats().h2d.submitted_chunks, 2u);
   EXPECT_THAT(in.Wait(kLong), IsOk());
 }
@@ -129,15 +110,14 @@ TEST(WindowTest, OnALinkOfUnknownRateAChunkHas64Mib) {
 TEST(WindowTest, OneTicketCoversAllChunks) {
   EngineWorld world(TestMachineOptions(), Window(64 * kKiB));
   uint8_t* const data = world.AllocateDevice(kMiB);
-  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  world.WriteHost(*host, Pattern(1, kMiB));
-  const Transfer in = world.CopyIn(host, data, world.compute());
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(Pattern(1, kMiB));
+  const Transfer in = world.CopyIn(host, data);
   EXPECT_FALSE(in.IsDone());
   EXPECT_EQ(in.ticket().value, world.engine().GetStats().h2d.submitted_chunks);
   ASSERT_EQ(host->tickets().size(), 1u);
   EXPECT_EQ(host->tickets()[0].value, in.ticket().value);
   ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
-  EXPECT_EQ(world.ReadDevice(data, kMiB, world.compute()), Pattern(1, kMiB));
+  EXPECT_EQ(world.ReadDevice(data, kMiB), Pattern(1, kMiB));
   EXPECT_THAT(world.machine().races(), IsEmpty());
 }
 
@@ -178,7 +158,7 @@ TEST(WindowTest, ACopyInBlocksTheHostUnlessItsCallerBoundsWhatItFetches) {
 // A host wait breaks some captures.
 TEST(WindowTest, ABatchOfACapturingStreamIsRefusedBeforeItWaitsForRoom) {
   EngineWorld world(SlowLink("h100_pcie5"), Window(kMiB / 4));
-  world.CopyIn(world.NewHostBuffer(kMiB / 4), world.AllocateDevice(kMiB / 4), world.compute());
+  world.CopyIn(kMiB / 4);
   uint8_t* const data = world.AllocateDevice(kMiB / 4);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB / 4);
   const StreamHandle capturing = world.NewStream();
@@ -186,27 +166,23 @@ TEST(WindowTest, ABatchOfACapturingStreamIsRefusedBeforeItWaitsForRoom) {
   EXPECT_THAT(world.TryCopyIn(host, data, capturing),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("captures a graph")));
   EXPECT_EQ(world.engine().GetStats().h2d.flow_control_waits, 0u);
-  EXPECT_THAT(world.TryCopyIn(host, data, world.compute()), IsOk());
+  EXPECT_THAT(world.TryCopyIn(host, data), IsOk());
   EXPECT_GT(world.engine().GetStats().h2d.flow_control_waits, 0u);
 }
 
 // On a stalled device the fetch would be blocked for as long as the stall.
 TEST(WindowTest, ACallersFetchIsNotBlockedByABatchThatWaitsForRoom) {
-  FaultyWorld faulty(Window(kMiB));
-  EngineWorld& world = faulty.world;
+  FaultyWorld world(Window(kMiB));
   uint8_t* const data = world.AllocateDevice(2 * kMiB);
-  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  world.CopyIn(world.NewHostBuffer(kMiB), data);
   std::promise<void> blocked;
   std::promise<void> released;
-  faulty.device->FailCalls([&, waits = 0](const std::string& call, uint64_t) mutable {
-    if (call == "WaitEvent" && ++waits == 1) {
-      blocked.set_value();
-      released.get_future().wait();
-    }
-    return absl::OkStatus();
+  world.DuringCall("WaitEvent", 1, [&] {
+    blocked.set_value();
+    released.get_future().wait();
   });
   const std::shared_ptr<HostBuffer> prefetched = world.NewHostBuffer(kMiB);
-  std::thread prefetch([&] { world.CopyIn(prefetched, data, world.compute()); });
+  std::thread prefetch([&] { world.CopyIn(prefetched, data); });
   blocked.get_future().wait();
   CopyBatch batch(CopyDirection::kHostToDevice, FlowControl::kCaller);
   batch.Add(world.NewHostBuffer(kMiB), 0, data + kMiB, kMiB);
@@ -239,10 +215,8 @@ TEST(WindowTest, AFetchIsDoneWithinAWindowAndItsOwnTime) {
       fetch.Add(host, 0, data, fetch_bytes);
       const double before_ms = world.machine().now_ms();
 
-      const absl::StatusOr<Transfer> fetched =
-          world.engine().Submit(std::move(fetch), world.compute());
-      ASSERT_THAT(fetched, IsOk());
-      ASSERT_THAT(fetched->Wait(kLong), IsOk());
+      const Transfer fetched = world.Submit(std::move(fetch));
+      ASSERT_THAT(fetched.Wait(kLong), IsOk());
 
       // At most ten chunks are in flight, each with a fixed cost and host calls.
       constexpr double kFixedMs = 0.1;
@@ -254,14 +228,14 @@ TEST(WindowTest, AFetchIsDoneWithinAWindowAndItsOwnTime) {
 
 // Without the limit, the same fetch waits for all copies.
 TEST(WindowTest, WithoutFlowControlAFetchWaitsForEverything) {
-  const ScopedDisableWaitSite disabled(internal::kFlowControl);
+  const ScopedDisableWaitSite disabled(pinion::internal::kFlowControl);
   const EmulatedOptions machine = SlowLink("h100_pcie5");
   EngineWorld world(machine, Window(kMiB));
   uint8_t* const data = world.AllocateDevice(4 * kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(4 * kMiB);
   const double before_ms = world.machine().now_ms();
-  world.CopyIn(host, data, world.compute());
-  const Transfer fetched = world.CopyIn(world.NewHostBuffer(100), data, world.compute());
+  world.CopyIn(host, data);
+  const Transfer fetched = world.CopyIn(world.NewHostBuffer(100), data);
   ASSERT_THAT(fetched.Wait(kLong), IsOk());
   EXPECT_GT(world.machine().now_ms() - before_ms,
             TransferMs(4 * kMiB, machine.preset.link.h2d_gb_per_s));
@@ -360,7 +334,7 @@ TEST(WindowTest, ASmallCopyOfSomebodyElseWaitsForOneChunkOnly) {
     const std::shared_ptr<HostBuffer> item = world.NewHostBuffer(kKiB);
     const StreamHandle other = world.NewStream();
     const double before_ms = world.machine().now_ms();
-    const Transfer in = world.CopyIn(host, data, world.compute());
+    const Transfer in = world.CopyIn(host, data);
     ASSERT_THAT(world.machine().Copy(0, data, item->data(), 4, other), IsOk());
     ASSERT_THAT(world.engine().device().SynchronizeStream(other), IsOk());
     EXPECT_LT(world.machine().now_ms() - before_ms, 0.75);
@@ -375,29 +349,15 @@ TEST(WindowTest, ASmallCopyOfSomebodyElseWaitsForOneChunkOnly) {
 
 constexpr uint64_t kChunk = 64 * kKiB;
 
-EngineOptions TwoChunksInFlight(EngineOptions options = WithoutRetries()) {
-  options.max_in_flight_bytes = 2 * kChunk;
-  return options;
-}
-
-// Makes the number-th CopyAsync from now on return `status`; later ones succeed.
-void FailCopy(FaultyWorld& faulty, int number, absl::Status status) {
-  faulty.device->FailCalls(
-      [number, status, copies = 0](const std::string& call, uint64_t) mutable -> absl::Status {
-        return call == "CopyAsync" && ++copies == number ? status : absl::OkStatus();
-      });
-}
+EngineOptions TwoChunksInFlight() { return Window(2 * kChunk, WithoutRetries()); }
 
 TEST(WindowTest, ABatchThatFailsHalfWayIsOverWhenItReturns) {
-  FaultyWorld faulty(TwoChunksInFlight());
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(8 * kChunk);
+  FaultyWorld world(TwoChunksInFlight());
+  uint8_t* const data = world.AllocateDevice(Pattern(1, 8 * kChunk));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kChunk);
-  world.WriteDevice(data, Pattern(1, 8 * kChunk), world.compute());
-  FailCopy(faulty, 4, absl::UnavailableError("injected"));
+  world.FailCall("CopyAsync", 4, Injected());
 
-  EXPECT_THAT(world.TryCopyOut(host, data, world.compute()),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
+  EXPECT_THAT(world.TryCopyOut(host, data), IsInjected());
 
   // The host may write to the buffer at once, because no copy follows.
   for (const FenceTicket& ticket : host->tickets()) EXPECT_TRUE(ticket.IsDone());
@@ -410,21 +370,17 @@ TEST(WindowTest, ABatchThatFailsHalfWayIsOverWhenItReturns) {
   EXPECT_EQ(world.ReadHost(*host), Pattern(2, 8 * kChunk));
   EXPECT_THAT(world.machine().races(), IsEmpty());
 
-  const absl::StatusOr<Transfer> again = world.TryCopyOut(host, data, world.compute());
-  ASSERT_THAT(again, IsOk());
-  ASSERT_THAT(again->Wait(kLong), IsOk());
+  const Transfer again = world.CopyOut(host, data);
+  ASSERT_THAT(again.Wait(kLong), IsOk());
   EXPECT_EQ(world.ReadHost(*host), Pattern(1, 8 * kChunk));
 }
 
 TEST(WindowTest, AStickyErrorHalfWayLosesTheBatchAndKeepsItsBlocks) {
-  FaultyWorld faulty(TwoChunksInFlight());
-  EngineWorld& world = faulty.world;
+  FaultyWorld world(TwoChunksInFlight());
   uint8_t* const data = world.AllocateDevice(8 * kChunk);
-  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kChunk);
-  world.WriteHost(*host, Pattern(1, 8 * kChunk));
-  FailCopy(faulty, 4, absl::InternalError("an ECC error"));
-  EXPECT_THAT(world.TryCopyIn(host, data, world.compute()),
-              StatusIs(absl::StatusCode::kInternal, HasSubstr("an ECC error")));
+  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(Pattern(1, 8 * kChunk));
+  world.FailCall("CopyAsync", 4, DeviceLost());
+  EXPECT_THAT(world.TryCopyIn(host, data), IsDeviceLost());
   ASSERT_EQ(host->tickets().size(), 1u);
   EXPECT_FALSE(host->tickets()[0].IsDone());
   EXPECT_EQ(world.ReadHost(*host), Pattern(1, 8 * kChunk));
@@ -435,18 +391,15 @@ TEST(WindowTest, ACopyOutThatIsLostAtAnyChunkKeepsItsBlocks) {
   for (const auto& [call, chunk] :
        {std::pair("CopyAsync", 1), std::pair("CopyAsync", 4), std::pair("RecordEvent", 8)}) {
     SCOPED_TRACE(std::string(call) + " of chunk " + std::to_string(chunk));
-    FaultyWorld faulty(TwoChunksInFlight());
-    EngineWorld& world = faulty.world;
+    FaultyWorld world(TwoChunksInFlight());
     uint8_t* const data = world.AllocateDevice(8 * kChunk);
     const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kChunk);
-    faulty.device->FailCalls([call = std::string(call), chunk = chunk, copies = 0](
-                                 const std::string& made, uint64_t) mutable {
+    world.device->FailCalls([call = std::string(call), chunk = chunk, copies = 0](
+                                const std::string& made, uint64_t) mutable {
       copies += made == "CopyAsync" ? 1 : 0;
-      return copies >= chunk && made == call ? absl::InternalError("an ECC error")
-                                             : absl::OkStatus();
+      return copies >= chunk && made == call ? DeviceLost() : absl::OkStatus();
     });
-    EXPECT_THAT(world.TryCopyOut(host, data, world.compute()),
-                StatusIs(absl::StatusCode::kInternal, HasSubstr("an ECC error")));
+    EXPECT_THAT(world.TryCopyOut(host, data), IsDeviceLost());
     ASSERT_EQ(host->tickets().size(), 1u);
     EXPECT_FALSE(host->tickets()[0].IsDone());
   }
@@ -456,16 +409,12 @@ TEST(WindowTest, ACopyOutThatIsLostAtAnyChunkKeepsItsBlocks) {
 TEST(WindowTest, ABatchThatStandsStillHalfWayIsWaitedFor) {
   EmulatedOptions machine = TestMachineOptions();
   machine.faults.stalls = {{.at = 2, .ms = 15 * 60'000}};
-  FaultyWorld faulty(TwoChunksInFlight(), machine);
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(8 * kChunk);
+  FaultyWorld world(TwoChunksInFlight(), machine);
+  uint8_t* const data = world.AllocateDevice(Pattern(1, 8 * kChunk));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kChunk);
-  world.WriteDevice(data, Pattern(1, 8 * kChunk), world.compute());
 
-  const absl::StatusOr<Transfer> in = world.TryCopyIn(host, data, world.compute());
-
-  ASSERT_THAT(in, IsOk());
-  ASSERT_THAT(in->Wait(kLong), IsOk());
+  const Transfer in = world.CopyIn(host, data);
+  ASSERT_THAT(in.Wait(kLong), IsOk());
   EXPECT_GT(world.machine().now_ms(), 15 * 60'000);
   EXPECT_THAT(world.engine().health(), IsOk());
 }
@@ -473,13 +422,11 @@ TEST(WindowTest, ABatchThatStandsStillHalfWayIsWaitedFor) {
 TEST(WindowTest, ABatchThatFailedIsWaitedForHoweverLongItsChunksTake) {
   EmulatedOptions machine = TestMachineOptions();
   machine.faults.stalls = {{.at = 2, .ms = 15 * 60'000}};
-  FaultyWorld faulty(TwoChunksInFlight(), machine);
-  EngineWorld& world = faulty.world;
+  FaultyWorld world(TwoChunksInFlight(), machine);
   uint8_t* const data = world.AllocateDevice(8 * kChunk);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kChunk);
-  FailCopy(faulty, 3, absl::UnavailableError("injected"));
-  EXPECT_THAT(world.TryCopyIn(host, data, world.compute()),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
+  world.FailCall("CopyAsync", 3, Injected());
+  EXPECT_THAT(world.TryCopyIn(host, data), IsInjected());
   EXPECT_THAT(world.engine().health(), IsOk());
   ASSERT_EQ(host->tickets().size(), 1u);
   EXPECT_TRUE(host->tickets()[0].IsDone());
@@ -489,12 +436,11 @@ TEST(WindowTest, ABatchThatFailedIsWaitedForHoweverLongItsChunksTake) {
 TEST(WindowTest, ABatchThatIsStuckHalfWayForEverPoisonsTheEngine) {
   EmulatedOptions machine = TestMachineOptions();
   machine.faults.stalls = {{.at = 2}};
-  FaultyWorld faulty(TwoChunksInFlight(), machine);
-  EngineWorld& world = faulty.world;
+  FaultyWorld world(TwoChunksInFlight(), machine);
   uint8_t* const data = world.AllocateDevice(8 * kChunk);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kChunk);
 
-  EXPECT_THAT(world.TryCopyIn(host, data, world.compute()),
+  EXPECT_THAT(world.TryCopyIn(host, data),
               StatusIs(absl::StatusCode::kInternal,
                        AllOf(HasSubstr("neither finished nor taken back"), HasSubstr("no room"),
                              HasSubstr("its copy has not finished"))));
@@ -504,47 +450,28 @@ TEST(WindowTest, ABatchThatIsStuckHalfWayForEverPoisonsTheEngine) {
   EXPECT_FALSE(host->tickets()[0].IsDone());
 }
 
-// No device copies across the border of two allocations, wherever it is in the batch.
-TEST(WindowTest, NeighboursThatAreRefusedHalfWayGoOneByOneFromThere) {
-  FaultyWorld faulty(TwoChunksInFlight());
-  EngineWorld& world = faulty.world;
-  uint8_t* const data = world.AllocateDevice(8 * kChunk);
-  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kChunk);
-  world.WriteDevice(data, Pattern(1, 8 * kChunk), world.compute());
-  FailCopy(faulty, 3, absl::InvalidArgumentError("not inside one allocation"));
-  CopyBatch batch(CopyDirection::kDeviceToHost);
-  constexpr uint64_t kPiece = kChunk / 4 * 3;
-  for (uint64_t begin = 0; begin < 8 * kChunk; begin += kPiece) {
-    batch.Add(host, begin, data + begin, std::min(kPiece, 8 * kChunk - begin));
-  }
-
-  const absl::StatusOr<Transfer> out = world.engine().Submit(std::move(batch), world.compute());
-
-  ASSERT_THAT(out, IsOk());
-  ASSERT_THAT(out->Wait(kLong), IsOk());
-  EXPECT_EQ(world.ReadHost(*host), Pattern(1, 8 * kChunk));
-  EXPECT_EQ(world.engine().GetStats().d2h.submitted_bytes, 8 * kChunk);
-}
-
-// Unmerged pieces are cut at other places than the merged whole, so that each part is aligned.
-TEST(WindowTest, AChunkThatGetsShorterBecauseItWasRefusedMergedLosesNoByte) {
-  constexpr uint64_t kPiece = 5'000;
-  constexpr uint64_t kSize = 50 * kPiece;
-  for (const int refused : {1, 2, 3}) {
-    SCOPED_TRACE("chunk " + std::to_string(refused));
-    FaultyWorld faulty(TwoChunksInFlight());
-    EngineWorld& world = faulty.world;
-    uint8_t* const data = world.AllocateDevice(kSize);
+// No device copies across the border of two allocations, wherever it is in the batch. Unmerged
+// pieces are cut at other places than the merged whole, so that each part is aligned.
+TEST(WindowTest, NeighboursThatAreRefusedHalfWayGoOneByOneFromThereAndLoseNoByte) {
+  struct Row {
+    uint64_t piece_bytes;
+    int refused_chunk;
+  };
+  constexpr uint64_t kSize = 4 * kChunk - 1;
+  for (const Row& row : {Row{kChunk / 4 * 3, 3}, Row{5'000, 1}, Row{5'000, 2}, Row{5'000, 3}}) {
+    SCOPED_TRACE(std::to_string(row.piece_bytes) + ", " + std::to_string(row.refused_chunk));
+    FaultyWorld world(TwoChunksInFlight());
+    uint8_t* const data = world.AllocateDevice(Pattern(1, kSize));
     const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kSize);
-    world.WriteDevice(data, Pattern(1, kSize), world.compute());
-    FailCopy(faulty, refused, absl::InvalidArgumentError("not inside one allocation"));
+    world.FailCall("CopyAsync", row.refused_chunk,
+                   absl::InvalidArgumentError("not inside one allocation"));
     CopyBatch batch(CopyDirection::kDeviceToHost);
-    for (uint64_t at = 0; at < kSize; at += kPiece) batch.Add(host, at, data + at, kPiece);
+    for (uint64_t at = 0; at < kSize; at += row.piece_bytes) {
+      batch.Add(host, at, data + at, std::min(row.piece_bytes, kSize - at));
+    }
 
-    const absl::StatusOr<Transfer> out = world.engine().Submit(std::move(batch), world.compute());
+    ASSERT_THAT(world.Submit(std::move(batch)).Wait(kLong), IsOk());
 
-    ASSERT_THAT(out, IsOk());
-    ASSERT_THAT(out->Wait(kLong), IsOk());
     EXPECT_EQ(world.ReadHost(*host), Pattern(1, kSize));
     EXPECT_EQ(world.engine().GetStats().d2h.submitted_bytes, kSize);
     EXPECT_EQ(world.engine().GetStats().d2h.completed_transfers, 1u);
@@ -552,4 +479,4 @@ TEST(WindowTest, AChunkThatGetsShorterBecauseItWasRefusedMergedLosesNoByte) {
 }
 
 }  // namespace window_test
-}  // namespace pinion
+}  // namespace pinion::testing

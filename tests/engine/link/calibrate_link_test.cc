@@ -27,7 +27,6 @@
 #include "pinion/device/emulated/faults.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/link/link_curve.h"
-#include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/fake_host.h"
@@ -35,20 +34,14 @@
 #include "pinion/tests/support/sanitizers.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
 using ::testing::AllOf;
-using testing::CapturedLog;
+using ::testing::DoubleNear;
 using ::testing::ElementsAre;
-using testing::EngineWorld;
-using testing::ForwardingDevice;
 using ::testing::HasSubstr;
-using testing::IsOk;
 using ::testing::Key;
-using testing::RoundsWithoutThreads;
-using testing::StatusIs;
-using testing::TestMachineOptions;
 
 constexpr double kOnePercent = 0.01;
 constexpr uint64_t kLittle = 3 * kMiB;
@@ -68,32 +61,33 @@ class LinkCalibrationTest : public ::testing::TestWithParam<std::string> {
     AllocatorOptions options;
     options.pageable_fallback = pageable_fallback;
     options.segment_bytes = options.max_locked_bytes = 2 * kMiB;
-    return PinnedAllocator::Create(options, machine.device(0)->pinned_source(),
-                                   testing::FakeHost().Probe())
+    return PinnedAllocator::Create(options, machine.device(0)->pinned_source(), FakeHost().Probe())
         .value();
+  }
+
+  static absl::StatusOr<LinkCalibration> Calibrate(EngineWorld& world) {
+    return CalibrateLink(*world.machine().device(0), world.allocator());
   }
 
   static void ExpectModel(const absl::StatusOr<LinkCalibration>& link, const LinkModel& model,
                           bool modelled = true) {
     ASSERT_THAT(link, IsOk());
     EXPECT_EQ(link->modelled, modelled);
-    EXPECT_NEAR(link->h2d.gb_per_s, model.h2d_gb_per_s, kOnePercent * model.h2d_gb_per_s);
-    EXPECT_NEAR(link->d2h.gb_per_s, model.d2h_gb_per_s, kOnePercent * model.d2h_gb_per_s);
-    EXPECT_NEAR(link->h2d_duplex_gb_per_s, model.h2d_duplex_gb_per_s,
-                kOnePercent * model.h2d_duplex_gb_per_s);
-    EXPECT_NEAR(link->d2h_duplex_gb_per_s, model.d2h_duplex_gb_per_s,
-                kOnePercent * model.d2h_duplex_gb_per_s);
+    const auto is_near = [](double value) { return DoubleNear(value, kOnePercent * value); };
+    EXPECT_THAT(link->h2d.gb_per_s, is_near(model.h2d_gb_per_s));
+    EXPECT_THAT(link->d2h.gb_per_s, is_near(model.d2h_gb_per_s));
+    EXPECT_THAT(link->h2d_duplex_gb_per_s, is_near(model.h2d_duplex_gb_per_s));
+    EXPECT_THAT(link->d2h_duplex_gb_per_s, is_near(model.d2h_duplex_gb_per_s));
     for (const LinkCurve& curve : {link->h2d, link->d2h}) {
-      EXPECT_NEAR(curve.fixed_us, model.fixed_us, kOnePercent * model.fixed_us);
-      EXPECT_NEAR(curve.piece_us, model.piece_us, kOnePercent * model.piece_us);
+      EXPECT_THAT(curve.fixed_us, is_near(model.fixed_us));
+      EXPECT_THAT(curve.piece_us, is_near(model.piece_us));
     }
   }
 };
 
 TEST_P(LinkCalibrationTest, FindsThePresetBack) {
   EngineWorld world(Machine(GetParam()));
-  ExpectModel(CalibrateLink(*world.machine().device(0), world.allocator()),
-              world.machine().options().preset.link);
+  ExpectModel(Calibrate(world), world.machine().options().preset.link);
 }
 
 INSTANTIATE_TEST_SUITE_P(Presets, LinkCalibrationTest, ::testing::ValuesIn(PresetNames()),
@@ -105,14 +99,14 @@ TEST_F(LinkCalibrationTest, ASlowHostDoesNotMakeTheLinkSlow) {
   options.preset.host_call_us = 6;
   options.preset.host_event_us = 6;
   EngineWorld world(options);
-  ExpectModel(CalibrateLink(*world.machine().device(0), world.allocator()), options.preset.link);
+  ExpectModel(Calibrate(world), options.preset.link);
 }
 
 TEST_F(LinkCalibrationTest, APieceThatCostsNextToNothingIsMeasured) {
   EmulatedOptions options = Machine("h100_pcie5");
   options.preset.link.piece_us = 0.25;
   EngineWorld world(options);
-  ExpectModel(CalibrateLink(*world.machine().device(0), world.allocator()), options.preset.link);
+  ExpectModel(Calibrate(world), options.preset.link);
 }
 
 // Imitates hardware whose times vary.
@@ -173,7 +167,7 @@ TEST_F(LinkCalibrationTest, TimesThatShrinkAreNoise) {
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("noise")));
 }
 
-TEST_F(LinkCalibrationTest, HalfOfTheMemoryIsMeasuredAndHalfIsForTraffic) {
+TEST_F(LinkCalibrationTest, HalfOfTheMemoryIsMeasuredInCopiesOfManySizes) {
   EngineWorld world(Machine("h100_pcie5"));
   ScatteringDevice device(world.machine().device(0));
   ASSERT_THAT(CalibrateLink(device, world.allocator()), IsOk());
@@ -181,13 +175,7 @@ TEST_F(LinkCalibrationTest, HalfOfTheMemoryIsMeasuredAndHalfIsForTraffic) {
   EXPECT_THAT(device.copied,
               ElementsAre(Key(4 * kKiB), Key(16 * kKiB), Key(64 * kKiB), Key(256 * kKiB),
                           Key(512 * kKiB), Key(kMiB), Key(2 * kMiB), Key(4 * kMiB), Key(8 * kMiB)));
-}
-
-TEST_F(LinkCalibrationTest, OfSmallCopiesThereAreSixteenAndOfLargeOnesEightMebibytes) {
-  EngineWorld world(Machine("h100_pcie5"));
-  ScatteringDevice device(world.machine().device(0));
-  ASSERT_THAT(CalibrateLink(device, world.allocator()), IsOk());
-  // In both directions.
+  // In both directions there are sixteen small copies, and large ones of 8 MiB in all.
   EXPECT_EQ(device.copied[4 * kKiB], 2 * 16);
   EXPECT_EQ(device.copied[kMiB], 2 * 8);
 }
@@ -196,7 +184,7 @@ TEST_F(LinkCalibrationTest, AHostThatNoGateCanOutlastIsAnErrorThatSaysSo) {
   EmulatedOptions options = Machine("h100_pcie5", kLittle);
   options.preset.host_call_us = 1e6;
   EngineWorld world(options);
-  EXPECT_THAT(CalibrateLink(*world.machine().device(0), world.allocator()),
+  EXPECT_THAT(Calibrate(world),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("emu:0"), HasSubstr("apart from the host"))));
 }
@@ -227,15 +215,14 @@ TEST_F(LinkCalibrationTest, LittlePinnedMemoryIsAllThatIsUsed) {
 TEST_F(LinkCalibrationTest, AFullDeviceIsAnErrorThatSaysWhatIsMissing) {
   EngineWorld world(Machine("h100_pcie5", 512 * kKiB));
   const CapturedLog log;
-  EXPECT_THAT(CalibrateLink(*world.machine().device(0), world.allocator()),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("emu:0")));
+  EXPECT_THAT(Calibrate(world), StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("emu:0")));
   EXPECT_EQ(log.text(), "");
 }
 
 TEST_F(LinkCalibrationTest, GivesEverythingBack) {
   EngineWorld world(Machine("h100_pcie5"));
   const CapturedLog log;
-  ASSERT_THAT(CalibrateLink(*world.machine().device(0), world.allocator()), IsOk());
+  ASSERT_THAT(Calibrate(world), IsOk());
   EXPECT_EQ(world.machine().memory_stats(0).in_use_bytes, 0u);
   EXPECT_EQ(world.allocator().GetStats().used_bytes.current, 0u);
   EXPECT_THAT(world.machine().races(), ::testing::IsEmpty());
@@ -325,8 +312,7 @@ TEST_F(LinkCalibrationTest, AfterAStickyErrorPinnedMemoryIsNotReused) {
   EmulatedOptions options = Machine("h100_pcie5");
   options.faults.calls = {{DeviceCall::kCopy, 50, /*sticky=*/true}};
   EngineWorld world(options);
-  EXPECT_THAT(CalibrateLink(*world.machine().device(0), world.allocator()),
-              StatusIs(absl::StatusCode::kInternal));
+  EXPECT_THAT(Calibrate(world), StatusIs(absl::StatusCode::kInternal));
   EXPECT_GT(world.allocator().GetStats().used_bytes.current, 0u);
 }
 
@@ -337,11 +323,10 @@ TEST_F(LinkCalibrationTest, BesideOtherTrafficItFindsALinkThatIsNoFaster) {
   std::atomic<bool> stop{false};
   std::thread other([&] {
     while (!stop.load()) {
-      if (!world.CopyOut(host, data, world.compute()).Wait(absl::Seconds(10)).ok()) break;
+      if (!world.CopyOut(host, data).Wait(absl::Seconds(10)).ok()) break;
     }
   });
-  const absl::StatusOr<LinkCalibration> link =
-      CalibrateLink(*world.machine().device(0), world.allocator());
+  const absl::StatusOr<LinkCalibration> link = Calibrate(world);
   stop.store(true);
   other.join();
   ASSERT_THAT(link, IsOk());
@@ -374,4 +359,4 @@ TEST_F(LinkCalibrationTest, WhatWasNotMeasuredIsZero) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

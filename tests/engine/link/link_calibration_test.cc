@@ -8,11 +8,9 @@
 #include "gtest/gtest.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
-using ::pinion::testing::IsOk;
-using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -71,4 +69,4 @@ TEST(LinkUsTest, DirectionsThatHinderEachOtherGoOneAfterTheOther) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -6,17 +6,15 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
 using ::testing::HasSubstr;
-using testing::StatusIs;
 
 std::vector<CopyTime> TimesOn(const LinkCurve& curve) {
   std::vector<CopyTime> times;
@@ -42,11 +40,11 @@ TEST(LinkCurveTest, ABatchPaysForEachFurtherPiece) {
 TEST(LinkCurveTest, AFitFindsTheLineBack) {
   for (const double fixed_us : {0.0, 3.0, 40.0}) {
     for (const double gb_per_s : {2.5, 55.6, 421.0}) {
-      absl::StatusOr<LinkCurve> curve =
-          FitLinkCurve(TimesOn({.fixed_us = fixed_us, .gb_per_s = gb_per_s}));
-      ASSERT_THAT(curve, testing::IsOk());
-      EXPECT_NEAR(curve->fixed_us, fixed_us, 1e-6);
-      EXPECT_NEAR(curve->gb_per_s, gb_per_s, 1e-6 * gb_per_s);
+      PINION_ASSERT_OK_AND_ASSIGN(
+          const LinkCurve curve,
+          FitLinkCurve(TimesOn({.fixed_us = fixed_us, .gb_per_s = gb_per_s})));
+      EXPECT_NEAR(curve.fixed_us, fixed_us, 1e-6);
+      EXPECT_NEAR(curve.gb_per_s, gb_per_s, 1e-6 * gb_per_s);
     }
   }
 }
@@ -58,19 +56,17 @@ TEST(LinkCurveTest, NoiseInProportionToTheTimesHardlyMovesTheFixedCost) {
   std::uniform_real_distribution<double> noise(0.98, 1.02);
   std::vector<CopyTime> times = TimesOn(truth);
   for (CopyTime& time : times) time.us *= noise(random);
-  absl::StatusOr<LinkCurve> curve = FitLinkCurve(times);
-  ASSERT_THAT(curve, testing::IsOk());
-  EXPECT_NEAR(curve->fixed_us, truth.fixed_us, 0.03 * truth.fixed_us) << "seed 7";
-  EXPECT_NEAR(curve->gb_per_s, truth.gb_per_s, 0.03 * truth.gb_per_s) << "seed 7";
+  PINION_ASSERT_OK_AND_ASSIGN(const LinkCurve curve, FitLinkCurve(times));
+  EXPECT_NEAR(curve.fixed_us, truth.fixed_us, 0.03 * truth.fixed_us) << "seed 7";
+  EXPECT_NEAR(curve.gb_per_s, truth.gb_per_s, 0.03 * truth.gb_per_s) << "seed 7";
 }
 
 // Small sums must not lose precision.
 TEST(LinkCurveTest, ALineOfTwoTinyCopiesIsExact) {
   const std::vector<CopyTime> times = {{1, 1.0}, {2, 1.5}};
-  absl::StatusOr<LinkCurve> curve = FitLinkCurve(times);
-  ASSERT_THAT(curve, testing::IsOk());
-  EXPECT_NEAR(curve->fixed_us, 0.5, 1e-9);
-  EXPECT_NEAR(curve->gb_per_s, 2e-3, 1e-12);
+  PINION_ASSERT_OK_AND_ASSIGN(const LinkCurve curve, FitLinkCurve(times));
+  EXPECT_NEAR(curve.fixed_us, 0.5, 1e-9);
+  EXPECT_NEAR(curve.gb_per_s, 2e-3, 1e-12);
 }
 
 TEST(LinkCurveTest, WhatWasNotMeasuredIsZero) {
@@ -85,10 +81,9 @@ TEST(LinkCurveTest, WhatWasNotMeasuredIsZero) {
 
 TEST(LinkCurveTest, TheFixedCostIsNeverNegative) {
   const std::vector<CopyTime> times = {{1000, 0.5}, {1000000, 1000}};
-  absl::StatusOr<LinkCurve> curve = FitLinkCurve(times);
-  ASSERT_THAT(curve, testing::IsOk());
-  EXPECT_EQ(curve->fixed_us, 0);
-  EXPECT_GT(curve->gb_per_s, 0);
+  PINION_ASSERT_OK_AND_ASSIGN(const LinkCurve curve, FitLinkCurve(times));
+  EXPECT_EQ(curve.fixed_us, 0);
+  EXPECT_GT(curve.gb_per_s, 0);
 }
 
 TEST(LinkCurveTest, OneSizeMakesNoLine) {
@@ -97,8 +92,7 @@ TEST(LinkCurveTest, OneSizeMakesNoLine) {
   EXPECT_THAT(FitLinkCurve({}), refused);
   // Rounding hides differences below one in fifteen thousand.
   EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{{1'000'000, 10}, {1'000'050, 10.001}}), refused);
-  EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{{1'000'000, 10}, {1'000'070, 10.001}}),
-              testing::IsOk());
+  EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{{1'000'000, 10}, {1'000'070, 10.001}}), IsOk());
 }
 
 TEST(LinkCurveTest, TimesThatShrinkWithTheSizeAreNoise) {
@@ -117,4 +111,4 @@ TEST(LinkCurveTest, ATimeOrASizeThatIsNotPositiveIsRefused) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -4,7 +4,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -21,13 +20,10 @@
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
-using testing::ForwardingDevice;
 using ::testing::HasSubstr;
-using testing::IsOk;
-using testing::StatusIs;
 
 // A device whose next copy can be delayed on the host.
 class HesitantDevice : public ForwardingDevice {
@@ -316,4 +312,4 @@ TEST_F(LinkMeterDeathTest, LoadsAndBuffersThatMakeNoSenseAreTheCallersBug) {
 TEST_F(LinkMeterTest, AMeterWithoutWorkIsSettled) { EXPECT_THAT(meter_->Settle(), IsOk()); }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -12,19 +12,26 @@
 #include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
 using ::pinion::internal::EventPool;
 using ::pinion::internal::EventRef;
 using ::pinion::internal::GuardedDevice;
-using ::pinion::testing::ForkInTheMiddleOf;
-using ::pinion::testing::IsOk;
 
 class EventPoolTest : public ::testing::Test {
  protected:
+  // Replaces the pool by one whose device fails to create the second event.
+  void FailTheSecondEvent() {
+    EmulatedOptions options = TestMachineOptions();
+    options.faults.calls = {{.call = DeviceCall::kCreateEvent, .at = 2}};
+    device_ = std::make_shared<GuardedDevice>(EmulatedMachine::Create(options).value()->device(0),
+                                              /*transient_retries=*/0);
+    pool_ = std::make_unique<EventPool>(device_);
+  }
+
   const std::shared_ptr<EmulatedMachine> machine_ =
-      EmulatedMachine::Create(testing::TestMachineOptions()).value();
+      EmulatedMachine::Create(TestMachineOptions()).value();
   std::shared_ptr<GuardedDevice> device_ =
       std::make_shared<GuardedDevice>(machine_->device(0), /*transient_retries=*/0);
   std::unique_ptr<EventPool> pool_ = std::make_unique<EventPool>(device_);
@@ -57,11 +64,7 @@ TEST_F(EventPoolTest, SeveralAreAcquiredAndLetGoOfTogether) {
 }
 
 TEST_F(EventPoolTest, WhereOneCannotBeMadeNoneIsAcquired) {
-  EmulatedOptions options = testing::TestMachineOptions();
-  options.faults.calls = {{.call = DeviceCall::kCreateEvent, .at = 2}};
-  device_ = std::make_shared<GuardedDevice>(EmulatedMachine::Create(options).value()->device(0),
-                                            /*transient_retries=*/0);
-  pool_ = std::make_unique<EventPool>(device_);
+  FailTheSecondEvent();
   std::array<EventRef, 2> events;
   EXPECT_FALSE(pool_->Acquire(absl::MakeSpan(events)).ok());
   EXPECT_TRUE(events[0] == nullptr && events[1] == nullptr);
@@ -74,11 +77,7 @@ TEST_F(EventPoolTest, WhereOneCannotBeMadeNoneIsAcquired) {
 }
 
 TEST_F(EventPoolTest, WhereOneCannotBeMadeThoseThatWereFreeStayFree) {
-  EmulatedOptions options = testing::TestMachineOptions();
-  options.faults.calls = {{.call = DeviceCall::kCreateEvent, .at = 2}};
-  device_ = std::make_shared<GuardedDevice>(EmulatedMachine::Create(options).value()->device(0),
-                                            /*transient_retries=*/0);
-  pool_ = std::make_unique<EventPool>(device_);
+  FailTheSecondEvent();
   const EventHandle free = pool_->Acquire().value()->handle();
   std::array<EventRef, 2> events;
   EXPECT_FALSE(pool_->Acquire(absl::MakeSpan(events)).ok());
@@ -106,4 +105,4 @@ TEST_F(EventPoolTest, AChildLetsGoOfEventsAndPoolWhateverOthersDidWithThem) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

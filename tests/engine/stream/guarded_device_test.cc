@@ -14,13 +14,10 @@
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
 using ::pinion::internal::GuardedDevice;
-using ::pinion::testing::CapturedLog;
-using ::pinion::testing::ForwardingDevice;
-using ::pinion::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -29,7 +26,7 @@ using ::testing::Not;
 // first call makes the second one itself here.
 TEST(GuardedDeviceTest, ALaterErrorDoesNotReplaceTheFirst) {
   const CapturedLog log;
-  const auto machine = EmulatedMachine::Create(testing::TestMachineOptions()).value();
+  const auto machine = EmulatedMachine::Create(TestMachineOptions()).value();
   const auto device = std::make_shared<ForwardingDevice>(machine->device(0));
   GuardedDevice guarded(device, /*transient_retries=*/0);
   const StreamHandle stream = machine->default_stream(0);
@@ -47,7 +44,7 @@ TEST(GuardedDeviceTest, ALaterErrorDoesNotReplaceTheFirst) {
 }
 
 TEST(GuardedDeviceTest, AStreamWaitThatFailedIsNotCounted) {
-  const auto machine = EmulatedMachine::Create(testing::TestMachineOptions()).value();
+  const auto machine = EmulatedMachine::Create(TestMachineOptions()).value();
   const auto device = std::make_shared<ForwardingDevice>(machine->device(0));
   GuardedDevice guarded(device, /*transient_retries=*/0);
   const EventHandle event = guarded.CreateEvent().value();
@@ -61,4 +58,4 @@ TEST(GuardedDeviceDeathTest, NoDeviceIsTheCallersBug) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -1,7 +1,6 @@
 #include "pinion/engine/stream/stream_clock.h"
 
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -52,14 +51,13 @@ TEST_F(StreamClockTest, TellsWhenTheStreamGotToEachMoment) {
   moments.push_back(clock_.Now(stream_));
   Compute(3e12);
   moments.push_back(clock_.Now(stream_));
-  const absl::StatusOr<StreamClock::Times> times = clock_.Read(moments, kLong);
-  ASSERT_THAT(times, IsOk());
+  PINION_ASSERT_OK_AND_ASSIGN(const StreamClock::Times times, clock_.Read(moments, kLong));
   const double unit_us = BusyUs() / 5;
-  EXPECT_FALSE(times->by_host);
-  ASSERT_EQ(times->us.size(), 3u);
-  EXPECT_EQ(times->us[0], 0);
-  EXPECT_NEAR(times->us[1], unit_us, 0.01 * unit_us);
-  EXPECT_NEAR(times->us[2], 4 * unit_us, 0.04 * unit_us);
+  EXPECT_FALSE(times.by_host);
+  ASSERT_EQ(times.us.size(), 3u);
+  EXPECT_EQ(times.us[0], 0);
+  EXPECT_NEAR(times.us[1], unit_us, 0.01 * unit_us);
+  EXPECT_NEAR(times.us[2], 4 * unit_us, 0.04 * unit_us);
 }
 
 TEST_F(StreamClockTest, NowWaitsForNothing) {
@@ -72,9 +70,8 @@ TEST_F(StreamClockTest, NowWaitsForNothing) {
 }
 
 TEST_F(StreamClockTest, NoMomentsTakeNoTime) {
-  const absl::StatusOr<StreamClock::Times> times = clock_.Read({}, kLong);
-  ASSERT_THAT(times, IsOk());
-  EXPECT_THAT(times->us, IsEmpty());
+  PINION_ASSERT_OK_AND_ASSIGN(const StreamClock::Times times, clock_.Read({}, kLong));
+  EXPECT_THAT(times.us, IsEmpty());
 }
 
 TEST_F(StreamClockTest, OneMomentWithoutAnEventMakesAllTheHosts) {
@@ -89,11 +86,10 @@ TEST_F(StreamClockTest, OneMomentWithoutAnEventMakesAllTheHosts) {
   moments.push_back(clock_.Now(stream_));
   *fails = false;
   moments.push_back(clock_.Now(stream_));
-  const absl::StatusOr<StreamClock::Times> times = clock_.Read(moments, kLong);
-  ASSERT_THAT(times, IsOk());
-  EXPECT_TRUE(times->by_host);
+  PINION_ASSERT_OK_AND_ASSIGN(const StreamClock::Times times, clock_.Read(moments, kLong));
+  EXPECT_TRUE(times.by_host);
   for (size_t i = 0; i < moments.size(); ++i) {
-    EXPECT_DOUBLE_EQ(times->us[i], moments[i].host_us - moments[0].host_us);
+    EXPECT_DOUBLE_EQ(times.us[i], moments[i].host_us - moments[0].host_us);
   }
 }
 

@@ -1,11 +1,8 @@
 #include "pinion/engine/stream/stream_in_use.h"
 
-#include <cstdint>
 #include <memory>
-#include <string>
 #include <thread>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "gtest/gtest.h"
 #include "pinion/device/device.h"
@@ -15,13 +12,10 @@
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
 using ::pinion::internal::GuardedDevice;
-using ::pinion::testing::ForwardingDevice;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::TestMachineOptions;
 
 class StreamInUseTest : public ::testing::Test {
  protected:
@@ -113,4 +107,4 @@ TEST_F(StreamInUseTest, TheLegacyDefaultStreamIsNotAskedWhileItIsInUse) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -5,12 +5,10 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/allocator/fence.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/stats/engine_stats.h"
@@ -19,24 +17,26 @@
 #include "pinion/engine/stream/guarded_device.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/engine/faulty_world.h"
 #include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
 using ::pinion::internal::EventPool;
 using ::pinion::internal::FifoTurn;
 using ::pinion::internal::GuardedDevice;
 using ::pinion::internal::StreamTimeline;
-using ::pinion::testing::CapturedLog;
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::ForwardingDevice;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::StatusIs;
-using ::pinion::testing::TestMachineOptions;
 using ::testing::HasSubstr;
+
+void LaunchLongWork(EmulatedMachine& machine, StreamHandle stream) {
+  Kernel kernel;
+  kernel.name = "long";
+  kernel.flops = 1e15;
+  ASSERT_THAT(machine.Launch(0, stream, kernel), IsOk());
+}
 
 class StreamTimelineTest : public ::testing::Test {
  protected:
@@ -73,10 +73,7 @@ TEST_F(StreamTimelineTest, HowFarItsStreamIsIsFoundOutByHalves) {
                                                  StreamTimeline::Ownership::kOwned, "test");
     for (int i = 0; i < kMarks; ++i) {
       if (i == done) {
-        Kernel kernel;
-        kernel.name = "long";
-        kernel.flops = 1e15;
-        ASSERT_THAT(machine_->Launch(0, timeline_->stream(), kernel), IsOk());
+        LaunchLongWork(*machine_, timeline_->stream());
       }
       Mark();
     }
@@ -86,7 +83,7 @@ TEST_F(StreamTimelineTest, HowFarItsStreamIsIsFoundOutByHalves) {
       return absl::OkStatus();
     });
     timeline_->Poll();
-    device_->FailCalls([](const std::string&, uint64_t) { return absl::OkStatus(); });
+    device_->FailCalls(nullptr);
     EXPECT_EQ(timeline_->Completed(), static_cast<uint64_t>(done));
     EXPECT_LE(queries, done == kMarks ? 1 : 7);
     ASSERT_THAT(machine_->SynchronizeDevice(0), IsOk());
@@ -109,10 +106,7 @@ class RedirectingDevice : public ForwardingDevice {
 class StreamTimelineForeignTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    Kernel kernel;
-    kernel.name = "long";
-    kernel.flops = 1e15;
-    ASSERT_THAT(machine_->Launch(0, first_, kernel), IsOk());
+    LaunchLongWork(*machine_, first_);
     Mark(first_);
     last_ = Mark(device_->CreateStream("second").value());
   }
@@ -137,10 +131,7 @@ TEST_F(StreamTimelineForeignTest, PollingAForeignStreamStopsAtTheFirstMarkThatIs
   timeline_.Poll();
   EXPECT_EQ(timeline_.Completed(), 0u);
   ASSERT_THAT(machine_->SynchronizeDevice(0), IsOk());
-  Kernel kernel;
-  kernel.name = "long";
-  kernel.flops = 1e15;
-  ASSERT_THAT(machine_->Launch(0, first_, kernel), IsOk());
+  LaunchLongWork(*machine_, first_);
   Mark(first_);
   for (int i = 0; i < 3; ++i) Mark(device_->CreateStream("third").value());
   timeline_.Poll();
@@ -205,25 +196,19 @@ TEST_F(StreamTimelineDeathTest, ANumberThatWasNeverGivenIsTheCallersBug) {
 TEST(StreamTimelineLockTest, EventsAreLetGoOfWithoutTheLock) {
   EmulatedOptions machine_options = TestMachineOptions();
   machine_options.faults.stalls = {{.at = 1, .ms = 10'000}};
-  const auto machine = EmulatedMachine::Create(machine_options).value();
-  const auto device = std::make_shared<ForwardingDevice>(machine->device(0));
   EngineOptions options;
   options.drain_timeout = absl::Seconds(1);
-  const CapturedLog log;
-  EngineWorld world(machine, device, options);
-  const Transfer in =
-      world.CopyIn(world.NewHostBuffer(kMiB), world.AllocateDevice(kMiB), world.compute());
+  FaultyWorld world(options, machine_options);
+  const Transfer in = world.CopyIn(kMiB);
   world.DestroyEngine();
-  int destroyed = 0;
-  device->FailCalls([&](const std::string& call, uint64_t) {
-    if (call == "DestroyEvent" && ++destroyed == 1) {
-      EXPECT_THAT(in.Wait(absl::ZeroDuration()), IsOk());
-    }
-    return absl::OkStatus();
+  bool waited = false;
+  world.DuringCall("DestroyEvent", 1, [&] {
+    waited = true;
+    EXPECT_THAT(in.Wait(absl::ZeroDuration()), IsOk());
   });
   EXPECT_THAT(in.Wait(absl::Seconds(30)), IsOk());
-  EXPECT_GT(destroyed, 0);
+  EXPECT_TRUE(waited);
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -3,7 +3,6 @@
 #include "pinion/engine/stream/transfer_timer.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <map>
@@ -29,25 +28,16 @@
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/engine/faulty_world.h"
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/recording_trace_sink.h"
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace transfer_timer_test {
 
-using ::pinion::testing::EngineWorld;
-using ::pinion::testing::ForwardingDevice;
-using ::pinion::testing::IsOk;
-using ::pinion::testing::kReadAfterCopyIn;
-using ::pinion::testing::kReuseAfterCopyOut;
-using ::pinion::testing::Pattern;
-using ::pinion::testing::RecordingTraceSink;
-using ::pinion::testing::RunThreads;
-using ::pinion::testing::StatusIs;
-using ::pinion::testing::TestMachineOptions;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -94,8 +84,8 @@ TEST(TransferTimerTest, CopyTimesAreTheLinksOwn) {
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kMiB);
   // Keeps the stream busy: an idle one would wait for the host's next call within the timed copy.
   Compute(world, 1, world.compute());
-  world.CopyOut(host, data, world.compute());
-  world.CopyIn(host, data, world.compute());  // after the copy out, so they share nothing
+  world.CopyOut(host, data);
+  world.CopyIn(host, data);  // after the copy out, so they share nothing
   world.engine().Poll();
   EXPECT_EQ(world.engine().GetStats().d2h.copy_time.count, 0) << "it is not done";
 
@@ -112,8 +102,7 @@ TEST(TransferTimerTest, CopyTimesAreTheLinksOwn) {
 
 TEST(TransferTimerTest, AfterADrainEveryCopyIsTimed) {
   EngineWorld world(TestMachineOptions(), Timed());
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+  world.CopyIn(kMiB);
   ASSERT_THAT(world.engine().Drain(kLong), IsOk());
   EXPECT_EQ(world.engine().GetStats().h2d.copy_time.count, 1);
 }
@@ -148,9 +137,7 @@ TEST(TransferTimerTest, StallsAddUpToWhatTheMachineSawStalled) {
 
 TEST(TransferTimerTest, AWaitForWhatIsDoneStallsForNoLongerThanItsOwnCalls) {
   EngineWorld world(TestMachineOptions(), Timed());
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
-  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data, world.compute());
+  const Transfer out = world.CopyOut(kMiB);
   ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());  // the engine does not know
   ASSERT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
   ASSERT_THAT(world.engine().Drain(kLong), IsOk());
@@ -164,13 +151,11 @@ TEST(TransferTimerTest, AWaitForWhatIsDoneStallsForNoLongerThanItsOwnCalls) {
 
 TEST(TransferTimerTest, EachChunkOfALargeTransferIsTimed) {
   auto sink = std::make_shared<RecordingTraceSink>();
-  EngineOptions options = Timed(sink);
-  options.max_in_flight_bytes = 2 * kMiB;
-  EngineWorld world(TestMachineOptions(), options);
+  EngineWorld world(TestMachineOptions(), Window(2 * kMiB, Timed(sink)));
   uint8_t* const data = world.AllocateDevice(8 * kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kMiB);
   Compute(world, 1, world.compute());
-  world.CopyOut(host, data, world.compute());
+  world.CopyOut(host, data);
 
   const DirectionStats stats = DrainedStats(world).d2h;
   EXPECT_EQ(stats.submitted_chunks, 8);
@@ -189,13 +174,12 @@ TEST(TransferTimerTest, TheSinkIsToldWhatWasCopiedAndWhoWaited) {
   options.trace = sink;
   const double created_ms = SteadyClockMs();
   EngineWorld world(TestMachineOptions(), options);
-  uint8_t* const data = world.AllocateDevice(4 * kMiB);
+  uint8_t* const data = world.AllocateDevice(Pattern(1, 4 * kMiB));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(4 * kMiB);
   const double before_ms = SteadyClockMs();
-  world.WriteDevice(data, Pattern(1, 4 * kMiB), world.compute());
-  const Transfer out = world.CopyOut(host, data, world.compute());
+  const Transfer out = world.CopyOut(host, data);
   ASSERT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
-  const Transfer in = world.CopyIn(host, data, world.compute());
+  const Transfer in = world.CopyIn(host, data);
   ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
   const double after_ms = SteadyClockMs();
   DrainedStats(world);
@@ -252,16 +236,16 @@ Outcome RunProgram(const EngineOptions& options) {
   uint8_t* const data = world.AllocateDevice(64 * kKiB);
   for (int step = 0; step < 20; ++step) {
     const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(64 * kKiB);
-    world.WriteDevice(data, Pattern(step, 64 * kKiB), world.compute());
-    const Transfer out = world.CopyOut(host, data, world.compute());
+    world.WriteDevice(data, Pattern(step, 64 * kKiB));
+    const Transfer out = world.CopyOut(host, data);
     EXPECT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
-    world.WriteDevice(data, Pattern(99, 64 * kKiB), world.compute());
-    const Transfer in = world.CopyIn(host, data, world.compute());
+    world.WriteDevice(data, Pattern(99, 64 * kKiB));
+    const Transfer in = world.CopyIn(host, data);
     EXPECT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
   }
   EXPECT_THAT(machine->SynchronizeDevice(0), IsOk());
   outcome.now_ms = machine->now_ms();
-  outcome.bytes = world.ReadDevice(data, 64 * kKiB, world.compute());
+  outcome.bytes = world.ReadDevice(data, 64 * kKiB);
   EXPECT_THAT(machine->races(), ::testing::IsEmpty());
   return outcome;
 }
@@ -295,23 +279,18 @@ TEST(TransferTimerTest, ASinkThatWantsRangesOnlySparesTheEvents) {
 class BrokenTimingTest : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(BrokenTimingTest, TransfersGoOnAndAreCountedAsNotTimed) {
-  std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
-  auto device = std::make_shared<ForwardingDevice>(machine->device(0));
-  EngineWorld world(machine, device, Timed());
-  device->FailCalls([](const std::string& call, uint64_t) {
-    return call == GetParam() ? absl::InvalidArgumentError("injected") : absl::OkStatus();
-  });
-  uint8_t* const data = world.AllocateDevice(kMiB);
+  FaultyWorld world(Timed());
+  world.FailAll(GetParam(), absl::InvalidArgumentError("injected"));
+  uint8_t* const data = world.AllocateDevice(Pattern(1, kMiB));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  world.WriteDevice(data, Pattern(1, kMiB), world.compute());
-  const Transfer out = world.CopyOut(host, data, world.compute());
+  const Transfer out = world.CopyOut(host, data);
   EXPECT_THAT(out.WaitOn(world.compute(), kReuseAfterCopyOut), IsOk());
   const EngineStats stats = DrainedStats(world);
   EXPECT_EQ(stats.d2h.completed_transfers, 1);
   EXPECT_EQ(stats.d2h.copy_time.count + stats.d2h.stall_time.count, 0);
   EXPECT_EQ(stats.d2h.untimed, 2);
   EXPECT_EQ(world.ReadHost(*host), Pattern(1, kMiB));
-  EXPECT_THAT(machine->races(), ::testing::IsEmpty());
+  EXPECT_THAT(world.machine().races(), ::testing::IsEmpty());
 }
 
 INSTANTIATE_TEST_SUITE_P(Calls, BrokenTimingTest,
@@ -326,16 +305,10 @@ TEST(TransferTimerTest, AMomentThatWasNotRecordedOrReadIsCountedAndTheNextIsTime
   for (const Fault& fault : {Fault{"CreateTimedEvent", 1}, Fault{"CreateTimedEvent", 2},
                              Fault{"ElapsedMs", 1}, Fault{"ElapsedMs", 2}}) {
     SCOPED_TRACE(std::string(fault.call) + " " + std::to_string(fault.number));
-    std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
-    auto device = std::make_shared<ForwardingDevice>(machine->device(0));
-    EngineWorld world(machine, device, Timed());
-    device->FailCalls([fault, calls = 0](const std::string& call, uint64_t) mutable {
-      return call == fault.call && ++calls == fault.number ? absl::InvalidArgumentError("injected")
-                                                           : absl::OkStatus();
-    });
-    uint8_t* const data = world.AllocateDevice(kMiB);
+    FaultyWorld world(Timed());
+    world.FailCall(fault.call, fault.number, absl::InvalidArgumentError("injected"));
     for (int i = 0; i < 2; ++i) {
-      world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+      world.CopyIn(kMiB);
       ASSERT_THAT(world.engine().Drain(kLong), IsOk());
     }
     EXPECT_EQ(world.engine().GetStats().h2d.untimed, 1);
@@ -366,10 +339,9 @@ TEST(TransferTimerTest, AnEventThatCouldNotBeRecordedAgainIsNotRead) {
   std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
   auto device = std::make_shared<TimedRecordsFail>(machine->device(0));
   EngineWorld world(machine, device, Timed());
-  uint8_t* const data = world.AllocateDevice(kMiB);
   for (const bool fail : {false, true}) {
     device->fail = fail;
-    world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
+    world.CopyIn(kMiB);
     ASSERT_THAT(world.engine().Drain(kLong), IsOk());
   }
   EXPECT_EQ(world.engine().GetStats().h2d.untimed, 1);
@@ -377,14 +349,9 @@ TEST(TransferTimerTest, AnEventThatCouldNotBeRecordedAgainIsNotRead) {
 }
 
 TEST(TransferTimerTest, ADeviceThatFailedIsNotAskedForTimes) {
-  std::shared_ptr<EmulatedMachine> machine = *EmulatedMachine::Create(TestMachineOptions());
-  auto device = std::make_shared<ForwardingDevice>(machine->device(0));
-  EngineWorld world(machine, device, Timed());
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  world.CopyIn(world.NewHostBuffer(kMiB), data, world.compute());
-  device->FailCalls([](const std::string& call, uint64_t) {
-    return call == "QueryEvent" ? absl::InternalError("an ECC error") : absl::OkStatus();
-  });
+  FaultyWorld world(Timed());
+  world.CopyIn(kMiB);
+  world.FailAll("QueryEvent", DeviceLost());
   for (int i = 0; i < 2; ++i) world.engine().Poll();
   EXPECT_EQ(world.engine().GetStats().h2d.untimed, 0);
 }
@@ -409,7 +376,7 @@ TEST(TransferTimerTest, CopiesInThatAreStuckDoNotHoldBackTheTimesOfCopiesOut) {
   const StreamHandle busy = world.NewStream();
   Compute(world, 1000, busy);
   world.CopyIn(world.NewHostBuffer(kMiB), data, busy);
-  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data + kMiB, world.compute());
+  const Transfer out = world.CopyOut(world.NewHostBuffer(kMiB), data + kMiB);
   ASSERT_THAT(out.Wait(kLong), IsOk());
   world.engine().Poll();
   EXPECT_EQ(world.engine().GetStats().d2h.copy_time.count, 1);
@@ -422,7 +389,7 @@ TEST(TransferTimerTest, SubmitCollectsTimesOnceManyAreDue) {
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(64);
   for (int i = 0; i < 17; ++i) {
     EXPECT_EQ(world.engine().GetStats().h2d.copy_time.count, 0) << i;
-    world.CopyIn(host, data, world.compute());
+    world.CopyIn(host, data);
     ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
   }
   EXPECT_GE(world.engine().GetStats().h2d.copy_time.count, 16);
@@ -447,7 +414,7 @@ std::vector<double> BeginningsMs() {
   EngineWorld world(machine, std::make_shared<AnyDevice>(machine->device(0)), Timed(sink));
   uint8_t* const data = world.AllocateDevice(kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  for (int i = 0; i < 200; ++i) world.CopyIn(host, data, world.compute());
+  for (int i = 0; i < 200; ++i) world.CopyIn(host, data);
   DrainedStats(world);
   std::vector<double> beginnings_ms;
   for (const TransferRecord& transfer : sink->transfers()) {
@@ -476,7 +443,7 @@ TEST(TransferTimerTest, TimesStayExactInALongRun) {
   constexpr double kComputeMs = 5000;  // 1e6 ms in total, where floats are 0.06 ms apart
   for (int i = 0; i < kCopies; ++i) {
     Compute(world, kComputeMs, world.compute());
-    const Transfer in = world.CopyIn(host, data, world.compute());
+    const Transfer in = world.CopyIn(host, data);
     ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
     if (i % 8 == 0) {
       ASSERT_THAT(world.engine().Drain(kLong), IsOk());
@@ -510,24 +477,19 @@ TEST(TransferTimerTest, AStreamThatIsStuckCostsBoundedMemory) {
 
 // A second thread polls while the first one is collecting a measurement.
 TEST(TransferTimerTest, OfTwoThreadsThatPollAtOnceOneCollects) {
-  const std::shared_ptr<EmulatedMachine> machine =
-      EmulatedMachine::Create(TestMachineOptions()).value();
-  auto device = std::make_shared<ForwardingDevice>(machine->device(0));
   auto sink = std::make_shared<RecordingTraceSink>();
-  EngineWorld world(machine, device, Timed(sink));
+  FaultyWorld world(Timed(sink));
   const StreamHandle busy = world.NewStream();
   uint8_t* const data = world.AllocateDevice(kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB);
-  const Transfer first = world.CopyIn(host, data, world.compute());
-  ASSERT_THAT(machine->SynchronizeDevice(0), IsOk());
+  const Transfer first = world.CopyIn(host, data);
+  ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
   Compute(world, 1000, busy);
   const Transfer second = world.CopyIn(host, data, busy);
-  std::atomic<bool> acted{false};
-  device->FailCalls([&](const std::string& call, uint64_t) {
-    if (call == "ElapsedMs" && !acted.exchange(true)) {
-      std::thread([&] { world.engine().Poll(); }).join();
-    }
-    return absl::OkStatus();
+  bool acted = false;
+  world.DuringCall("ElapsedMs", 1, [&] {
+    acted = true;
+    std::thread([&] { world.engine().Poll(); }).join();
   });
   world.engine().Poll();
   EXPECT_TRUE(acted);
@@ -547,11 +509,10 @@ TEST(TransferTimerTest, ThreadsThatSubmitWaitAndPollLoseNoMeasurement) {
   for (int i = 0; i < kThreads; ++i) streams.push_back(world.NewStream());
   RunThreads(kThreads, [&](int thread) {
     const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(4 * kKiB);
-    const absl::StatusOr<void*> data =
-        world.machine().device(0)->Allocate(4 * kKiB, streams[thread]);
-    ASSERT_THAT(data, IsOk());
+    PINION_ASSERT_OK_AND_ASSIGN(void* const data,
+                                world.machine().device(0)->Allocate(4 * kKiB, streams[thread]));
     for (int round = 0; round < kRounds; ++round) {
-      const Transfer in = world.CopyIn(host, *data, streams[thread]);
+      const Transfer in = world.CopyIn(host, data, streams[thread]);
       ASSERT_THAT(in.WaitOn(streams[thread], kReadAfterCopyIn), IsOk());
       if (round % 7 == thread) world.engine().Poll();
     }
@@ -565,4 +526,4 @@ TEST(TransferTimerTest, ThreadsThatSubmitWaitAndPollLoseNoMeasurement) {
 }
 
 }  // namespace transfer_timer_test
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -8,7 +8,6 @@
 #include <ostream>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,7 +21,6 @@
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/host_buffer.h"
-#include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/parcel.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/tier/slow_backing.h"
@@ -31,19 +29,11 @@
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace backing_test {
 
-using testing::EngineWorld;
-using testing::FakeHost;
-using testing::FakeSource;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::IsOk;
-using testing::Pattern;
-using testing::SlowBacking;
-using testing::StatusIs;
-using testing::TierWorld;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
 constexpr uint64_t kBytes = 64 * kKiB;
@@ -69,6 +59,7 @@ class BackingTest : public ::testing::TestWithParam<Kind> {
   uint64_t MovedOut() { return world_.engine().GetStats().d2h.submitted_bytes; }
 
   EngineWorld world_;
+  Parcel::Reader reader_;
   TierWorld tiers_{world_, GetParam().make(world_)};
 };
 
@@ -85,10 +76,9 @@ TEST_P(BackingTest, BytesComeBackBitByBit) {
     const std::vector<uint8_t> bytes = Pattern(size_bytes, size_bytes);
     const uint64_t moved_out = MovedOut();
     const uint64_t moved_in = MovedIn();
-    const std::shared_ptr<Parcel> parcel = tiers_.SendAway(bytes);
+    const std::shared_ptr<Parcel> parcel = tiers_.SendAway(bytes, 1);
     EXPECT_EQ(tiers_.live_blocks(), 0) << "nothing of it is on the device";
     Parcel::Reader reader;
-    parcel->AddReaders(1);
     EXPECT_EQ(tiers_.Read(*parcel, reader), bytes);
     EXPECT_EQ(MovedOut() - moved_out, size_bytes);
     EXPECT_EQ(MovedIn() - moved_in, size_bytes);
@@ -106,11 +96,9 @@ TEST_P(BackingTest, ParcelsDoNotGetMixedUp) {
 }
 
 TEST_P(BackingTest, AParcelCanBeReadAgainAndAgain) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  Parcel::Reader reader;
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   for (uint64_t i = 1; i <= 3; ++i) {
-    EXPECT_EQ(tiers_.Read(*parcel, reader), Pattern(1, kBytes));
+    EXPECT_EQ(tiers_.Read(*parcel, reader_), Pattern(1, kBytes));
     EXPECT_EQ(MovedIn(), i * kBytes) << "what was read has left the device";
   }
 }
@@ -123,11 +111,9 @@ TEST_P(BackingTest, TheHostSeesTheBytesOfAParcelThatHasJustLeft) {
 }
 
 TEST_P(BackingTest, TheHostAndTheDeviceSeeTheSameBytes) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  Parcel::Reader reader;
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostBuffer> before, parcel->ViewOnHost(kLong));
-  EXPECT_EQ(tiers_.Read(*parcel, reader), Pattern(1, kBytes));
+  EXPECT_EQ(tiers_.Read(*parcel, reader_), Pattern(1, kBytes));
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostBuffer> after, parcel->ViewOnHost(kLong));
   EXPECT_EQ(world_.ReadHost(*before), Pattern(1, kBytes));
   EXPECT_EQ(world_.ReadHost(*after), Pattern(1, kBytes));
@@ -136,21 +122,18 @@ TEST_P(BackingTest, TheHostAndTheDeviceSeeTheSameBytes) {
 // Copies take effect as late as possible, so each parcel is destroyed during its copies. The next
 // parcel gets the memory that became free.
 TEST_P(BackingTest, AParcelThatIsDroppedWhileCopiesAreUnderWayHurtsNobodyElse) {
-  Parcel::Reader reader;
   const std::vector<std::function<void()>> lives = {
       [&] { EXPECT_THAT(tiers_.NewParcel(kBytes), IsOk()); },
       [&] { tiers_.PutOut(Pattern(1, kBytes)); },
       [&] { tiers_.SendAway(Pattern(2, kBytes)); },
       [&] { EXPECT_THAT(tiers_.SendAway(Pattern(3, kBytes))->ToRead(), IsOk()); },
       [&] {
-        const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(4, kBytes));
-        parcel->AddReaders(1);
+        const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(4, kBytes), 1);
         tiers_.Fetch(*parcel->ClaimIfAway());
       },
       [&] {
-        const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(5, kBytes));
-        parcel->AddReaders(2);
-        EXPECT_EQ(tiers_.Read(*parcel, reader), Pattern(5, kBytes));
+        const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(5, kBytes), 2);
+        EXPECT_EQ(tiers_.Read(*parcel, reader_), Pattern(5, kBytes));
       },
   };
   uint64_t next = 100;
@@ -164,11 +147,9 @@ TEST_P(BackingTest, AParcelThatIsDroppedWhileCopiesAreUnderWayHurtsNobodyElse) {
 }
 
 TEST_P(BackingTest, ItGivesAllPinnedMemoryBack) {
-  Parcel::Reader reader;
   {
-    const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-    parcel->AddReaders(1);
-    EXPECT_EQ(tiers_.Read(*parcel, reader), Pattern(1, kBytes));
+    const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
+    EXPECT_EQ(tiers_.Read(*parcel, reader_), Pattern(1, kBytes));
     EXPECT_GT(UsedBytes(world_), 0u);
   }
   while (UsedBytes(world_) > 0) {
@@ -198,28 +179,25 @@ TEST_P(BackingTest, WhatThePoolRefusesIsWhatReserveReturns) {
 class SlowBackingTest : public ::testing::Test {
  protected:
   EngineWorld world_;
+  Parcel::Reader reader_;
   const std::shared_ptr<SlowBacking> slow_ = std::make_shared<SlowBacking>(world_.machine());
   TierWorld tiers_{world_, slow_};
 };
 
 TEST_F(SlowBackingTest, PinnedMemoryIsGivenBackOnceTheBytesHaveGoneFurther) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   slow_->Drain();
   EXPECT_EQ(UsedBytes(world_), 0u) << "the parcel lives, its bytes are elsewhere";
-  Parcel::Reader reader;
-  parcel->AddReaders(1);
-  EXPECT_EQ(tiers_.Read(*parcel, reader), Pattern(1, kBytes));
+  EXPECT_EQ(tiers_.Read(*parcel, reader_), Pattern(1, kBytes));
 }
 
 TEST_F(SlowBackingTest, AFetchWaitsForTheThreadThatFillsItsPinnedMemory) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  Parcel::Reader reader;
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   slow_->Drain();
   slow_->Pause();
   const uint64_t waits = slow_->waits();
   std::vector<uint8_t> read;
-  std::thread fetcher([&] { read = tiers_.Read(*parcel, reader); });
+  std::thread fetcher([&] { read = tiers_.Read(*parcel, reader_); });
   while (slow_->waits() == waits) absl::SleepFor(absl::Microseconds(20));
   EXPECT_EQ(parcel->state(), Parcel::State::kFetching);
   EXPECT_EQ(world_.engine().GetStats().h2d.submitted_chunks, 0u);
@@ -259,4 +237,4 @@ TEST(BackingDeathTest, APlaceThatIsNullIsNamedWithTheRemedy) {
 }
 
 }  // namespace backing_test
-}  // namespace pinion
+}  // namespace pinion::testing

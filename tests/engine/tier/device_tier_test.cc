@@ -2,11 +2,9 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "gmock/gmock.h"
@@ -28,28 +26,26 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace device_tier_test {
 
 using ::testing::AllOf;
-using testing::CapturedLog;
-using testing::EngineWorld;
-using testing::FaultyWorld;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::IsOk;
-using testing::kAfterOtherStream;
-using testing::kReadAfterCopyIn;
-using testing::Pattern;
 using ::testing::SizeIs;
-using testing::StatusIs;
-using testing::TestMachineOptions;
-using testing::TierWorld;
-using testing::WithoutRetries;
 using State = Parcel::State;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
 constexpr uint64_t kBytes = 64 * kKiB;
+
+// Returns parcels of Pattern(1), Pattern(2) and so on, ready to be copied out.
+std::vector<Departure> NewDepartures(TierWorld& tiers, uint64_t count) {
+  std::vector<Departure> departures;
+  for (uint64_t i = 1; i <= count; ++i) {
+    departures.push_back(tiers.NewDeparture(Pattern(i, kBytes)));
+  }
+  return departures;
+}
 
 class DeviceTierTest : public ::testing::Test {
  protected:
@@ -57,14 +53,6 @@ class DeviceTierTest : public ::testing::Test {
       : world_(TestMachineOptions(), options) {}
   ~DeviceTierTest() override { EXPECT_THAT(world_.machine().races(), IsEmpty()); }
 
-  // Returns parcels of Pattern(1), Pattern(2) and so on, ready to be copied out.
-  std::vector<Departure> NewDepartures(uint64_t count) {
-    std::vector<Departure> departures;
-    for (uint64_t i = 1; i <= count; ++i) {
-      departures.push_back(tiers_.NewDeparture(Pattern(i, kBytes)));
-    }
-    return departures;
-  }
   DirectionStats Out() { return world_.engine().GetStats().d2h; }
   DirectionStats In() { return world_.engine().GetStats().h2d; }
 
@@ -75,7 +63,7 @@ class DeviceTierTest : public ::testing::Test {
 // -------------------------------------------------------------------------------------- offload
 
 TEST_F(DeviceTierTest, ParcelsLeaveInOneBatchAndComeBackInOne) {
-  std::vector<Departure> departures = NewDepartures(5);
+  std::vector<Departure> departures = NewDepartures(tiers_, 5);
   ASSERT_THAT(tiers_.tier().PutOut(absl::MakeSpan(departures)), IsOk());
   EXPECT_EQ(Out().submitted_transfers, 1u);
   EXPECT_EQ(Out().submitted_bytes, 5 * kBytes);
@@ -146,10 +134,9 @@ TEST_F(DeviceTierTest, WhatNobodyIsLeftToReadIsHandedBackAndTheRestIsFetched) {
   std::vector<std::shared_ptr<Parcel>> parcels;
   std::vector<Arrival> arrivals;
   for (uint64_t i = 0; i < 3; ++i) {
-    parcels.push_back(tiers_.SendAway(Pattern(i, kBytes)));
+    parcels.push_back(tiers_.SendAway(Pattern(i, kBytes), i == 1 ? 1 : 0));
     arrivals.push_back({*parcels.back()->ClaimIfAway(), tiers_.NewMemory(kBytes)});
   }
-  parcels[1]->AddReaders(1);
   GuardedMemories unneeded(1);
   ASSERT_THAT(tiers_.tier().Fetch(absl::MakeSpan(arrivals), tiers_.stream(), unneeded), IsOk());
   EXPECT_THAT(unneeded, SizeIs(3)) << "with what was there before";
@@ -162,8 +149,7 @@ TEST_F(DeviceTierTest, WhatNobodyIsLeftToReadIsHandedBackAndTheRestIsFetched) {
 }
 
 TEST_F(DeviceTierTest, WhatIsFetchedOnAnotherStreamBelongsToThatStream) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   const StreamHandle other = world_.NewStream();
   DeviceMemory memory = tiers_.NewMemory(kBytes);
   ASSERT_THAT(world_.engine().OrderStreams(tiers_.stream(), other, kAfterOtherStream), IsOk());
@@ -179,20 +165,14 @@ TEST_F(DeviceTierTest, WhatIsFetchedOnAnotherStreamBelongsToThatStream) {
 
 class SmallWindowTest : public DeviceTierTest {
  protected:
-  static EngineOptions Options() {
-    EngineOptions options;
-    options.max_in_flight_bytes = kBytes;
-    return options;
-  }
-  SmallWindowTest() : DeviceTierTest(Options()) {}
+  SmallWindowTest() : DeviceTierTest(Window(kBytes)) {}
 };
 
 // The prefetcher has its own limit.
 TEST_F(SmallWindowTest, AFetchNeverWaitsForRoom) {
   std::vector<std::shared_ptr<Parcel>> parcels;
   for (uint64_t i = 0; i < 4; ++i) {
-    parcels.push_back(tiers_.SendAway(Pattern(i, kBytes)));
-    parcels.back()->AddReaders(1);
+    parcels.push_back(tiers_.SendAway(Pattern(i, kBytes), 1));
     tiers_.Fetch(*parcels.back()->ClaimIfAway());
   }
   EXPECT_EQ(In().flow_control_waits, 0u);
@@ -202,68 +182,59 @@ TEST_F(SmallWindowTest, AFetchNeverWaitsForRoom) {
 // --------------------------------------------------------------------------------------- faults
 
 struct FaultyTierWorld : FaultyWorld {
-  FaultyTierWorld() : FaultyWorld(WithoutRetries()), tiers(world) {}
+  FaultyTierWorld() : FaultyWorld(WithoutRetries()), tiers(*this) {}
   TierWorld tiers;
 };
 
 TEST(DeviceTierFaultsTest, WhatCannotLeaveStaysWithTheCaller) {
-  FaultyTierWorld faulty;
-  std::vector<Departure> departures;
-  departures.push_back(faulty.tiers.NewDeparture(Pattern(1, kBytes)));
-  departures.push_back(faulty.tiers.NewDeparture(Pattern(2, kBytes)));
-  faulty.FailNext("CopyAsync", absl::UnavailableError("injected"));
-  EXPECT_THAT(faulty.tiers.tier().PutOut(absl::MakeSpan(departures)),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
+  FaultyTierWorld world;
+  std::vector<Departure> departures = NewDepartures(world.tiers, 2);
+  world.FailNext("CopyAsync", Injected());
+  EXPECT_THAT(world.tiers.tier().PutOut(absl::MakeSpan(departures)), IsInjected());
   for (uint64_t i = 0; i < 2; ++i) {
     EXPECT_EQ(departures[i].parcel->state(), State::kNew);
-    EXPECT_EQ(faulty.tiers.BytesIn(departures[i].memory.front()), Pattern(i + 1, kBytes));
+    EXPECT_EQ(world.tiers.BytesIn(departures[i].memory.front()), Pattern(i + 1, kBytes));
   }
   departures.clear();
-  EXPECT_EQ(faulty.tiers.live_blocks(), 0);
-  EXPECT_THAT(faulty.machine->races(), IsEmpty());
+  EXPECT_EQ(world.tiers.live_blocks(), 0);
+  EXPECT_THAT(world.machine().races(), IsEmpty());
 }
 
 // A poisoned device may still read the memory, whatever it reports.
 TEST(DeviceTierFaultsTest, WhatAPoisonedDeviceMayStillCopyOutIsLeaked) {
-  FaultyTierWorld faulty;
-  std::vector<Departure> departures;
-  departures.push_back(faulty.tiers.NewDeparture(Pattern(1, kBytes)));
-  departures.push_back(faulty.tiers.NewDeparture(Pattern(2, kBytes)));
-  faulty.FailNext("CopyAsync", absl::InternalError("the device is gone"));
-  EXPECT_THAT(faulty.tiers.tier().PutOut(absl::MakeSpan(departures)),
-              StatusIs(absl::StatusCode::kInternal, HasSubstr("the device is gone")));
+  FaultyTierWorld world;
+  std::vector<Departure> departures = NewDepartures(world.tiers, 2);
+  world.FailNext("CopyAsync", DeviceLost());
+  EXPECT_THAT(world.tiers.tier().PutOut(absl::MakeSpan(departures)), IsDeviceLost());
   for (const Departure& departure : departures) {
     EXPECT_EQ(departure.parcel->state(), State::kNew);
     EXPECT_FALSE(departure.memory.front());
   }
   departures.clear();
-  EXPECT_EQ(faulty.tiers.live_blocks(), 2);
+  EXPECT_EQ(world.tiers.live_blocks(), 2);
 }
 
 TEST(DeviceTierFaultsTest, WhatCannotBeFetchedIsAwayAndItsMemoryFree) {
-  FaultyTierWorld faulty;
-  const std::shared_ptr<Parcel> parcel = faulty.tiers.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
-  faulty.FailNext("CopyAsync", absl::UnavailableError("injected"));
+  FaultyTierWorld world;
+  const std::shared_ptr<Parcel> parcel = world.tiers.SendAway(Pattern(1, kBytes), 1);
+  world.FailNext("CopyAsync", Injected());
   Parcel::Reader reader;
-  EXPECT_THAT(faulty.tiers.TryRead(*parcel, reader),
-              StatusIs(absl::StatusCode::kUnavailable, HasSubstr("injected")));
+  EXPECT_THAT(world.tiers.TryRead(*parcel, reader), IsInjected());
   EXPECT_EQ(parcel->state(), State::kAway);
-  EXPECT_EQ(faulty.tiers.live_blocks(), 0);
-  EXPECT_EQ(faulty.tiers.Read(*parcel, reader), Pattern(1, kBytes));
-  EXPECT_THAT(faulty.machine->races(), IsEmpty());
+  EXPECT_EQ(world.tiers.live_blocks(), 0);
+  EXPECT_EQ(world.tiers.Read(*parcel, reader), Pattern(1, kBytes));
+  EXPECT_THAT(world.machine().races(), IsEmpty());
 }
 
 TEST(DeviceTierFaultsTest, WhatAPoisonedDeviceMayStillCopyInIsLeaked) {
-  FaultyTierWorld faulty;
-  const std::shared_ptr<Parcel> parcel = faulty.tiers.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  FaultyTierWorld world;
+  const std::shared_ptr<Parcel> parcel = world.tiers.SendAway(Pattern(1, kBytes), 1);
   ASSERT_THAT(parcel->copy_out().Wait(kLong), IsOk());
-  faulty.FailNext("CopyAsync", absl::InternalError("the device is gone"));
+  world.FailNext("CopyAsync", DeviceLost());
   Parcel::Reader reader;
-  EXPECT_THAT(faulty.tiers.TryRead(*parcel, reader), StatusIs(absl::StatusCode::kInternal));
+  EXPECT_THAT(world.tiers.TryRead(*parcel, reader), IsDeviceLost());
   EXPECT_EQ(parcel->state(), State::kAway);
-  EXPECT_EQ(faulty.tiers.live_blocks(), 1);
+  EXPECT_EQ(world.tiers.live_blocks(), 1);
 }
 
 // ----------------------------------------------------------------------------------------- link
@@ -306,4 +277,4 @@ TEST(DeviceTierLinkTest, ALinkThatCannotBeMeasuredIsAssumed) {
 }
 
 }  // namespace device_tier_test
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -23,18 +22,11 @@
 #include "pinion/tests/engine/tier/tier_world.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace failing_backing_test {
 
-using testing::BrokenTimeline;
-using testing::EngineWorld;
-using testing::FailingBacking;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::IsOk;
-using testing::Pattern;
-using testing::StatusIs;
-using testing::TierWorld;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
 constexpr uint64_t kBytes = 64 * kKiB;
@@ -61,8 +53,7 @@ TEST_F(FailingBackingTest, WhereThereIsNoRoomThereIsNoParcel) {
 }
 
 TEST_F(FailingBackingTest, AParcelThatCannotBeReadStaysAwayAndComesBackOnceItCan) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   failing_->to_read = absl::DataLossError("the file is too short");
   for (int attempt = 0; attempt < 2; ++attempt) {
     EXPECT_THAT(tiers_.TryRead(*parcel, reader_),
@@ -77,8 +68,7 @@ TEST_F(FailingBackingTest, AParcelThatCannotBeReadStaysAwayAndComesBackOnceItCan
 }
 
 TEST_F(FailingBackingTest, BytesThatDoNotArriveInPinnedMemoryAreAnErrorOfTheFetch) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   failing_->reads = std::make_shared<BrokenTimeline>(absl::DataLossError("a bad sector"));
   EXPECT_THAT(tiers_.TryRead(*parcel, reader_),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("a bad sector")));
@@ -131,4 +121,4 @@ TEST_F(FailingBackingTest, WhereOneOfABatchCannotBeReadNoneIsFetched) {
 }
 
 }  // namespace failing_backing_test
-}  // namespace pinion
+}  // namespace pinion::testing

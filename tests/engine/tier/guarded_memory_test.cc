@@ -30,24 +30,14 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace guarded_memory_test {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
-using testing::EngineWorld;
-using testing::FaultyWorld;
-using testing::ForwardingDevice;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::IsOk;
-using testing::kAfterOtherStream;
-using testing::kReuseAfterCopyOut;
 using ::testing::Not;
-using testing::Pattern;
-using testing::TestMachineOptions;
-using testing::TierWorld;
-using testing::WithoutRetries;
 
 constexpr absl::Duration kLong = absl::Seconds(30);
 constexpr uint64_t kBytes = 64 * kKiB;
@@ -70,6 +60,8 @@ struct CopyOut {
 
 class GuardedMemoryTest : public ::testing::Test {
  protected:
+  ~GuardedMemoryTest() override { EXPECT_THAT(world_.machine().races(), races_); }
+
   CopyOut NewCopyOut(uint64_t seed) { return CopyOut(world_, tiers_, seed); }
   GuardedMemory NewGuarded(uint64_t seed) { return NewCopyOut(seed).Guard(tiers_.stream()); }
   // Returns the stream waits since the last call.
@@ -79,6 +71,7 @@ class GuardedMemoryTest : public ::testing::Test {
   }
 
   EngineWorld world_;
+  ::testing::Matcher<std::vector<std::string>> races_ = IsEmpty();  // at the end
   TierWorld tiers_{world_};
   uint64_t waits_seen_ = 0;
 };
@@ -98,26 +91,22 @@ TEST_F(GuardedMemoryTest, TheStreamWaitsForACopyOutBeforeTheFrameworkGetsTheMemo
     ASSERT_THAT(out.copy.Wait(kLong), IsOk());
     EXPECT_EQ(world_.ReadHost(*out.host), Pattern(1, kBytes));
   }
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
 TEST_F(GuardedMemoryTest, TheStreamWaitsForACopyInBeforeTheFrameworkGetsTheMemoryBack) {
-  const std::shared_ptr<HostBuffer> host = world_.NewHostBuffer(kBytes);
-  world_.WriteHost(*host, Pattern(1, kBytes));
+  const std::shared_ptr<HostBuffer> host = world_.NewHostBuffer(Pattern(1, kBytes));
   DeviceMemory memory = tiers_.NewMemory(kBytes);
   const Transfer copy = world_.CopyIn(host, memory.data(), tiers_.stream());
   { const GuardedMemory guarded(std::move(memory), tiers_.stream(), copy, kFreeAfterCopy); }
   const DeviceMemory next = tiers_.NewMemory(Pattern(2, kBytes));
   ASSERT_THAT(copy.Wait(kLong), IsOk());
   EXPECT_EQ(tiers_.BytesIn(next), Pattern(2, kBytes));
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
 TEST_F(GuardedMemoryTest, WithoutTheWaitTheFreeIsARace) {
   const ScopedDisableWaitSite disabled(kFreeAfterCopy);
   { const GuardedMemory guarded = NewGuarded(1); }
-  EXPECT_THAT(world_.machine().races(),
-              ElementsAre(AllOf(HasSubstr("the free"), HasSubstr("copy D2H"))));
+  races_ = ElementsAre(AllOf(HasSubstr("the free"), HasSubstr("copy D2H")));
 }
 
 TEST_F(GuardedMemoryTest, TheWaitIsAtTheSiteThatWasGiven) {
@@ -127,14 +116,12 @@ TEST_F(GuardedMemoryTest, TheWaitIsAtTheSiteThatWasGiven) {
     evicted = NewCopyOut(1).Guard(tiers_.stream(), kReuseAfterCopyOut);
   }
   EXPECT_EQ(NewWaits(), 2u) << "the copy for compute, and compute for the copy";
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
 TEST_F(GuardedMemoryTest, ItIsSafeToLetGoOnAnyThread) {
   std::optional<GuardedMemory> guarded = NewGuarded(1);
   std::thread([&] { guarded.reset(); }).join();
   EXPECT_EQ(tiers_.live_blocks(), 0);
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
 TEST_F(GuardedMemoryTest, ACopyThatIsKnownToBeDoneIsNotWaitedFor) {
@@ -165,12 +152,11 @@ TEST_F(GuardedMemoryTest, DisarmedMemoryGoesWithoutAWait) {
   EXPECT_FALSE(guarded);
   EXPECT_EQ(tiers_.live_blocks(), 0);
   EXPECT_EQ(NewWaits(), 0u);
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
 TEST_F(GuardedMemoryTest, WhoDisarmsWithoutHavingWaitedHasARace) {
   NewGuarded(1).Disarm();
-  EXPECT_THAT(world_.machine().races(), Not(IsEmpty()));
+  races_ = Not(IsEmpty());
 }
 
 TEST_F(GuardedMemoryTest, WhatWasMovedFromIsEmptyAndWaitsForNothing) {
@@ -197,7 +183,6 @@ TEST_F(GuardedMemoryTest, AssigningLetsGoOfWhatWasThereAfterItsOwnCopy) {
   EXPECT_EQ(NewWaits(), 1u);
   EXPECT_EQ(tiers_.live_blocks(), 1);
   EXPECT_EQ(tiers_.BytesIn(guarded.memory()), Pattern(2, kBytes));
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
 TEST_F(GuardedMemoryTest, OneWaitCoversAllMemoryUnderOneCopy) {
@@ -223,7 +208,6 @@ TEST_F(GuardedMemoryTest, OneWaitForTheLaterCopyCoversTheEarlierInWhateverOrderT
     }
     EXPECT_EQ(NewWaits(), 1u);
     EXPECT_EQ(tiers_.live_blocks(), 0);
-    EXPECT_THAT(world_.machine().races(), IsEmpty()) << later_first;
   }
 }
 
@@ -253,50 +237,42 @@ TEST_F(GuardedMemoryTest, NeighboursOfOneStreamAreMergedAndEmptyOnesLeftOut) {
   merged.erase(merged.begin());
   EXPECT_EQ(NewWaits(), 1u);
   EXPECT_EQ(tiers_.live_blocks(), 3);
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
 // --------------------------------------------------------------------------------------- faults
 
 struct FaultyTierWorld : FaultyWorld {
-  FaultyTierWorld() : FaultyWorld(WithoutRetries()), tiers(world) {}
+  FaultyTierWorld() : FaultyWorld(WithoutRetries()), tiers(*this) {}
   TierWorld tiers;
 };
 
-TEST(GuardedMemoryFaultsTest, WhereTheWaitCannotBeEnqueuedTheHostWaits) {
-  FaultyTierWorld faulty;
-  CopyOut out(faulty.world, faulty.tiers, 1);
-  faulty.FailNext("StreamWaitEvent", absl::UnavailableError("injected"));
-  { const GuardedMemory guarded = out.Guard(faulty.tiers.stream()); }
-  EXPECT_TRUE(out.copy.IsDone());
-  EXPECT_EQ(faulty.tiers.live_blocks(), 0);
-  EXPECT_THAT(faulty.machine->races(), IsEmpty());
-  EXPECT_THAT(faulty.log.text(), IsEmpty());
-}
-
-TEST(GuardedMemoryFaultsTest, WhereTheStreamCapturesAGraphTheHostWaits) {
-  FaultyTierWorld faulty;
-  CopyOut out(faulty.world, faulty.tiers, 1);
-  ASSERT_THAT(faulty.machine->SetCapturing(faulty.tiers.stream(), true), IsOk());
-  { const GuardedMemory guarded = out.Guard(faulty.tiers.stream()); }
-  EXPECT_TRUE(out.copy.IsDone());
-  EXPECT_EQ(faulty.tiers.live_blocks(), 0);
-  EXPECT_THAT(faulty.machine->races(), IsEmpty());
-  EXPECT_THAT(faulty.log.text(), IsEmpty());
+TEST(GuardedMemoryFaultsTest, WhereTheWaitCannotBeEnqueuedOrTheStreamCapturesTheHostWaits) {
+  for (const bool captures : {false, true}) {
+    SCOPED_TRACE(captures ? "the stream captures" : "the wait fails");
+    FaultyTierWorld world;
+    CopyOut out(world, world.tiers, 1);
+    if (!captures) world.FailNext("StreamWaitEvent", Injected());
+    ASSERT_THAT(world.machine().SetCapturing(world.tiers.stream(), captures), IsOk());
+    { const GuardedMemory guarded = out.Guard(world.tiers.stream()); }
+    EXPECT_TRUE(out.copy.IsDone());
+    EXPECT_EQ(world.tiers.live_blocks(), 0);
+    EXPECT_THAT(world.machine().races(), IsEmpty());
+    EXPECT_THAT(world.log.text(), IsEmpty());
+  }
 }
 
 TEST(GuardedMemoryFaultsTest, MemoryUnderACopyOfAPoisonedEngineIsLeakedAndTheLogSaysSo) {
-  FaultyTierWorld faulty;
-  CopyOut out(faulty.world, faulty.tiers, 1);
-  DeviceMemory more = faulty.tiers.NewMemory(kBytes);
-  faulty.FailNext("StreamWaitEvent", absl::InternalError("the device is gone"));
+  FaultyTierWorld world;
+  CopyOut out(world, world.tiers, 1);
+  DeviceMemory more = world.tiers.NewMemory(kBytes);
+  world.FailNext("StreamWaitEvent", absl::InternalError("the device is gone"));
   {
-    GuardedMemory guarded = out.Guard(faulty.tiers.stream());
+    GuardedMemory guarded = out.Guard(world.tiers.stream());
     guarded.Add(std::move(more));
   }
-  EXPECT_EQ(faulty.tiers.live_blocks(), 2);
-  EXPECT_THAT(faulty.log.text(), AllOf(HasSubstr("leaking 131072 bytes of device memory"),
-                                       HasSubstr("the device is gone")));
+  EXPECT_EQ(world.tiers.live_blocks(), 2);
+  EXPECT_THAT(world.log.text(), AllOf(HasSubstr("leaking 131072 bytes of device memory"),
+                                      HasSubstr("the device is gone")));
 }
 
 // ------------------------------------------------------------------------------------------ exit
@@ -327,4 +303,4 @@ TEST(GuardedMemoryDeathTest, MemoryThatOutlivesMainIsLeakedWithoutADeviceCallOrA
 }
 
 }  // namespace guarded_memory_test
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -12,23 +12,28 @@
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/pinned_allocator.h"
-#include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/tests/engine/tier/host_tier_fixture.h"
 #include "pinion/tests/support/recording_trace_sink.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using testing::HostTierTest;
-using testing::IsOk;
-using testing::RecordingTraceSink;
-using testing::SmallOptions;
-using testing::StatusIs;
+
+HostTierOptions WithRetries(int retries) {
+  HostTierOptions options = SmallOptions();
+  options.engine.transient_retries = retries;
+  return options;
+}
+
+// Returns options for a pool that no other test has.
+HostTierOptions WithOtherPool(HostTierOptions options = SmallOptions()) {
+  options.allocator.low_percent = 80;
+  return options;
+}
 
 struct Other {
   std::string field;
@@ -39,6 +44,10 @@ struct Other {
 };
 
 using HostTierOptionsTest = HostTierTest;
+
+auto IsRefused(const std::string& why) {
+  return StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr(why));
+}
 
 class HostTierOtherOptionsTest : public HostTierTest,
                                  public ::testing::WithParamInterface<Other> {};
@@ -115,10 +124,8 @@ TEST_F(HostTierOptionsTest, EveryFieldOfTheOptionsHasARow) {
 }
 
 TEST_F(HostTierOptionsTest, OfSeveralDifferencesTheFirstIsNamed) {
-  HostTierOptions others;
-  others.engine.transient_retries = 0;
-  others.allocator.low_percent = 80;
-  EXPECT_EQ(HostTierOptions().DifferenceTo(others), "allocator.low_percent is 85 and not 80");
+  EXPECT_EQ(SmallOptions().DifferenceTo(WithOtherPool(WithRetries(0))),
+            "allocator.low_percent is 85 and not 80");
 }
 
 TEST_F(HostTierOptionsTest, AFunctionForTheRamsLevelIsTheFirstUsersToGive) {
@@ -127,8 +134,7 @@ TEST_F(HostTierOptionsTest, AFunctionForTheRamsLevelIsTheFirstUsersToGive) {
   {
     PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> first, OfProcess(with));
     EXPECT_THAT(OfProcess(), IsOk()) << "who gives none has nothing against it";
-    EXPECT_THAT(OfProcess(with), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                          HasSubstr("on_ram_level can be given by the first")));
+    EXPECT_THAT(OfProcess(with), IsRefused("on_ram_level can be given by the first"));
   }
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> without, OfProcess());
   EXPECT_THAT(OfProcess(with), StatusIs(absl::StatusCode::kFailedPrecondition));
@@ -142,40 +148,22 @@ HostTierOptions PoolAlone() {
   return options;
 }
 
-HostTierOptions WithRetries(int retries) {
-  HostTierOptions options = SmallOptions();
-  options.engine.transient_retries = retries;
-  return options;
-}
-
 TEST_F(HostTierOptionsTest, WhoWantsThePoolAloneTakesWhateverEngineThereIs) {
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> first, OfProcess(WithRetries(7)));
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> second, OfProcess(PoolAlone()));
   EXPECT_EQ(first, second);
-  HostTierOptions other_pool = PoolAlone();
-  other_pool.allocator.low_percent = 80;
-  EXPECT_THAT(OfProcess(other_pool),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("allocator.low_percent")));
-  EXPECT_THAT(OfProcess(WithRetries(8)), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                                  HasSubstr("transient_retries is 7 and not 8")));
+  EXPECT_THAT(OfProcess(WithOtherPool(PoolAlone())), IsRefused("allocator.low_percent"));
+  EXPECT_THAT(OfProcess(WithRetries(8)), IsRefused("transient_retries is 7 and not 8"));
 }
 
-TEST_F(HostTierOptionsTest, TheFirstWhoWantsAnEngineChoosesIt) {
+TEST_F(HostTierOptionsTest, TheFirstWhoWantsAnEngineChoosesItForAllWhoTakeAny) {
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> pool, OfProcess(PoolAlone()));
-  HostTierOptions refused = WithRetries(6);
-  refused.allocator.low_percent = 80;
-  EXPECT_THAT(OfProcess(refused), StatusIs(absl::StatusCode::kFailedPrecondition));
+  PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> second, OfProcess(PoolAlone()));
+  EXPECT_THAT(OfProcess(WithOtherPool(WithRetries(6))),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> chosen, OfProcess(WithRetries(7)));
   EXPECT_EQ(pool, chosen);
-  EXPECT_THAT(OfProcess(WithRetries(6)), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                                  HasSubstr("transient_retries is 7 and not 6")));
-}
-
-TEST_F(HostTierOptionsTest, SeveralWhoTakeAnyEngineLeaveTheChoiceToTheFirstWhoWantsOne) {
-  PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> first, OfProcess(PoolAlone()));
-  PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> second, OfProcess(PoolAlone()));
-  PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> chosen, OfProcess(WithRetries(7)));
-  EXPECT_EQ(first, chosen);
+  EXPECT_THAT(OfProcess(WithRetries(6)), IsRefused("transient_retries is 7 and not 6"));
 }
 
 TEST_F(HostTierOptionsTest, ADeviceThatCouldNotBeSetUpChoosesNothing) {
@@ -187,8 +175,7 @@ TEST_F(HostTierOptionsTest, ADeviceThatCouldNotBeSetUpChoosesNothing) {
 TEST_F(HostTierOptionsTest, OnceADeviceIsSetUpItsEngineIsChosen) {
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> pool, OfProcess(PoolAlone()));
   ASSERT_THAT(pool->ForDevice(0), IsOk());
-  EXPECT_THAT(OfProcess(WithRetries(7)), StatusIs(absl::StatusCode::kFailedPrecondition,
-                                                  HasSubstr("transient_retries is 2 and not 7")));
+  EXPECT_THAT(OfProcess(WithRetries(7)), IsRefused("transient_retries is 2 and not 7"));
   EXPECT_THAT(OfProcess(), IsOk());
 }
 
@@ -216,15 +203,13 @@ TEST_F(HostTierOptionsTest, AProgramsOwnPoolIsUsedAndSharedWithWhoeverBringsTheS
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> first, OfProcess(options, pool));
   EXPECT_EQ(&first->pool(), pool.get());
   EXPECT_EQ(first->source(), nullptr);
-  HostTierOptions others = SmallOptions();
-  others.allocator.low_percent = 80;  // belongs to no pool
-  PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> second, OfProcess(others, pool));
+  PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> second,
+                              OfProcess(WithOtherPool(), pool));  // the pool has its own options
   EXPECT_EQ(first, second);
 }
 
 TEST_F(HostTierOptionsTest, AnotherPoolIsRefused) {
-  const auto refused = StatusIs(absl::StatusCode::kFailedPrecondition,
-                                HasSubstr("the pool of pinned memory is another one"));
+  const auto refused = IsRefused("the pool of pinned memory is another one");
   {
     PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> tier, OfProcess());
     EXPECT_THAT(OfProcess(SmallOptions(), NewPool()), refused);
@@ -238,11 +223,8 @@ TEST_F(HostTierOptionsTest, WhoBringsAPoolHasToAgreeOnTheEngine) {
   const std::shared_ptr<PinnedAllocator> pool = NewPool();
   PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<HostTier> tier,
                               OfProcess(SmallOptions(), pool));
-  HostTierOptions others = SmallOptions();
-  others.engine.transient_retries = 0;
-  EXPECT_THAT(OfProcess(others, pool),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("transient_retries")));
+  EXPECT_THAT(OfProcess(WithRetries(0), pool), IsRefused("transient_retries"));
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

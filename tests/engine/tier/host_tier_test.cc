@@ -9,7 +9,6 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -31,20 +30,11 @@
 #include "pinion/tests/support/run_threads.h"
 #include "pinion/tests/support/status_matchers.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace {
 
-using testing::FakeSource;
 using ::testing::HasSubstr;
-using testing::HostTierTest;
-using testing::IsOk;
-using testing::RecordingTraceSink;
-using testing::RunThreads;
 using ::testing::SizeIs;
-using testing::SmallOptions;
-using testing::StatusIs;
-using testing::TierOrError;
-using testing::TwoDevices;
 
 // -------------------------------------------------------------------------------------- sharing
 
@@ -202,4 +192,4 @@ TEST_F(HostTierTest, AChildOfForkMakesATierOfItsOwn) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,23 +24,20 @@
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/test_waits.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace parcel_test {
 
 using ::testing::ElementsAre;
-using testing::EngineWorld;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::IsOk;
-using testing::kReadAfterCopyIn;
-using testing::Pattern;
-using testing::TierWorld;
 using State = Parcel::State;
 
 constexpr uint64_t kBytes = 64 * kKiB;
 
 class ParcelTest : public ::testing::Test {
  protected:
+  ~ParcelTest() override { EXPECT_THAT(world_.machine().races(), races_); }
+
   // Copies two pieces out, each from its own memory, which others may share.
   std::shared_ptr<Parcel> PutOutTwoPieces() {
     Departure departure;
@@ -53,6 +51,7 @@ class ParcelTest : public ::testing::Test {
   uint64_t CopiesIn() { return world_.engine().GetStats().h2d.submitted_transfers; }
 
   EngineWorld world_;
+  ::testing::Matcher<std::vector<std::string>> races_ = IsEmpty();  // at the end
   TierWorld tiers_{world_};
   Parcel::Reader reader_;
 };
@@ -92,7 +91,6 @@ TEST_F(ParcelTest, AnEvictedParcelIsAwayAndItsMemoryGoesAfterTheCopyOut) {
     EXPECT_EQ(tiers_.BytesIn(evicted.memory()), Pattern(1, kBytes)) << "no lock is held any more";
   }
   EXPECT_EQ(tiers_.live_blocks(), 0);
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
   EXPECT_FALSE(parcel->ShareHeld(0));
   EXPECT_FALSE(parcel->TakeHeld(0));
   EXPECT_FALSE(parcel->Evict()) << "once";
@@ -102,13 +100,12 @@ TEST_F(ParcelTest, AnEvictedParcelIsAwayAndItsMemoryGoesAfterTheCopyOut) {
 TEST_F(ParcelTest, WithoutTheEvictionsWaitTheFreeIsARace) {
   const ScopedDisableWaitSite disabled(kEvictAfterCopyOut);
   tiers_.SendAway(Pattern(1, kBytes));
-  EXPECT_THAT(world_.machine().races(), ElementsAre(HasSubstr("copy D2H")));
+  races_ = ElementsAre(HasSubstr("copy D2H"));
 }
 
 TEST_F(ParcelTest, AParcelThatGoesLetsGoOfItsMemoryAfterTheCopyOut) {
   tiers_.PutOut(Pattern(1, kBytes));
   EXPECT_EQ(tiers_.live_blocks(), 0);
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
 TEST_F(ParcelTest, PiecesCanBeLetGoOfOneByOne) {
@@ -124,7 +121,6 @@ TEST_F(ParcelTest, PiecesCanBeLetGoOfOneByOne) {
   EXPECT_EQ(parcel->state(), State::kHeld);
   { const GuardedMemory rest = parcel->Evict(); }
   EXPECT_EQ(tiers_.live_blocks(), 0);
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
 TEST_F(ParcelTest, AParcelWhosePiecesHaveAllGoneIsEvictedWithNothingToLetGoOf) {
@@ -148,8 +144,7 @@ TEST_F(ParcelTest, AnEvictionCountsWhatItDoesNotFree) {
 // ---------------------------------------------------------------------------------------- fetch
 
 TEST_F(ParcelTest, AParcelThatIsAwayIsClaimedOnceAndFetched) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   std::optional<FetchClaim> claim = parcel->ClaimIfAway();
   ASSERT_TRUE(claim.has_value());
   EXPECT_EQ(&claim->parcel(), parcel.get());
@@ -175,8 +170,7 @@ TEST_F(ParcelTest, AClaimFailsOnceAndLeavesTheNextOneAlone) {
 }
 
 TEST_F(ParcelTest, WhoReadsFirstGetsTheClaimAndThenTheBytes) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(2);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 2);
   {
     Parcel::Read first = parcel->ReadOrClaim(reader_);
     ASSERT_TRUE(first.claim.has_value());
@@ -193,8 +187,7 @@ TEST_F(ParcelTest, WhoReadsFirstGetsTheClaimAndThenTheBytes) {
 }
 
 TEST_F(ParcelTest, AClaimThatIsGivenUpLeavesTheParcelAwayForOthersToTry) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   {
     const std::optional<FetchClaim> claim = parcel->ClaimIfAway();
     EXPECT_EQ(parcel->state(), State::kFetching);
@@ -204,8 +197,7 @@ TEST_F(ParcelTest, AClaimThatIsGivenUpLeavesTheParcelAwayForOthersToTry) {
 }
 
 TEST_F(ParcelTest, AClaimThatWasMovedOrUsedUpGivesNothingUp) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   std::optional<FetchClaim> claim = parcel->ClaimIfAway();
   {
     FetchClaim moved = *std::move(claim);
@@ -218,20 +210,17 @@ TEST_F(ParcelTest, AClaimThatWasMovedOrUsedUpGivesNothingUp) {
 }
 
 TEST_F(ParcelTest, AClaimKeepsTheParcelThatItIsFor) {
-  std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   std::optional<FetchClaim> claim = parcel->ClaimIfAway();
   parcel.reset();
   EXPECT_EQ(claim->parcel().size_bytes, kBytes);
   tiers_.Fetch(*std::move(claim));
   EXPECT_EQ(tiers_.live_blocks(), 0) << "and with the claim it goes, and what was fetched";
   EXPECT_EQ(CopiesIn(), 1u);
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
 TEST_F(ParcelTest, WhatWasFetchedCanBeTakenBackAndFetchedAgain) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   tiers_.Fetch(*parcel->ClaimIfAway());
   { EXPECT_TRUE(parcel->TakeFetched()); }
   EXPECT_EQ(parcel->state(), State::kAway);
@@ -239,12 +228,10 @@ TEST_F(ParcelTest, WhatWasFetchedCanBeTakenBackAndFetchedAgain) {
   EXPECT_FALSE(parcel->TakeFetched());
   EXPECT_EQ(tiers_.Read(*parcel, reader_), Pattern(1, kBytes));
   EXPECT_EQ(CopiesIn(), 2u);
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
 TEST_F(ParcelTest, WhatOneReaderHasStaysWhenTheParcelLetsGoOfIt) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(2);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 2);
   tiers_.Fetch(*parcel->ClaimIfAway());
   const Parcel::Read read = parcel->ReadOrClaim(reader_);
   { EXPECT_TRUE(parcel->TakeFetched()); }
@@ -255,12 +242,10 @@ TEST_F(ParcelTest, WhatOneReaderHasStaysWhenTheParcelLetsGoOfIt) {
 
 TEST_F(ParcelTest, AParcelThatGoesLetsGoOfWhatWasFetchedAfterTheCopyIn) {
   {
-    const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-    parcel->AddReaders(1);
+    const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
     EXPECT_FALSE(tiers_.Fetch(*parcel->ClaimIfAway()).IsDone());
   }
   EXPECT_EQ(tiers_.live_blocks(), 0);
-  EXPECT_THAT(world_.machine().races(), IsEmpty());
 }
 
 // -------------------------------------------------------------------------- forbidden transitions
@@ -283,4 +268,4 @@ TEST_F(ParcelDeathTest, WhatTheDeviceHoldsIsNotFetched) {
 }
 
 }  // namespace parcel_test
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -17,15 +17,10 @@
 #include "pinion/tests/engine/tier/tier_world.h"
 #include "pinion/tests/support/run_threads.h"
 
-namespace pinion {
+namespace pinion::testing {
 namespace parcel_threads_test {
 
-using testing::EngineWorld;
 using ::testing::IsEmpty;
-using testing::Pattern;
-using testing::RunThreads;
-using testing::SleepingThread;
-using testing::TierWorld;
 using State = Parcel::State;
 
 constexpr uint64_t kBytes = 64 * kKiB;
@@ -44,8 +39,7 @@ class ParcelThreadsTest : public ::testing::Test {
 };
 
 TEST_F(ParcelThreadsTest, WhoeverWaitsForAFetchGetsWhatItBrings) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(2);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 2);
   Parcel::Read mine = parcel->ReadOrClaim(a_);
   ASSERT_TRUE(mine.claim.has_value());
   std::vector<uint8_t> read;
@@ -60,8 +54,7 @@ TEST_F(ParcelThreadsTest, WhoeverWaitsForAFetchGetsWhatItBrings) {
 }
 
 TEST_F(ParcelThreadsTest, WhoeverWaitsForAFetchThatFailsFetchesByItself) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(1);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 1);
   std::optional<FetchClaim> claim = parcel->ClaimIfAway();
   std::vector<uint8_t> read;
   SleepingThread other([&] { read = tiers_.Read(*parcel, a_); });
@@ -75,8 +68,7 @@ TEST_F(ParcelThreadsTest, WhoeverWaitsForAFetchThatFailsFetchesByItself) {
 }
 
 TEST_F(ParcelThreadsTest, OfManyWhoWaitForAFetchThatFailsOneFetchesForAll) {
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(4);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), 4);
   std::optional<FetchClaim> claim = parcel->ClaimIfAway();
   std::vector<Parcel::Reader> readers(4);
   std::vector<std::unique_ptr<SleepingThread>> threads;
@@ -94,16 +86,14 @@ TEST_F(ParcelThreadsTest, OfManyWhoWaitForAFetchThatFailsOneFetchesForAll) {
 
 TEST_F(ParcelThreadsTest, AFetchOfAnotherParcelIsNotWaitedFor) {
   const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  const std::shared_ptr<Parcel> other = tiers_.SendAway(Pattern(2, kBytes));
-  other->AddReaders(1);
+  const std::shared_ptr<Parcel> other = tiers_.SendAway(Pattern(2, kBytes), 1);
   const std::optional<FetchClaim> claim = parcel->ClaimIfAway();
   EXPECT_EQ(tiers_.Read(*other, a_), Pattern(2, kBytes));
 }
 
 TEST_F(ParcelThreadsTest, ManyThreadsThatReadAndGoSeeTheBytesAndLeaveNothingBehind) {
   constexpr int kThreads = 8;
-  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes));
-  parcel->AddReaders(kThreads);
+  const std::shared_ptr<Parcel> parcel = tiers_.SendAway(Pattern(1, kBytes), kThreads);
   RunThreads(kThreads, [&](int thread) {
     Parcel::Reader reader;
     for (int round = 0; round < 10; ++round) {
@@ -125,4 +115,4 @@ TEST_F(ParcelThreadsTest, ManyThreadsThatReadAndGoSeeTheBytesAndLeaveNothingBehi
 }
 
 }  // namespace parcel_threads_test
-}  // namespace pinion
+}  // namespace pinion::testing

@@ -95,9 +95,10 @@ std::shared_ptr<Parcel> TierWorld::PutOut(const std::vector<uint8_t>& bytes) {
   return PutOut(NewDeparture(bytes));
 }
 
-std::shared_ptr<Parcel> TierWorld::SendAway(const std::vector<uint8_t>& bytes) {
+std::shared_ptr<Parcel> TierWorld::SendAway(const std::vector<uint8_t>& bytes, int readers) {
   std::shared_ptr<Parcel> parcel = PutOut(bytes);
   const GuardedMemory evicted = parcel->Evict();
+  parcel->AddReaders(readers);
   return parcel;
 }
 

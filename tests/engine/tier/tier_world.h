@@ -2,9 +2,8 @@
 //
 //   EngineWorld world;
 //   TierWorld tiers(world);
-//   const std::shared_ptr<Parcel> parcel = tiers.SendAway(Pattern(1, kKiB));
+//   const std::shared_ptr<Parcel> parcel = tiers.SendAway(Pattern(1, kKiB), /*readers=*/1);
 //   Parcel::Reader reader;
-//   parcel->AddReaders(1);
 //   EXPECT_EQ(tiers.Read(*parcel, reader), Pattern(1, kKiB));
 //   EXPECT_EQ(tiers.live_blocks(), 0);
 //
@@ -87,7 +86,8 @@ class TierWorld {
   Departure NewDeparture(const std::vector<uint8_t>& bytes);
   std::shared_ptr<Parcel> PutOut(Departure departure);
   std::shared_ptr<Parcel> PutOut(const std::vector<uint8_t>& bytes);
-  std::shared_ptr<Parcel> SendAway(const std::vector<uint8_t>& bytes);  // and evicts it
+  // Evicts it, too, and gives it this number of readers.
+  std::shared_ptr<Parcel> SendAway(const std::vector<uint8_t>& bytes, int readers = 0);
 
   // Fetches into new memory. Frees what has no reader left.
   absl::StatusOr<Transfer> TryFetch(FetchClaim claim);
