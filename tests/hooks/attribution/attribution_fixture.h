@@ -18,7 +18,9 @@
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/attribution/attribution_session.h"
+#include "pinion/hooks/attribution/layer_options.h"
 #include "pinion/hooks/attribution/tap.h"
+#include "pinion/hooks/attribution/target.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 
 namespace pinion::testing {
@@ -49,6 +51,17 @@ class AttributionTest : public ::testing::Test {
       if (taps) x = Tap("layer" + std::to_string(layer), x);
     }
     return (x * x).sum(1);
+  }
+
+  // Returns the chain of its first input, with taps.
+  AttributedForward TappedChain(int layers) const {
+    return [this, layers](const std::vector<at::Tensor>& in) {
+      return Chain(in[0], layers, /*taps=*/true);
+    };
+  }
+  std::vector<LayerResult> ComputeChain(int layers, const at::Tensor& x) {
+    return session_->ComputeLayerGradientsAndEval(TappedChain(layers), LayerNames(layers), {x},
+                                                  Target());
   }
 
   static std::vector<std::string> LayerNames(int layers) {

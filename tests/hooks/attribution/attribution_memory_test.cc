@@ -53,9 +53,7 @@ TEST_F(AttributionTest, ThePeakIsThatOfThePlainStepAndTwoCaptures) {
   ASSERT_GE(plain_bytes, model_bytes + kLayers * kLayerBytes) << "forward saves every layer";
 
   world_.ResetPeak();
-  const auto layers = session_->ComputeLayerGradientsAndEval(
-      [&](const Tensors& in) { return Chain(in[0], kLayers, /*taps=*/true); }, LayerNames(kLayers),
-      {x}, Target());
+  const std::vector<LayerResult> layers = ComputeChain(kLayers, x);
   EXPECT_LE(world_.peak_device_bytes(), plain_bytes + 2 * kLayerBytes + 4096);
   ASSERT_EQ(layers.size(), static_cast<size_t>(kLayers));
   for (const LayerResult& layer : layers) EXPECT_TRUE(layer.tensors[0].gradient.is_cpu());
@@ -98,8 +96,8 @@ TEST_F(AttributionTest, InAnOffloadScopeWhatTheGraphSavesLeavesAsWell) {
   const uint64_t plain_bytes = world_.peak_device_bytes();
   ASSERT_LT(plain_bytes, world_.device_bytes() + kLayers * kLayerBytes);
   world_.ResetPeak();
-  const auto layers = session_->ComputeLayerGradientsAndEval(
-      [&](const Tensors&) { return forward(/*taps=*/true); }, LayerNames(kLayers), {}, Target());
+  session_->ComputeLayerGradientsAndEval([&](const Tensors&) { return forward(/*taps=*/true); },
+                                         LayerNames(kLayers), {}, Target());
   EXPECT_LE(world_.peak_device_bytes(), plain_bytes + 2 * kLayerBytes + 4096);
   const OffloadStats stats = world_.QuietStats();
   EXPECT_EQ(stats.offloaded, 2 * offloaded);
@@ -118,9 +116,7 @@ TEST_F(AttributionTest, AMemoryTargetIsForWhatTheGraphSavesAndForWhatIsCaptured)
     const OffloadScope scope(session);
     return Chain(in[0], kLayers, /*taps=*/true);
   };
-  const auto plain = session_->ComputeLayerGradientsAndEval(
-      [&](const Tensors& in) { return Chain(in[0], kLayers, /*taps=*/true); }, LayerNames(kLayers),
-      {x}, Target());
+  const std::vector<LayerResult> plain = ComputeChain(kLayers, x);
   EXPECT_GT(world_.peak_device_bytes(), offload.memory_target_bytes);
   for (int step = 0; step < 4; ++step) {
     ASSERT_TRUE(Soon([&] { return world_.device_bytes() <= 2 * kLayerBytes; }));
@@ -137,9 +133,8 @@ TEST_F(AttributionTest, AMemoryTargetIsForWhatTheGraphSavesAndForWhatIsCaptured)
 TEST_F(AttributionTest, WhileTheResultIsHeldTheDeviceHoldsNothingOfTheGraph) {
   const Tensor x = Make(1);
   const uint64_t before_bytes = world_.device_bytes();
-  const auto layers = LayerGradientXActivation(
-      *session_, [&](const Tensors& in) { return Chain(in[0], 4, /*taps=*/true); }, LayerNames(4),
-      {x}, Target());
+  const auto layers =
+      LayerGradientXActivation(*session_, TappedChain(4), LayerNames(4), {x}, Target());
   EXPECT_TRUE(Soon([&] { return world_.device_bytes() == before_bytes; }));
   EXPECT_EQ(layers[3].tensors[0].numel(), kSide * kSide);
 }
@@ -174,9 +169,7 @@ TEST_F(AttributionTest, WhatIsOnItsWayHoldsTwoCapturesAndNothingOfTheGraphOrTheP
 
 TEST_F(AttributionTest, ResultsAreInPinnedMemoryOfTheSharedPoolAndOutliveTheSession) {
   const uint64_t before_bytes = world_.session()->GetAllocatorStats().requested_bytes.current;
-  auto layers = session_->ComputeLayerGradientsAndEval(
-      [&](const Tensors& in) { return Chain(in[0], 2, /*taps=*/true); }, LayerNames(2), {Make(1)},
-      Target());
+  std::vector<LayerResult> layers = ComputeChain(2, Make(1));
   EXPECT_EQ(world_.session()->GetAllocatorStats().requested_bytes.current,
             before_bytes + 4 * kLayerBytes);
   const double sum = layers[0].tensors[0].gradient.sum().item<double>();
@@ -279,13 +272,13 @@ class SlowHostTest : public AttributionTest {
 TEST_F(SlowHostTest, ProductsAreComputedWhileLaterGradientsAreOnTheirWay) {
   constexpr int kLayers = 8;
   EmulatedMachine& machine = world_.machine();
-  const auto forward = [&](const Tensors& in) { return Chain(in[0], kLayers, /*taps=*/true); };
   const auto run = [&](bool multiplies) {
     const double begin_ms = machine.now_ms();
-    LayerGradientXActivation(*session_, forward, LayerNames(kLayers), {Make(1)}, Target());
+    LayerGradientXActivation(*session_, TappedChain(kLayers), LayerNames(kLayers), {Make(1)},
+                             Target());
     if (multiplies) return machine.now_ms() - begin_ms;
     const double between_ms = machine.now_ms();
-    session_->ComputeLayerGradientsAndEval(forward, LayerNames(kLayers), {Make(1)}, Target());
+    ComputeChain(kLayers, Make(1));
     return machine.now_ms() - between_ms;
   };
   const double copies_ms = run(/*multiplies=*/false);

@@ -78,65 +78,78 @@ class PathMethodsTest : public AttributionTest {
     return [this](const Tensors& in) { return Model(in); };
   }
 
-  uint64_t BudgetOf(uint64_t more_bytes) { return world_.device_bytes() + more_bytes; }
+  // Waits until the device has freed the last method's memory, resets what passes leave behind, and
+  // returns a budget with room for `rows`.
+  uint64_t NewBudget(uint64_t rows) {
+    EXPECT_TRUE(Soon([&] { return world_.device_bytes() < 2 * kExamples * kRowBytes; }));
+    largest_pass_ = 0;
+    passes_ = 0;
+    world_.ResetPeak();
+    return world_.device_bytes() + rows * kRowBytes;
+  }
+  static void ExpectClose(const Tensor& actual, const Tensor& expected, double tolerance = 1e-7) {
+    EXPECT_TRUE(at::allclose(actual, expected, 1e-4, tolerance)) << (actual - expected).abs().max();
+  }
 
   int64_t largest_pass_ = 0;
   int passes_ = 0;
 };
 
-// A method that takes a budget.
-struct Batched {
-  std::string name;
-  std::function<Tensor(AttributionSession&, const AttributedForward&, const Tensor& x,
-                       int64_t steps, uint64_t budget_bytes)>
-      run;
-};
+// The arguments of a method that takes a budget.
+struct Arguments {
+  AttributionSession& session;
+  AttributedForward forward;
+  Tensor x;
+  int64_t steps = 0;
+  uint64_t budget_bytes = 0;
 
-std::vector<Batched> BatchedMethods() {
-  const auto options = [](int64_t steps, uint64_t budget_bytes) {
+  PathOptions options() const {
     PathOptions options;
     options.n_steps = steps;
     options.device_budget_bytes = budget_bytes;
     return options;
-  };
+  }
+};
+
+struct Batched {
+  std::string name;
+  std::function<Tensor(const Arguments& a)> run;
+};
+
+std::vector<Batched> BatchedMethods() {
   const Target target = Target::PerExample({0, 3, 1, 2, 3, 0});
   return {
       {"IntegratedGradients",
-       [=](AttributionSession& session, const AttributedForward& forward, const Tensor& x,
-           int64_t steps, uint64_t budget_bytes) {
-         return IntegratedGradients(session, forward, {x}, target, options(steps, budget_bytes))[0];
+       [=](const Arguments& a) {
+         return IntegratedGradients(a.session, a.forward, {a.x}, target, a.options())[0];
        }},
       {"LayerIntegratedGradients",
-       [=](AttributionSession& session, const AttributedForward& forward, const Tensor& x,
-           int64_t steps, uint64_t budget_bytes) {
-         return LayerIntegratedGradients(session, forward, {"middle"}, {x}, target,
-                                         options(steps, budget_bytes))[0]
-             .tensors[0];
+       [=](const Arguments& a) {
+         const auto layers =
+             LayerIntegratedGradients(a.session, a.forward, {"middle"}, {a.x}, target, a.options());
+         return layers[0].tensors[0];
        }},
       {"InternalInfluence",
-       [=](AttributionSession& session, const AttributedForward& forward, const Tensor& x,
-           int64_t steps, uint64_t budget_bytes) {
-         return InternalInfluence(session, forward, {"late", "middle"}, {x}, target,
-                                  options(steps, budget_bytes))[1]
-             .tensors[0];
+       [=](const Arguments& a) {
+         const auto layers = InternalInfluence(a.session, a.forward, {"late", "middle"}, {a.x},
+                                               target, a.options());
+         return layers[1].tensors[0];
        }},
       {"LayerConductance",
-       [=](AttributionSession& session, const AttributedForward& forward, const Tensor& x,
-           int64_t steps, uint64_t budget_bytes) {
-         return LayerConductance(session, forward, {"middle", "late"}, {x}, target,
-                                 options(steps, budget_bytes))[0]
-             .tensors[0];
+       [=](const Arguments& a) {
+         const auto layers =
+             LayerConductance(a.session, a.forward, {"middle", "late"}, {a.x}, target, a.options());
+         return layers[0].tensors[0];
        }},
       {"LayerGradientShap",
-       [=](AttributionSession& session, const AttributedForward& forward, const Tensor& x,
-           int64_t steps, uint64_t budget_bytes) {
+       [=](const Arguments& a) {
          ShapOptions shap;
-         shap.n_samples = steps;
+         shap.n_samples = a.steps;
          shap.stdev = 0.1;
-         shap.device_budget_bytes = budget_bytes;
-         return LayerGradientShap(session, forward, {"middle"}, {x}, {x.narrow(0, 0, 3) * 0.5},
-                                  target, shap)[0]
-             .tensors[0];
+         shap.device_budget_bytes = a.budget_bytes;
+         const auto layers = LayerGradientShap(a.session, a.forward, {"middle"}, {a.x},
+                                               {a.x.narrow(0, 0, 3) * 0.5}, target, shap);
+         return layers[0].tensors[0];
        }},
   };
 }
@@ -147,14 +160,11 @@ TEST_F(PathMethodsTest, PassesStayUnderTheBudgetAtAnyNumberOfStepsAndUseIt) {
     SCOPED_TRACE(method.name);
     Tensor in_one_pass;
     for (const int64_t steps : {8, 40}) {
-      const Tensor expected = method.run(*session_, model(), x, steps, 0);
-      ASSERT_TRUE(Soon([&] { return world_.device_bytes() < 2 * kExamples * kRowBytes; }));
-      largest_pass_ = 0;
-      const uint64_t budget = BudgetOf(400 * kRowBytes);
-      world_.ResetPeak();
-      const Tensor actual = method.run(*session_, model(), x, steps, budget);
+      const Tensor expected = method.run({*session_, model(), x, steps});
+      const uint64_t budget = NewBudget(400);
+      const Tensor actual = method.run({*session_, model(), x, steps, budget});
       EXPECT_LE(world_.peak_device_bytes(), budget);
-      EXPECT_TRUE(at::allclose(actual, expected, 1e-4, 1e-7)) << (actual - expected).abs().max();
+      ExpectClose(actual, expected);
       if (steps == 8) continue;
       EXPECT_GE(world_.peak_device_bytes(), budget / 2);
       EXPECT_LT(largest_pass_, kExamples * steps);
@@ -167,12 +177,9 @@ TEST_F(PathMethodsTest, WhatAPassStillHoldsForItsCopiesIsPartOfTheNextOnesBudget
   const Tensor x = Examples().narrow(0, 0, 1).contiguous();
   PathOptions options;
   options.n_steps = 150;
-  for (int rows = 60; rows <= 600; rows += 60) {
+  for (uint64_t rows = 60; rows <= 600; rows += 60) {
     SCOPED_TRACE(rows);
-    ASSERT_TRUE(Soon([&] { return world_.device_bytes() < 2 * kExamples * kRowBytes; }));
-    options.device_budget_bytes = BudgetOf(static_cast<uint64_t>(rows) * kRowBytes);
-    world_.ResetPeak();
-    passes_ = 0;
+    options.device_budget_bytes = NewBudget(rows);
     LayerConductance(*session_, model(), {"late"}, {x}, Target::Class(1), options);
     EXPECT_GT(passes_, 2);
     EXPECT_LE(world_.peak_device_bytes(), options.device_budget_bytes);
@@ -183,31 +190,28 @@ TEST_F(PathMethodsTest, WhereOneStepOfAllExamplesIsTooMuchExamplesAreSplit) {
   const Tensor x = Examples();
   for (const Batched& method : BatchedMethods()) {
     SCOPED_TRACE(method.name);
-    const Tensor expected = method.run(*session_, model(), x, 4, 0);
-    ASSERT_TRUE(Soon([&] { return world_.device_bytes() < 2 * kExamples * kRowBytes; }));
-    largest_pass_ = 0;
-    const uint64_t budget = BudgetOf(60 * kRowBytes);
-    world_.ResetPeak();
-    const Tensor actual = method.run(*session_, model(), x, 4, budget);
+    const Tensor expected = method.run({*session_, model(), x, 4});
+    const uint64_t budget = NewBudget(60);
+    const Tensor actual = method.run({*session_, model(), x, 4, budget});
     EXPECT_LE(world_.peak_device_bytes(), budget);
     EXPECT_LT(largest_pass_, method.name == "LayerConductance" ? 2 * kExamples : kExamples)
         << "which needs two steps";
-    EXPECT_TRUE(at::allclose(actual, expected, 1e-4, 1e-7)) << (actual - expected).abs().max();
+    ExpectClose(actual, expected);
   }
 }
 
 TEST_F(PathMethodsTest, ABudgetThatIsTooSmallNamesTheLeastAndThatOneIsEnough) {
   const Tensor x = Examples();
   PathOptions options;
-  options.device_budget_bytes = BudgetOf(3 * kRowBytes);
+  options.device_budget_bytes = NewBudget(3);
   const auto run = [&] { IntegratedGradients(*session_, model(), {x}, Target::Class(1), options); };
   EXPECT_THROW(run(), c10::OutOfMemoryError);
-  ASSERT_TRUE(Soon([&] { return world_.device_bytes() < 2 * kExamples * kRowBytes; }));
+  NewBudget(3);
   const std::string error = ErrorOf(run);
   EXPECT_THAT(error, HasSubstr("the smallest pass, 1 example at 1 steps, takes up to "));
   EXPECT_THAT(error, HasSubstr("raise device_budget_bytes to that"));
+  NewBudget(3);
   options.device_budget_bytes = std::stoull(error.substr(error.find("up to ") + 6));
-  ASSERT_TRUE(Soon([&] { return world_.device_bytes() < 2 * kExamples * kRowBytes; }));
   EXPECT_EQ(ErrorOf(run), "no error");
   options.device_budget_bytes = 1000;
   EXPECT_THAT(ErrorOf(run), HasSubstr("before the first pass, and the budget is 1000"));
@@ -224,17 +228,14 @@ TEST_F(PathMethodsTest, InAnOffloadScopeMoreRowsFitInABudget) {
   Tensors results;
   std::vector<int64_t> largest;
   for (const AttributedForward& forward : {model(), offloaded}) {
-    ASSERT_TRUE(Soon([&] { return world_.device_bytes() < 2 * kExamples * kRowBytes; }));
-    options.device_budget_bytes = BudgetOf(300 * kRowBytes);
-    largest_pass_ = 0;
-    world_.ResetPeak();
+    options.device_budget_bytes = NewBudget(300);
     results.push_back(
         IntegratedGradients(*session_, forward, {x}, Target::Class(1), options).front());
     EXPECT_LE(world_.peak_device_bytes(), options.device_budget_bytes);
     largest.push_back(largest_pass_);
   }
   EXPECT_GT(largest[1], largest[0] * 5 / 4);
-  EXPECT_TRUE(at::allclose(results[0], results[1], 1e-4, 1e-7));
+  ExpectClose(results[0], results[1]);
   EXPECT_GT(world_.QuietStats().offloaded, 0u);
 }
 
@@ -247,13 +248,12 @@ TEST_F(PathMethodsTest, AdditionalInputsGoWithTheirRows) {
     return IntegratedGradients(*session_, model(), {x}, Target::Class(1), options).front();
   };
   const Tensor expected = run();
-  ASSERT_TRUE(Soon([&] { return world_.device_bytes() < 3 * kExamples * kRowBytes; }));
-  options.device_budget_bytes = BudgetOf(70 * kRowBytes);
-  EXPECT_TRUE(at::allclose(run(), expected, 1e-4, 1e-7));
+  options.device_budget_bytes = NewBudget(70);
+  ExpectClose(run(), expected);
   options.additional_inputs = {};
   options.device_budget_bytes = 0;
   const Tensor plain = run();
-  EXPECT_TRUE(at::allclose(plain[2] * 3, expected[2], 1e-4, 1e-7)) << "the model multiplies by it";
+  ExpectClose(plain[2] * 3, expected[2]);  // the model multiplies by it
 }
 
 TEST_F(PathMethodsTest, MemoryThatGoesDuringTheFirstPassLetsNoPassGrowTooLarge) {
@@ -265,15 +265,14 @@ TEST_F(PathMethodsTest, MemoryThatGoesDuringTheFirstPassLetsNoPassGrowTooLarge) 
   };
   PathOptions options;
   options.n_steps = 40;
-  options.device_budget_bytes = BudgetOf(50 * kRowBytes);
-  const Tensor actual =
-      IntegratedGradients(*session_, forward, {x}, Target::Class(1), options).front();
-  ASSERT_TRUE(Soon([&] { return world_.device_bytes() < 2 * kExamples * kRowBytes; }));
+  options.device_budget_bytes = world_.device_bytes() + 50 * kRowBytes;
+  const auto run = [&] {
+    return IntegratedGradients(*session_, forward, {x}, Target::Class(1), options).front();
+  };
+  const Tensor actual = run();
   EXPECT_LT(largest_pass_, 100) << "240 rows are all there are";
   options.device_budget_bytes = 0;
-  EXPECT_TRUE(at::allclose(
-      actual, IntegratedGradients(*session_, forward, {x}, Target::Class(1), options).front(), 1e-4,
-      1e-7));
+  ExpectClose(actual, run());
 }
 
 TEST_F(PathMethodsTest, LayersSideBySideAndNamedTwiceAreAsEachByItself) {
@@ -318,7 +317,7 @@ TEST_F(PathMethodsTest, AfterReturnTheDeviceHoldsNothing) {
   const uint64_t before_bytes = world_.device_bytes();
   std::vector<Tensor> results;
   for (const Batched& method : BatchedMethods()) {
-    results.push_back(method.run(*session_, model(), x, 4, 0));
+    results.push_back(method.run({*session_, model(), x, 4}));
     EXPECT_TRUE(results.back().is_cpu());
     EXPECT_TRUE(Soon([&] { return world_.device_bytes() == before_bytes; })) << method.name;
   }
@@ -366,10 +365,9 @@ TEST_F(PathMethodsTest, DrawsAreTheSeedsOnEveryDeviceAndWhateverTheBudget) {
   const Tensor first = run(1, x);
   EXPECT_TRUE(SameBytes(run(1, x), first));
   EXPECT_FALSE(at::allclose(run(2, x), first));
-  EXPECT_TRUE(at::allclose(run(1, x.cpu()), first, 1e-4, 1e-6));
-  ASSERT_TRUE(Soon([&] { return world_.device_bytes() < 2 * kExamples * kRowBytes; }));
-  options.device_budget_bytes = BudgetOf(100 * kRowBytes);
-  EXPECT_TRUE(at::allclose(run(1, x), first, 1e-4, 1e-6));
+  ExpectClose(run(1, x.cpu()), first, 1e-6);
+  options.device_budget_bytes = NewBudget(100);
+  ExpectClose(run(1, x), first, 1e-6);
 }
 
 TEST_F(PathMethodsTest, AModelMayChangeItsInputsInPlace) {
@@ -378,9 +376,8 @@ TEST_F(PathMethodsTest, AModelMayChangeItsInputsInPlace) {
   const AttributedForward in_place = [](const Tensors& in) {
     return Tap("layer", in[0].mul_(3).tanh()).sum(1);
   };
-  const Tensor expected = IntegratedGradients(*session_, plain, {x}, Target()).front();
-  EXPECT_TRUE(at::allclose(IntegratedGradients(*session_, in_place, {x}, Target()).front(),
-                           expected, 1e-4, 1e-6));
+  ExpectClose(IntegratedGradients(*session_, in_place, {x}, Target()).front(),
+              IntegratedGradients(*session_, plain, {x}, Target()).front(), 1e-6);
   const auto not_in_place = [](const Tensors& in) {
     return (Tap("layer", (in[0] * 3).tanh()) * in[1].unsqueeze(1)).sum(1);
   };
@@ -399,8 +396,8 @@ TEST_F(PathMethodsTest, AModelMayChangeItsInputsInPlace) {
   const auto expected_shap = [&](const AttributedForward& forward) {
     return LayerGradientShap(*session_, forward, {"layer"}, {x}, {x}, Target(), shap)[0].tensors[0];
   };
-  EXPECT_TRUE(at::allclose(lig(in_place_both), lig(not_in_place), 1e-4, 1e-6));
-  EXPECT_TRUE(at::allclose(expected_shap(in_place_both), expected_shap(not_in_place), 1e-4, 1e-6));
+  ExpectClose(lig(in_place_both), lig(not_in_place), 1e-6);
+  ExpectClose(expected_shap(in_place_both), expected_shap(not_in_place), 1e-6);
   EXPECT_TRUE(SameBytes(x.cpu(), before.cpu()));
 }
 

@@ -84,13 +84,26 @@ class MemoryObserverTest : public ::testing::Test {
   at::Tensor Ones(int64_t size_bytes) {
     return at::ones({size_bytes / 4}, at::TensorOptions(world_.device()));
   }
-  // Runs a backward whose operator allocates and frees a tensor.
-  void RunBackward() {
-    const at::Tensor carrier = Ones(4).requires_grad_(true);
-    Probe(carrier, {}, [this](const at::Tensor& grad, const UnpackSaved&) {
-      Ones(kTensorBytes);
-      return grad;
-    }).backward();
+  // Returns the output of an operator whose backward allocates and frees a tensor.
+  at::Tensor Allocating() {
+    return Probe(Ones(4).requires_grad_(true), {},
+                 [this](const at::Tensor& grad, const UnpackSaved&) {
+                   Ones(kTensorBytes);
+                   return grad;
+                 });
+  }
+  void RunBackward() { Allocating().backward(); }
+
+  // Expects that observers of backwards are told of a tensor that `backward` allocates, and returns
+  // what they are told.
+  template <typename Backward>
+  Peaks::Told ExpectObserved(const Backward& backward) {
+    ObserveBackwards(peaks_);
+    const auto before = static_cast<int64_t>(world_.device_bytes());
+    backward();
+    Peaks::Told told = peaks_->Take();
+    EXPECT_GE(told.peak_bytes, before + kTensorBytes);
+    return told;
   }
 
   // Returns whether the profiler recorded memory of the device.
@@ -152,12 +165,8 @@ TEST_F(MemoryObserverTest, OfNestedScopesEveryObserverIsToldOnce) {
 }
 
 TEST_F(MemoryObserverTest, ABackwardIsObservedOnItsWorkerThreads) {
-  ObserveBackwards(peaks_);
+  const Peaks::Told told = ExpectObserved([this] { RunBackward(); });
   EXPECT_TRUE(ObservesBackwards(*peaks_));
-  const auto before = static_cast<int64_t>(world_.device_bytes());
-  RunBackward();
-  const Peaks::Told told = peaks_->Take();
-  EXPECT_GE(told.peak_bytes, before + kTensorBytes);
   EXPECT_EQ(told.threads.count(std::this_thread::get_id()), 0u);
 }
 
@@ -196,38 +205,28 @@ TEST_F(MemoryObserverTest, AllWhoWantToObserveBackwardsAreToldOnce) {
 
 // Python's engine is called directly, without Pinion's in between.
 TEST_F(MemoryObserverTest, ABackwardThatPassesNoEngineOfOursIsObserved) {
-  ObserveBackwards(peaks_);
-  const at::Tensor carrier = Ones(4).requires_grad_(true);
-  const at::Tensor y = Probe(carrier, {}, [this](const at::Tensor& grad, const UnpackSaved&) {
-    Ones(kTensorBytes);
-    return grad;
+  ExpectObserved([this] {
+    const at::Tensor y = Allocating();
+    torch::autograd::Engine::get_base_engine().execute(
+        {torch::autograd::impl::gradient_edge(y)}, {at::ones_like(y)}, /*keep_graph=*/false,
+        /*create_graph=*/false, /*accumulate_grad=*/true);
   });
-  const auto before = static_cast<int64_t>(world_.device_bytes());
-  torch::autograd::Engine::get_base_engine().execute(
-      {torch::autograd::impl::gradient_edge(y)}, {at::ones_like(y)}, /*keep_graph=*/false,
-      /*create_graph=*/false, /*accumulate_grad=*/true);
-  EXPECT_GE(peaks_->Take().peak_bytes, before + kTensorBytes);
 }
 
 // Observes what backward operators allocate, and the sum of two gradients.
 TEST_F(MemoryObserverTest, NodesThatReadNothingThatWasSavedAreObserved) {
   const at::Tensor x = Ones(kTensorBytes).requires_grad_(true);
   const at::Tensor y = (x + 1).sum() + (x + 2).sum();
-  ObserveBackwards(peaks_);
-  const auto before = static_cast<int64_t>(world_.device_bytes());
-  y.backward();
-  EXPECT_GE(peaks_->Take().peak_bytes, before + kTensorBytes);
+  ExpectObserved([&] { y.backward(); });
 }
 
 TEST_F(MemoryObserverTest, ABackwardWithinABackwardIsObserved) {
-  ObserveBackwards(peaks_);
-  const auto before = static_cast<int64_t>(world_.device_bytes());
-  Probe(Ones(4).requires_grad_(true), {}, [this](const at::Tensor& grad, const UnpackSaved&) {
+  const auto backward = [this](const at::Tensor& grad, const UnpackSaved&) {
     const at::AutoGradMode grad_mode(true);
     RunBackward();
     return grad;
-  }).backward();
-  EXPECT_GE(peaks_->Take().peak_bytes, before + kTensorBytes);
+  };
+  ExpectObserved([&] { Probe(Ones(4).requires_grad_(true), {}, backward).backward(); });
 }
 
 // No engine would remove the thread's observer, so the thread would stay observed.

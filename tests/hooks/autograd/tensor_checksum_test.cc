@@ -80,33 +80,30 @@ TEST(TensorChecksumTest, AStorageMayBeginAtAnyAddress) {
   }
 }
 
-TEST(TensorChecksumTest, WholeWordsAreReadWhereTheyAre) {
-  testing::EmuWorld world;
-  const at::Tensor tensor = at::zeros({4096}, at::TensorOptions(at::kByte).device(world.device()));
-  const auto kernels = [&](uint64_t begin) {
-    EXPECT_TRUE(world.Synchronize().ok());
-    const uint64_t before = world.machine().time_stats(0).kernels;
-    TensorChecksum::Of(tensor.storage(), {begin, begin + 1024});
-    EXPECT_TRUE(world.Synchronize().ok());
-    return world.machine().time_stats(0).kernels - before;
-  };
-  EXPECT_LT(kernels(8), kernels(9)) << "which are put together first";
+class TensorChecksumKernels : public ::testing::Test {
+ protected:
+  // Returns how many kernels read so many bytes of the device.
+  uint64_t KernelsFor(uint64_t begin, uint64_t size) {
+    EXPECT_TRUE(world_.Synchronize().ok());
+    const uint64_t before = world_.machine().time_stats(0).kernels;
+    TensorChecksum::Of(tensor_.storage(), {begin, begin + size});
+    EXPECT_TRUE(world_.Synchronize().ok());
+    return world_.machine().time_stats(0).kernels - before;
+  }
+
+  static constexpr uint64_t kChunk = 4 << 20;
+  testing::EmuWorld world_;
+  const at::Tensor tensor_ =
+      at::zeros({2 * kChunk}, at::TensorOptions(at::kByte).device(world_.device()));
+};
+
+TEST_F(TensorChecksumKernels, WholeWordsAreReadWhereTheyAre) {
+  EXPECT_LT(KernelsFor(8, 1024), KernelsFor(9, 1024)) << "which are put together first";
 }
 
-TEST(TensorChecksumTest, WholeChunksTakeNoKernelMoreThanWhatIsALittleLess) {
-  testing::EmuWorld world;
-  constexpr int64_t kChunk = 4 << 20;
-  const at::Tensor tensor =
-      at::zeros({2 * kChunk}, at::TensorOptions(at::kByte).device(world.device()));
-  const auto kernels = [&](int64_t size) {
-    EXPECT_TRUE(world.Synchronize().ok());
-    const uint64_t before = world.machine().time_stats(0).kernels;
-    TensorChecksum::Of(tensor.storage(), {0, static_cast<uint64_t>(size)});
-    EXPECT_TRUE(world.Synchronize().ok());
-    return world.machine().time_stats(0).kernels - before;
-  };
-  EXPECT_EQ(kernels(kChunk), kernels(kChunk - 8));
-  EXPECT_EQ(kernels(2 * kChunk), kernels(2 * kChunk - 8));
+TEST_F(TensorChecksumKernels, WholeChunksTakeNoKernelMoreThanWhatIsALittleLess) {
+  EXPECT_EQ(KernelsFor(0, kChunk), KernelsFor(0, kChunk - 8));
+  EXPECT_EQ(KernelsFor(0, 2 * kChunk), KernelsFor(0, 2 * kChunk - 8));
 }
 
 TEST(TensorChecksumTest, BytesOfSeveralChunksHaveOneSum) {

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <stdexcept>
@@ -43,10 +44,13 @@
 namespace pinion::testing {
 namespace planned_checkpoint_test {
 
+using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::Ge;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Le;
 using ::testing::SizeIs;
 
 constexpr CheckpointOptions kIfPlanned = {.if_planned = true};
@@ -145,217 +149,214 @@ struct Ran {
   double ms = 0;  // modelled
 };
 
-Ran RunStep(EmuWorld& world, Blocks& blocks, const CheckpointOptions* options,
-            const std::shared_ptr<OffloadSession>& session, bool takes_gradients = true) {
-  EXPECT_THAT(world.Synchronize(), IsOk());
-  world.ResetPeak();
-  const double begin_ms = world.machine().now_ms();
-  Ran ran;
-  at::Tensor loss;
-  {
-    std::optional<OffloadScope> scope;
-    if (session != nullptr) scope.emplace(session);
-    loss = blocks.Loss(options);
-  }
-  loss.backward();
-  EXPECT_THAT(world.Synchronize(), IsOk());
-  ran.ms = world.machine().now_ms() - begin_ms;
-  ran.peak_bytes = world.peak_device_bytes();
-  if (takes_gradients) ran.gradients = blocks.Take(loss);
-  ran.runs = blocks.TakeRuns();
-  ran.part_runs = blocks.TakePartRuns();
-  return ran;
-}
-
-Ran Plain(double gb_per_s) {
-  EmuWorld world(MachineWithLink(gb_per_s));
-  Blocks blocks(world.device());
-  RunStep(world, blocks, nullptr, nullptr);  // fills the allocator's cache
-  return RunStep(world, blocks, nullptr, nullptr);
-}
-
-// The peak with all saved tensors offloaded.
-uint64_t LeastBytes(double gb_per_s) {
-  EmuWorld world(MachineWithLink(gb_per_s), TargetBesideLink(1, gb_per_s));
-  Blocks blocks(world.device());
-  return RunStep(world, blocks, nullptr, world.session()).peak_bytes;
-}
-
-// The step with all segments kept.
-Ran OffloadedAlone(uint64_t target_bytes, double gb_per_s) {
-  EmuWorld world(MachineWithLink(gb_per_s), TargetBesideLink(target_bytes, gb_per_s));
-  Blocks blocks(world.device());
-  for (int i = 0; i < 5; ++i) RunStep(world, blocks, nullptr, world.session());
-  return RunStep(world, blocks, nullptr, world.session());
-}
-
-int Sum(const std::vector<int>& runs) {
-  int sum = 0;
-  for (const int run : runs) sum += run;
-  return sum;
-}
-
 constexpr double kSlowLink = 0.5;
 constexpr double kQuickLink = 500;
 
+// Blocks on a machine with a link, and the session that offloads their activations.
+class Training {
+ public:
+  // The session has windows.
+  Training() : Training(MachineWithLink(kSlowLink), SmallWindows()) {}
+  // The session has a memory target.
+  explicit Training(uint64_t target_bytes, double gb_per_s = kSlowLink)
+      : Training(MachineWithLink(gb_per_s), TargetBesideLink(target_bytes, gb_per_s)) {
+    target_bytes_ = target_bytes;
+  }
+
+  // Leaves the device no more memory than the target.
+  void LimitMemory() { EXPECT_THAT(world.machine().SetMemoryLimit(0, target_bytes_), IsOk()); }
+
+  // Null `options` mean no checkpoints, a null session no offload.
+  Ran Step(const CheckpointOptions* options, const std::shared_ptr<OffloadSession>& session,
+           bool takes_gradients = true) {
+    EXPECT_THAT(world.Synchronize(), IsOk());
+    world.ResetPeak();
+    const double begin_ms = world.machine().now_ms();
+    Ran ran;
+    at::Tensor loss;
+    {
+      std::optional<OffloadScope> scope;
+      if (session != nullptr) scope.emplace(session);
+      loss = blocks.Loss(options);
+    }
+    loss.backward();
+    EXPECT_THAT(world.Synchronize(), IsOk());
+    ran.ms = world.machine().now_ms() - begin_ms;
+    ran.peak_bytes = world.peak_device_bytes();
+    if (takes_gradients) ran.gradients = blocks.Take(loss);
+    ran.runs = blocks.TakeRuns();
+    ran.part_runs = blocks.TakePartRuns();
+    return ran;
+  }
+  Ran PlainStep() { return Step(nullptr, nullptr); }
+  // The step with all segments kept.
+  Ran KeptStep() { return Step(nullptr, world.session()); }
+  // Expects the gradients, and a peak within the target.
+  Ran PlannedStep(const Gradients& expected) {
+    Ran step = Step(&kIfPlanned, world.session());
+    ExpectSameGradients(expected, step.gradients);
+    EXPECT_LE(step.peak_bytes, target_bytes_);
+    return step;
+  }
+  // Runs steps until the step has a plan, and returns what the plan decided.
+  Ran KnownStep(const Gradients& expected) {
+    for (int i = 0; i < 5; ++i) PlannedStep(expected);
+    return PlannedStep(expected);
+  }
+  // Runs three micro-batches, which accumulate gradients. The peak covers all three.
+  Ran MicroBatches(const CheckpointOptions* options,
+                   const std::shared_ptr<OffloadSession>& session) {
+    Ran batch;
+    for (int i = 0; i < 3; ++i) {
+      Ran micro = Step(options, session, /*takes_gradients=*/i == 2);
+      micro.peak_bytes = std::max(micro.peak_bytes, batch.peak_bytes);
+      batch.runs.insert(batch.runs.end(), micro.runs.begin(), micro.runs.end());
+      micro.runs = std::move(batch.runs);
+      batch = std::move(micro);
+    }
+    return batch;
+  }
+
+  EmuWorld world;
+  Blocks blocks{world.device()};
+
+ private:
+  Training(const EmulatedOptions& machine, const OffloadOptions& offload)
+      : world(machine, offload) {}
+
+  uint64_t target_bytes_ = UINT64_MAX;
+};
+
+// The step without offload, and the peak with all saved tensors offloaded.
+struct Bounds {
+  explicit Bounds(double gb_per_s = kSlowLink) {
+    {
+      Training training(1, gb_per_s);
+      training.PlainStep();  // fills the allocator's cache
+      plain = training.PlainStep();
+    }
+    least_bytes = Training(1, gb_per_s).KeptStep().peak_bytes;
+  }
+  // Returns a target between the two peaks.
+  uint64_t TargetBytes(int percent) const {
+    return least_bytes + (plain.peak_bytes - least_bytes) * percent / 100;
+  }
+
+  Ran plain;
+  uint64_t least_bytes = 0;
+};
+
+int Sum(const std::vector<int>& runs) { return std::accumulate(runs.begin(), runs.end(), 0); }
+
 TEST(PlannedCheckpoint, WhereTheLinkIsSlowSomeAreComputedAgainAndTheStepIsShorter) {
-  const Ran plain = Plain(kSlowLink);
-  const uint64_t least_bytes = LeastBytes(kSlowLink);
+  const Bounds bounds;
+  const Gradients& expected = bounds.plain.gradients;
   for (const int percent : {80, 60, 40, 20}) {
     SCOPED_TRACE(percent);
-    const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * percent / 100;
-    const Ran alone = OffloadedAlone(target_bytes, kSlowLink);
-    EmuWorld world(MachineWithLink(kSlowLink), TargetBesideLink(target_bytes, kSlowLink));
-    Blocks blocks(world.device());
-    EXPECT_THAT(world.machine().SetMemoryLimit(0, target_bytes), IsOk());
-    const Ran first = RunStep(world, blocks, &kIfPlanned, world.session());
-    ExpectSameGradients(plain.gradients, first.gradients);
-    EXPECT_THAT(first.runs, Each(1)) << "a step that nobody knows keeps what it saves";
-    Ran step;
-    for (int i = 0; i < 6; ++i) {
-      step = RunStep(world, blocks, &kIfPlanned, world.session());
-      ExpectSameGradients(plain.gradients, step.gradients);
-      EXPECT_LE(step.peak_bytes, target_bytes);
+    const uint64_t target_bytes = bounds.TargetBytes(percent);
+    Ran alone;
+    {
+      Training kept(target_bytes);
+      for (int i = 0; i < 6; ++i) alone = kept.KeptStep();
     }
+    Training training(target_bytes);
+    training.LimitMemory();
+    EXPECT_THAT(training.PlannedStep(expected).runs, Each(1))
+        << "a step that nobody knows keeps what it saves";
+    const Ran step = training.KnownStep(expected);
     EXPECT_GT(Sum(step.runs), kBlocks);
-    EXPECT_THAT(step.runs, Each(::testing::AllOf(::testing::Ge(1), ::testing::Le(2))));
+    EXPECT_THAT(step.runs, Each(AllOf(Ge(1), Le(2))));
     EXPECT_LT(step.ms, alone.ms);
-    EXPECT_EQ(RunStep(world, blocks, &kIfPlanned, world.session()).runs, step.runs);
-    EXPECT_THAT(world.session()->Explain(0), HasSubstr("segments recomputed: "));
-    world.ExpectNothingLeft();
+    EXPECT_EQ(training.PlannedStep(expected).runs, step.runs);
+    EXPECT_THAT(training.world.session()->Explain(0), HasSubstr("segments recomputed: "));
+    training.world.ExpectNothingLeft();
   }
 }
 
 TEST(PlannedCheckpoint, WhereTheLinkHidesTheCopiesNothingIsComputedAgain) {
-  const Ran plain = Plain(kQuickLink);
-  const uint64_t target_bytes = (plain.peak_bytes + LeastBytes(kQuickLink)) / 2;
-  EmuWorld world(MachineWithLink(kQuickLink), TargetBesideLink(target_bytes, kQuickLink));
-  Blocks blocks(world.device());
+  const Bounds bounds(kQuickLink);
+  Training training(bounds.TargetBytes(50), kQuickLink);
   for (int i = 0; i < 5; ++i) {
-    const Ran step = RunStep(world, blocks, &kIfPlanned, world.session());
-    ExpectSameGradients(plain.gradients, step.gradients);
-    EXPECT_THAT(step.runs, Each(1));
-    EXPECT_LE(step.peak_bytes, target_bytes);
+    EXPECT_THAT(training.PlannedStep(bounds.plain.gradients).runs, Each(1));
   }
-  EXPECT_GT(world.session()->GetStats().fetched_bytes, 0u);
+  EXPECT_GT(training.world.session()->GetStats().fetched_bytes, 0u);
 }
 
 TEST(PlannedCheckpoint, WithoutAPlanEachIsComputedAgain) {
-  const Ran plain = Plain(kSlowLink);
-  EmuWorld world(MachineWithLink(kSlowLink));
-  Blocks blocks(world.device());
-  for (const auto& session : {std::shared_ptr<OffloadSession>(), world.session()}) {
+  Training training;
+  const Ran plain = training.PlainStep();
+  for (const auto& session : {std::shared_ptr<OffloadSession>(), training.world.session()}) {
     for (int i = 0; i < 3; ++i) {
-      const Ran step = RunStep(world, blocks, &kIfPlanned, session);
+      const Ran step = training.Step(&kIfPlanned, session);
       ExpectSameGradients(plain.gradients, step.gradients);
       EXPECT_THAT(step.runs, Each(2));
     }
   }
 }
 
-// Runs steps until the step has a plan, and returns what the plan decided.
-Ran KnownStepOf(EmuWorld& world, Blocks& blocks, const Gradients& expected,
-                const std::shared_ptr<OffloadSession>& session) {
-  Ran step;
-  for (int i = 0; i < 6; ++i) {
-    step = RunStep(world, blocks, &kIfPlanned, session);
-    ExpectSameGradients(expected, step.gradients);
-  }
-  return step;
-}
-
 TEST(PlannedCheckpoint, ForMemoryThatCostsNoTimeNothingIsComputedAgain) {
-  const Ran plain = Plain(kSlowLink);
-  EmuWorld world(MachineWithLink(kSlowLink),
-                 TargetBesideLink(OffloadOptions::kAutoTarget, kSlowLink));
-  Blocks blocks(world.device());
-  EXPECT_THAT(KnownStepOf(world, blocks, plain.gradients, world.session()).runs, Each(1));
+  const Bounds bounds;
+  Training training(OffloadOptions::kAutoTarget);
+  EXPECT_THAT(training.KnownStep(bounds.plain.gradients).runs, Each(1));
 }
 
 TEST(PlannedCheckpoint, StepsThatBeginAlikeAndThenDifferKeepTheirBitsAndTheirTarget) {
-  const Ran plain = Plain(kSlowLink);
-  const uint64_t least_bytes = LeastBytes(kSlowLink);
-  const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * 6 / 10;
-  Gradients half;
-  {
-    EmuWorld world(MachineWithLink(kSlowLink));
-    Blocks blocks(world.device());
-    blocks.set_used(kBlocks / 2);
-    half = RunStep(world, blocks, nullptr, nullptr).gradients;
-  }
-  EmuWorld world(MachineWithLink(kSlowLink), TargetBesideLink(target_bytes, kSlowLink));
-  Blocks blocks(world.device());
+  const Bounds bounds;
+  const Gradients half = [] {
+    Training training;
+    training.blocks.set_used(kBlocks / 2);
+    return training.PlainStep().gradients;
+  }();
+  Training training(bounds.TargetBytes(60));
   int again = 0;
   for (int i = 0; i < 24; ++i) {
     SCOPED_TRACE(i);
     // The whole model has a recomputation plan before the first half-sized step.
     const bool is_half = i >= 6 && i % 2 == 0;
-    blocks.set_used(is_half ? kBlocks / 2 : kBlocks);
-    const Ran step = RunStep(world, blocks, &kIfPlanned, world.session());
-    ExpectSameGradients(is_half ? half : plain.gradients, step.gradients);
-    EXPECT_LE(step.peak_bytes, target_bytes);
+    training.blocks.set_used(is_half ? kBlocks / 2 : kBlocks);
+    const Ran step = training.PlannedStep(is_half ? half : bounds.plain.gradients);
     if (i < 6) again = Sum(step.runs) - kBlocks;
   }
   EXPECT_GT(again, 0);
-  EXPECT_GT(world.session()->GetStats().kept_as_planned, 0u);
-}
-
-// Runs three micro-batches, which accumulate gradients. The peak covers all three.
-Ran RunMicroBatches(EmuWorld& world, Blocks& blocks, const CheckpointOptions* options,
-                    const std::shared_ptr<OffloadSession>& session) {
-  Ran batch;
-  for (int i = 0; i < 3; ++i) {
-    Ran micro = RunStep(world, blocks, options, session, /*takes_gradients=*/i == 2);
-    micro.peak_bytes = std::max(micro.peak_bytes, batch.peak_bytes);
-    batch.runs.insert(batch.runs.end(), micro.runs.begin(), micro.runs.end());
-    micro.runs = std::move(batch.runs);
-    batch = std::move(micro);
-  }
-  return batch;
+  EXPECT_GT(training.world.session()->GetStats().kept_as_planned, 0u);
 }
 
 TEST(PlannedCheckpoint, MicroBatchesThatAddToGradientsKeepTheirBitsAndTheirTarget) {
-  const auto run_alone = [](uint64_t target_bytes, bool offloads) {
-    EmuWorld world(MachineWithLink(kSlowLink), TargetBesideLink(target_bytes, kSlowLink));
-    Blocks blocks(world.device());
-    RunMicroBatches(world, blocks, nullptr, nullptr);  // fills the allocator's cache
-    return RunMicroBatches(world, blocks, nullptr, offloads ? world.session() : nullptr);
+  const auto run_alone = [](bool offloads) {
+    Training training(1);
+    training.MicroBatches(nullptr, nullptr);  // fills the allocator's cache
+    return training.MicroBatches(nullptr, offloads ? training.world.session() : nullptr);
   };
-  const Ran plain = run_alone(1, /*offloads=*/false);
-  const uint64_t least_bytes = run_alone(1, /*offloads=*/true).peak_bytes;
+  const Ran plain = run_alone(/*offloads=*/false);
+  const uint64_t least_bytes = run_alone(/*offloads=*/true).peak_bytes;
   const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * 6 / 10;
-  EmuWorld world(MachineWithLink(kSlowLink), TargetBesideLink(target_bytes, kSlowLink));
-  EXPECT_THAT(world.machine().SetMemoryLimit(0, target_bytes), IsOk());
-  Blocks blocks(world.device());
+  Training training(target_bytes);
+  training.LimitMemory();
   Ran batch;
   for (int i = 0; i < 8; ++i) {
     SCOPED_TRACE(i);
-    batch = RunMicroBatches(world, blocks, &kIfPlanned, world.session());
+    batch = training.MicroBatches(&kIfPlanned, training.world.session());
     ExpectSameGradients(plain.gradients, batch.gradients);
     EXPECT_LE(batch.peak_bytes, target_bytes);
   }
   EXPECT_GT(Sum(batch.runs), 3 * kBlocks) << "some segments are computed again";
-  EXPECT_EQ(world.session()->GetStats().steps_over_target, 0u);
-  EXPECT_THAT(world.session()->Explain(0), HasSubstr("adds to gradients"));
-  world.ExpectNothingLeft();
+  EXPECT_EQ(training.world.session()->GetStats().steps_over_target, 0u);
+  EXPECT_THAT(training.world.session()->Explain(0), HasSubstr("adds to gradients"));
+  training.world.ExpectNothingLeft();
 }
 
 // The step begins with a segment, whose placement is decided before the kind of step is known.
 TEST(PlannedCheckpoint, StepsOfTwoKindsKeepTheirBitsAndTheirTargetInWhateverOrderTheyCome) {
-  const Ran plain = Plain(kSlowLink);
-  const uint64_t least_bytes = LeastBytes(kSlowLink);
-  const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * 4 / 10;
+  const Bounds bounds;
   const at::Tensor host[] = {at::randn({64, 64}), at::randn({48, 64})};
   const uint64_t more_bytes = host[1].nbytes();  // more than in the measured step
-  EmuWorld world(MachineWithLink(kSlowLink),
-                 TargetBesideLink(target_bytes + more_bytes, kSlowLink));
-  Blocks blocks(world.device());
+  Training training(bounds.TargetBytes(40) + more_bytes);
   std::vector<at::Tensor> inputs;
   std::vector<Gradients> expected;
   for (const at::Tensor& input : host) {
-    inputs.push_back(input.to(world.device()));
-    blocks.set_input(inputs.back());
-    expected.push_back(RunStep(world, blocks, nullptr, nullptr).gradients);
+    inputs.push_back(input.to(training.world.device()));
+    training.blocks.set_input(inputs.back());
+    expected.push_back(training.PlainStep().gradients);
   }
   // Each kind alone, then in turns, then in random order.
   std::vector<size_t> order(6, 0);
@@ -363,20 +364,15 @@ TEST(PlannedCheckpoint, StepsOfTwoKindsKeepTheirBitsAndTheirTargetInWhateverOrde
   for (size_t i = 0; i < 12; ++i) order.push_back(i % 2);
   std::mt19937 random(1);
   for (int i = 0; i < 20; ++i) order.push_back(random() % 2);
-  bool first_is_computed_again = false;
+  std::vector<int> runs_of_first_block;
   for (size_t i = 0; i < order.size(); ++i) {
     SCOPED_TRACE(i);
-    blocks.set_input(inputs[order[i]]);
-    const Ran step = RunStep(world, blocks, &kIfPlanned, world.session());
-    ExpectSameGradients(expected[order[i]], step.gradients);
-    EXPECT_LE(step.peak_bytes, target_bytes + more_bytes);
-    if (i < 6) first_is_computed_again = step.runs[0] == 2;
-    if (i + 1 == order.size()) {
-      EXPECT_EQ(step.runs[0], 1) << "kept, since it was not known which kind comes";
-    }
+    training.blocks.set_input(inputs[order[i]]);
+    runs_of_first_block.push_back(training.PlannedStep(expected[order[i]]).runs[0]);
   }
-  EXPECT_TRUE(first_is_computed_again);
-  world.ExpectNothingLeft();
+  EXPECT_EQ(runs_of_first_block[5], 2) << "one kind alone is known";
+  EXPECT_EQ(runs_of_first_block.back(), 1) << "kept, since it was not known which kind comes";
+  training.world.ExpectNothingLeft();
 }
 
 // The trial of its plan begins with the save of such an input, and must match the recorded step.
@@ -446,12 +442,11 @@ TEST(PlannedCheckpoint, AnInnerSegmentOfOneThatIsKeptIsKept) {
 }
 
 TEST(PlannedCheckpoint, WithoutAPlanWhatIsInsideOfASegmentIsPartOfIt) {
-  const Ran plain = Plain(kSlowLink);
-  EmuWorld world(MachineWithLink(kSlowLink));
-  Blocks blocks(world.device());
-  blocks.set_in_parts(true);
-  for (const auto& session : {std::shared_ptr<OffloadSession>(), world.session()}) {
-    const Ran step = RunStep(world, blocks, &kIfPlanned, session);
+  Training training;
+  const Ran plain = training.PlainStep();
+  training.blocks.set_in_parts(true);
+  for (const auto& session : {std::shared_ptr<OffloadSession>(), training.world.session()}) {
+    const Ran step = training.Step(&kIfPlanned, session);
     ExpectSameGradients(plain.gradients, step.gradients);
     EXPECT_THAT(step.runs, Each(2));
     EXPECT_EQ(step.part_runs, 2 * 2 * kBlocks) << "not once more for themselves";
@@ -460,71 +455,57 @@ TEST(PlannedCheckpoint, WithoutAPlanWhatIsInsideOfASegmentIsPartOfIt) {
 
 // Within an ordinary checkpoint it is an independent checkpoint.
 TEST(PlannedCheckpoint, InsideOfACheckpointThatNoPlanDecidesOnItIsComputedAgainByItself) {
-  const Ran plain = Plain(kSlowLink);
-  EmuWorld world(MachineWithLink(kSlowLink));
-  Blocks blocks(world.device());
-  blocks.set_in_parts(true);
+  Training training;
+  const Ran plain = training.PlainStep();
+  training.blocks.set_in_parts(true);
   const CheckpointOptions ordinary;
-  const Ran step = RunStep(world, blocks, &ordinary, world.session());
+  const Ran step = training.Step(&ordinary, training.world.session());
   ExpectSameGradients(plain.gradients, step.gradients);
   EXPECT_THAT(step.runs, Each(2));
   EXPECT_GT(step.part_runs, 2 * 2 * kBlocks);
 }
 
 TEST(PlannedCheckpoint, WithPartsTheStepIsNoLongerThanWithWholesAloneAndMayBeShorter) {
-  const Ran plain = Plain(kSlowLink);
-  const uint64_t least_bytes = LeastBytes(kSlowLink);
+  const Bounds bounds;
   bool some_shorter = false;
   for (const int percent : {5, 10, 20, 40, 60, 80}) {
     SCOPED_TRACE(percent);
-    const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * percent / 100;
-    double whole_ms = 0;
-    for (const bool in_parts : {false, true}) {
-      EmuWorld world(MachineWithLink(kSlowLink), TargetBesideLink(target_bytes, kSlowLink));
-      Blocks blocks(world.device());
-      blocks.set_in_parts(in_parts);
-      EXPECT_THAT(world.machine().SetMemoryLimit(0, target_bytes), IsOk());
-      Ran step;
-      for (int i = 0; i < 7; ++i) {
-        step = RunStep(world, blocks, &kIfPlanned, world.session());
-        ExpectSameGradients(plain.gradients, step.gradients);
-        EXPECT_LE(step.peak_bytes, target_bytes);
-      }
-      world.ExpectNothingLeft();
-      if (!in_parts) {
-        whole_ms = step.ms;
-        continue;
-      }
-      EXPECT_LE(step.ms, 1.01 * whole_ms);
-      some_shorter = some_shorter || step.ms < 0.97 * whole_ms;
-      // Recomputed whole blocks also run their parts.
-      const int of_wholes = Sum(step.runs) - kBlocks;
-      EXPECT_GT(step.part_runs, 2 * (kBlocks + of_wholes)) << "some parts alone are";
-    }
+    const auto known_step = [&](bool in_parts) {
+      Training training(bounds.TargetBytes(percent));
+      training.blocks.set_in_parts(in_parts);
+      training.LimitMemory();
+      training.PlannedStep(bounds.plain.gradients);
+      Ran step = training.KnownStep(bounds.plain.gradients);
+      training.world.ExpectNothingLeft();
+      return step;
+    };
+    const Ran whole = known_step(/*in_parts=*/false), parts = known_step(/*in_parts=*/true);
+    EXPECT_LE(parts.ms, 1.01 * whole.ms);
+    some_shorter = some_shorter || parts.ms < 0.97 * whole.ms;
+    // Recomputed whole blocks also run their parts.
+    const int of_wholes = Sum(parts.runs) - kBlocks;
+    EXPECT_GT(parts.part_runs, 2 * (kBlocks + of_wholes)) << "some parts alone are";
   }
   EXPECT_TRUE(some_shorter);
 }
 
 TEST(PlannedCheckpoint, ASegmentThatThrowsLeavesNothingBehind) {
-  const Ran plain = Plain(kSlowLink);
-  const uint64_t least_bytes = LeastBytes(kSlowLink);
-  const uint64_t target_bytes = least_bytes + (plain.peak_bytes - least_bytes) * 6 / 10;
+  const Bounds bounds;
   for (const bool in_parts : {false, true}) {
     SCOPED_TRACE(in_parts);
-    EmuWorld world(MachineWithLink(kSlowLink), TargetBesideLink(target_bytes, kSlowLink));
-    Blocks blocks(world.device());
-    blocks.set_in_parts(in_parts);
+    Training training(bounds.TargetBytes(60));
+    training.blocks.set_in_parts(in_parts);
     // Throws in forward and in the recomputation of a segment.
     for (const int throws_at : {0, 3, kBlocks - 1, kBlocks}) {
       SCOPED_TRACE(throws_at);
-      const Ran known = KnownStepOf(world, blocks, plain.gradients, world.session());
+      const Ran known = training.KnownStep(bounds.plain.gradients);
       EXPECT_GT(known.part_runs, 2 * kBlocks) << "something is computed again";
       if (throws_at >= Sum(known.runs)) continue;  // only parts are recomputed
-      blocks.set_throws_at(throws_at);
-      EXPECT_THROW(RunStep(world, blocks, &kIfPlanned, world.session()), std::runtime_error);
-      blocks.Reset();
+      training.blocks.set_throws_at(throws_at);
+      EXPECT_THROW(training.Step(&kIfPlanned, training.world.session()), std::runtime_error);
+      training.blocks.Reset();
     }
-    world.ExpectNothingLeft();
+    training.world.ExpectNothingLeft();
   }
 }
 
@@ -551,10 +532,11 @@ class KeepsSegments : public SavedTensorPacker {
   uint32_t segments_ = 0;
 };
 
-StepTrace Record(EmuWorld& world, Blocks& blocks, const std::vector<uint32_t>& again,
+StepTrace Record(Training& training, const std::vector<uint32_t>& again,
                  const CheckpointOptions* options = &kIfPlanned) {
-  RunStep(world, blocks, nullptr, nullptr);
-  const auto recorder = StepRecorder::Create(world.backend()).value();
+  training.PlainStep();
+  const auto recorder = StepRecorder::Create(training.world.backend()).value();
+  Blocks& blocks = training.blocks;
   at::Tensor loss;
   {
     const RecordScope record(recorder);
@@ -564,14 +546,13 @@ StepTrace Record(EmuWorld& world, Blocks& blocks, const std::vector<uint32_t>& a
   loss.backward();
   StepTrace step = recorder->Finish().value().at(0);
   blocks.Take(loss);
+  EXPECT_THAT(step.Validate(), IsOk());
   return step;
 }
 
 TEST(PlannedCheckpoint, ARecordTellsWhatEachSegmentSavesAndNeeds) {
-  EmuWorld world(MachineWithLink(kSlowLink));
-  Blocks blocks(world.device());
-  const StepTrace step = Record(world, blocks, {});
-  ASSERT_THAT(step.Validate(), IsOk());
+  Training training;
+  const StepTrace step = Record(training, {});
   ASSERT_EQ(step.segments.size(), static_cast<size_t>(kBlocks));
   EXPECT_THAT(RecomputableSegments(step), SizeIs(kBlocks));
   for (const StepSegment& segment : step.segments) {
@@ -583,11 +564,9 @@ TEST(PlannedCheckpoint, ARecordTellsWhatEachSegmentSavesAndNeeds) {
 }
 
 TEST(PlannedCheckpoint, ARecordTellsOfInputsThatNobodySaves) {
-  EmuWorld world(MachineWithLink(kSlowLink));
-  Blocks blocks(world.device());
-  blocks.set_scales_inputs(true);
-  const StepTrace step = Record(world, blocks, {});
-  ASSERT_THAT(step.Validate(), IsOk());
+  Training training;
+  training.blocks.set_scales_inputs(true);
+  const StepTrace step = Record(training, {});
   ASSERT_THAT(step.unsaved_inputs, SizeIs(kBlocks));
   for (uint32_t i = 0; i < kBlocks; ++i) {
     SCOPED_TRACE(i);
@@ -605,13 +584,12 @@ TEST(PlannedCheckpoint, ARecordTellsOfInputsThatNobodySaves) {
 
 // The same operators run with and without segments.
 TEST(PlannedCheckpoint, ARecordOfSegmentsThatAreKeptIsThatOfTheStepWithoutThem) {
-  EmuWorld world(MachineWithLink(kSlowLink));
-  Blocks blocks(world.device());
+  Training training;
   for (const bool scales : {false, true}) {
     SCOPED_TRACE(scales);
-    blocks.set_scales_inputs(scales);
-    const StepTrace kept = Record(world, blocks, {});
-    const StepTrace plain = Record(world, blocks, {}, nullptr);
+    training.blocks.set_scales_inputs(scales);
+    const StepTrace kept = Record(training, {});
+    const StepTrace plain = Record(training, {}, nullptr);
     EXPECT_EQ(kept.accesses, plain.accesses);
     EXPECT_EQ(kept.operators, plain.operators);
     EXPECT_NEAR(kept.compute_us(), plain.compute_us(), 0.001 * plain.compute_us());
@@ -664,12 +642,10 @@ TEST(PlannedCheckpoint, WhatAScopeWithinASegmentPacksIsInNoSegment) {
 }
 
 TEST(PlannedCheckpoint, ARecordTellsWhichSegmentsAreInsideOfOthers) {
-  EmuWorld world(MachineWithLink(kSlowLink));
-  Blocks blocks(world.device());
-  const StepTrace plain = Record(world, blocks, {});
-  blocks.set_in_parts(true);
-  const StepTrace step = Record(world, blocks, {});
-  ASSERT_THAT(step.Validate(), IsOk());
+  Training training;
+  const StepTrace plain = Record(training, {});
+  training.blocks.set_in_parts(true);
+  const StepTrace step = Record(training, {});
   EXPECT_EQ(step.accesses, plain.accesses);
   ASSERT_THAT(step.segments, SizeIs(3 * kBlocks));
   for (uint32_t i = 0; i < kBlocks; ++i) {
@@ -692,7 +668,6 @@ TEST(PlannedCheckpoint, ARecordTellsWhichSegmentsAreInsideOfOthers) {
 // The step with segments computed again as it is foreseen, and what that step then is.
 void ExpectAsForeseen(const StepTrace& foreseen, const StepTrace& real) {
   ASSERT_THAT(foreseen.Validate(), IsOk());
-  ASSERT_THAT(real.Validate(), IsOk());
   ASSERT_EQ(foreseen.accesses, real.accesses);
   EXPECT_EQ(foreseen.operators, real.operators);
   // In each interval, with all there.
@@ -714,33 +689,26 @@ void ExpectAsForeseen(const StepTrace& foreseen, const StepTrace& real) {
   EXPECT_LE(all.peak_bytes, all_real.peak_bytes * 11 / 10);
 }
 
-TEST(PlannedCheckpoint, AStepWithSegmentsComputedAgainIsAsWasForeseen) {
-  EmuWorld world(MachineWithLink(kSlowLink));
-  Blocks blocks(world.device());
+void ExpectStepsAsForeseen(Training& training, const std::vector<std::vector<uint32_t>>& choices) {
   for (const bool scales : {false, true}) {
-    blocks.set_scales_inputs(scales);
-    const StepTrace kept = Record(world, blocks, {});
-    for (const std::vector<uint32_t>& again :
-         std::vector<std::vector<uint32_t>>{{0}, {3}, {7}, {1, 2, 6}, {0, 1, 2, 3, 4, 5, 6, 7}}) {
+    training.blocks.set_scales_inputs(scales);
+    const StepTrace kept = Record(training, {});
+    for (const std::vector<uint32_t>& again : choices) {
       SCOPED_TRACE(::testing::PrintToString(again) + (scales ? ", scaled" : ""));
-      ExpectAsForeseen(WithRecomputation(kept, again), Record(world, blocks, again));
+      ExpectAsForeseen(WithRecomputation(kept, again), Record(training, again));
     }
   }
 }
 
+TEST(PlannedCheckpoint, AStepWithSegmentsComputedAgainIsAsWasForeseen) {
+  Training training;
+  ExpectStepsAsForeseen(training, {{0}, {3}, {7}, {1, 2, 6}, {0, 1, 2, 3, 4, 5, 6, 7}});
+}
+
 TEST(PlannedCheckpoint, AStepWithPartsOfSegmentsComputedAgainIsAsWasForeseen) {
-  EmuWorld world(MachineWithLink(kSlowLink));
-  Blocks blocks(world.device());
-  blocks.set_in_parts(true);
-  for (const bool scales : {false, true}) {
-    blocks.set_scales_inputs(scales);
-    const StepTrace kept = Record(world, blocks, {});
-    for (const std::vector<uint32_t>& again :
-         std::vector<std::vector<uint32_t>>{{1}, {0}, {1, 3, 22}, {0, 4, 10, 21}}) {
-      SCOPED_TRACE(::testing::PrintToString(again) + (scales ? ", scaled" : ""));
-      ExpectAsForeseen(WithRecomputation(kept, again), Record(world, blocks, again));
-    }
-  }
+  Training training;
+  training.blocks.set_in_parts(true);
+  ExpectStepsAsForeseen(training, {{1}, {0}, {1, 3, 22}, {0, 4, 10, 21}});
 }
 
 // Gradients of each step of a random model, and the peak over all steps.

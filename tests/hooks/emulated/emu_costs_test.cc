@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -117,9 +116,9 @@ TEST_F(FlopsTest, OfAConvolutionAreTwiceTheWeightsOfAChannelForEachOutput) {
   const std::vector<int64_t> stride = {2, 1}, padding = {1, 0}, dilation = {1, 2};
   const double forward = 2.0 * (3 * 3 * 2) * (2 * 4) * (4 * 6);
   const at::Tensor grad = Zeros({2, 4, 4, 6});
-  const auto backward = [&](std::array<bool, 3> wanted) {
+  const auto backward = [&](bool of_input, bool of_weight, bool of_bias) {
     at::convolution_backward(grad, input, weight, at::IntArrayRef({4}), stride, padding, dilation,
-                             /*transposed=*/false, {0, 0}, 1, wanted);
+                             /*transposed=*/false, {0, 0}, 1, {of_input, of_weight, of_bias});
   };
   // Each input element is multiplied with its channel's weights.
   const at::Tensor small = Zeros({2, 4, 5, 5}), transposed = Zeros({4, 3, 3, 3});
@@ -144,22 +143,10 @@ TEST_F(FlopsTest, OfAConvolutionAreTwiceTheWeightsOfAChannelForEachOutput) {
            [&] {
              at::conv_transpose2d(small, transposed, {}, {1, 1}, {0, 0});
            }},
-          {"all gradients", 2 * forward,
-           [&] {
-             backward({true, true, true});
-           }},
-          {"the input's", forward,
-           [&] {
-             backward({true, false, false});
-           }},
-          {"the weight's", forward,
-           [&] {
-             backward({false, true, false});
-           }},
-          {"the bias's", 0,
-           [&] {
-             backward({false, false, true});
-           }},
+          {"all gradients", 2 * forward, [&] { backward(true, true, true); }},
+          {"the input's", forward, [&] { backward(true, false, false); }},
+          {"the weight's", forward, [&] { backward(false, true, false); }},
+          {"the bias's", 0, [&] { backward(false, false, true); }},
           {"backward, transposed", 2 * up, [&] {
              at::convolution_backward(large_grad, small, transposed, at::IntArrayRef({3}), {1, 1},
                                       {0, 0}, {1, 1}, /*transposed=*/true, {0, 0}, 1,

@@ -42,23 +42,43 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Ne;
 
+// Expects that `compute`, with the same random numbers, returns the same bits on both devices.
+void ExpectAsOnCpu(c10::Device device,
+                   const std::function<std::vector<at::Tensor>(c10::Device)>& compute) {
+  at::manual_seed(1);
+  const std::vector<at::Tensor> expected = compute(at::kCPU);
+  at::manual_seed(1);
+  const std::vector<at::Tensor> actual = compute(device);
+  ASSERT_EQ(actual.size(), expected.size());
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_EQ(actual[i].device(), device);
+    EXPECT_TRUE(at::equal(actual[i].to(at::kCPU), expected[i])) << i;
+  }
+}
+
+c10::Stream CurrentStream() {
+  return c10::impl::VirtualGuardImpl(c10::kPrivateUse1).getStream(c10::Device("emu:0"));
+}
+
+// Orders the side stream after what the current stream has been given.
+void WaitForCurrentStream(const c10::Stream& side) {
+  c10::Event ready(c10::kPrivateUse1);
+  ready.record(CurrentStream());
+  ready.block(side);
+}
+
 // --- The device ---
 
 TEST_F(EmuDeviceTest, TrainsALinearLayer) {
-  const auto run = [](c10::Device device) {
-    at::manual_seed(1);
+  ExpectAsOnCpu(Emu(1), [](c10::Device device) -> std::vector<at::Tensor> {
     const at::Tensor input = at::randn({8, 16}).to(device);
     const at::Tensor targets = at::randint(4, {8}, at::kLong).to(device);
     at::Tensor weight = at::randn({4, 16}).to(device).requires_grad_(true);
     at::Tensor bias = at::zeros({4}).to(device).requires_grad_(true);
     at::cross_entropy_loss(at::gelu(at::layer_norm(at::linear(input, weight, bias), {4})), targets)
         .backward();
-    return std::pair(weight.grad().to(at::kCPU), bias.grad().to(at::kCPU));
-  };
-  const auto expected = run(at::kCPU);
-  const auto actual = run(Emu(1));
-  EXPECT_TRUE(at::equal(actual.first, expected.first));
-  EXPECT_TRUE(at::equal(actual.second, expected.second));
+    return {weight.grad(), bias.grad()};
+  });
 }
 
 TEST_F(EmuDeviceTest, IsNamedEmu) {
@@ -200,6 +220,11 @@ TEST_F(EmuDeviceTest, RefusesToMakeTensorsThatAreNotDenseByName) {
   EXPECT_THAT(ErrorOf([&] { tensor.to_sparse(); }), refusal);
   EXPECT_THAT(ErrorOf([&] { tensor.to_sparse_csr(); }), refusal);
   EXPECT_THAT(ErrorOf([&] { tensor.to_mkldnn(); }), refusal);
+  const at::Tensor rows = at::arange(5, OnEmu().dtype(at::kLong));
+  const at::Tensor columns = at::arange(4, OnEmu().dtype(at::kLong));
+  const at::Tensor sparse = at::_sparse_csr_tensor_unsafe(rows, columns, at::ones({4}, OnEmu()),
+                                                          {4, 4}, OnEmu().layout(at::kSparseCsr));
+  EXPECT_THAT(ErrorOf([&] { at::sparse_sampled_addmm(sparse, tensor, tensor); }), Ne("no error"));
 }
 
 TEST_F(EmuDeviceTest, OperatorsOfANestedTensorThatWasMadeFromTheCpusAreErrors) {
@@ -305,24 +330,19 @@ class Warnings final : public c10::WarningHandler {
 };
 
 TEST_F(EmuDeviceTest, LossesHaveTheBitsOfTheCpuAndWarnOfNothing) {
-  const at::Tensor input = at::randn({7, 5}), target = at::randn({7, 5});
   const std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> losses[] = {
       [](const at::Tensor& a, const at::Tensor& b) { return at::mse_loss(a, b); },
       [](const at::Tensor& a, const at::Tensor& b) { return at::smooth_l1_loss(a, b); },
       [](const at::Tensor& a, const at::Tensor& b) { return at::huber_loss(a, b); },
       [](const at::Tensor& a, const at::Tensor& b) { return at::l1_loss(a, b); }};
   for (const auto& loss : losses) {
-    const auto value_and_gradient = [&](c10::Device device) {
-      const at::Tensor leaf = input.to(device, input.scalar_type(), false, /*copy=*/true);
-      const at::Tensor value = loss(leaf.requires_grad_(true), target.to(device));
-      value.backward();
-      return std::pair(value.detach().to(at::kCPU), leaf.grad().to(at::kCPU));
-    };
-    const auto expected = value_and_gradient(at::kCPU);
     const Warnings warnings;
-    const auto actual = value_and_gradient(Emu(1));
-    EXPECT_TRUE(at::equal(actual.first, expected.first));
-    EXPECT_TRUE(at::equal(actual.second, expected.second));
+    ExpectAsOnCpu(Emu(1), [&](c10::Device device) -> std::vector<at::Tensor> {
+      const at::Tensor leaf = at::randn({7, 5}).to(device).requires_grad_(true);
+      const at::Tensor value = loss(leaf, at::randn({7, 5}).to(device));
+      value.backward();
+      return {value.detach(), leaf.grad()};
+    });
     EXPECT_THAT(warnings.texts, IsEmpty());
   }
 }
@@ -347,14 +367,9 @@ TEST_F(EmuDeviceTest, OutArgumentsComeBackInTheirOrder) {
 }
 
 TEST_F(EmuDeviceTest, ResultsInAListAreOnTheDevice) {
-  const at::Tensor points = at::arange(20, at::kFloat).view({10, 2});
-  const std::vector<at::Tensor> expected = at::_histogramdd_bin_edges(points, {3, 4});
-  const std::vector<at::Tensor> edges = at::_histogramdd_bin_edges(points.to(Emu(1)), {3, 4});
-  ASSERT_EQ(edges.size(), 2u);
-  for (size_t i = 0; i < edges.size(); ++i) {
-    EXPECT_EQ(edges[i].device(), Emu(1));
-    EXPECT_TRUE(at::equal(edges[i].to(at::kCPU), expected[i])) << i;
-  }
+  ExpectAsOnCpu(Emu(1), [](c10::Device device) {
+    return at::_histogramdd_bin_edges(at::arange(20, at::kFloat).view({10, 2}).to(device), {3, 4});
+  });
 }
 
 TEST_F(EmuDeviceTest, AKernelOfTheCpuThatTakesADeviceIsGivenTheCpu) {
@@ -378,25 +393,14 @@ TEST_F(EmuDeviceTest, ANumberDoesNotWidenTheResult) {
   EXPECT_EQ(at::where(half > 0, half, 2.0).scalar_type(), at::kHalf);
 }
 
-TEST_F(EmuDeviceTest, HasDenseTensorsOnly) {
-  const at::Tensor dense = at::ones({4, 4}, OnEmu());
-  EXPECT_THAT(ErrorOf([&] { dense.to_sparse(); }), HasSubstr("dense tensors only"));
-  const at::Tensor rows = at::arange(5, OnEmu().dtype(at::kLong));
-  const at::Tensor columns = at::arange(4, OnEmu().dtype(at::kLong));
-  const at::Tensor sparse = at::_sparse_csr_tensor_unsafe(rows, columns, at::ones({4}, OnEmu()),
-                                                          {4, 4}, OnEmu().layout(at::kSparseCsr));
-  EXPECT_THAT(ErrorOf([&] { at::sparse_sampled_addmm(sparse, dense, dense); }), Ne("no error"));
-}
-
 // Solvers transpose their result and set its conjugate bit, in place.
 TEST_F(EmuDeviceTest, ResultsMayBeConjugatedLazily) {
-  const at::Tensor matrix = at::randn({3, 3}, at::kComplexDouble);
-  const at::Tensor right = at::randn({3, 3}, at::kComplexDouble);
-  const auto solve = [&](c10::Device device) {
-    const auto [lu, pivots, info] = at::linalg_lu_factor_ex(matrix.to(device));
-    return at::linalg_lu_solve(lu, pivots, right.to(device), /*left=*/false);
-  };
-  EXPECT_TRUE(at::equal(solve(Emu()).to(at::kCPU), solve(at::kCPU)));
+  ExpectAsOnCpu(Emu(), [](c10::Device device) -> std::vector<at::Tensor> {
+    const at::Tensor matrix = at::randn({3, 3}, at::kComplexDouble).to(device);
+    const at::Tensor right = at::randn({3, 3}, at::kComplexDouble).to(device);
+    const auto [lu, pivots, info] = at::linalg_lu_factor_ex(matrix);
+    return {at::linalg_lu_solve(lu, pivots, right, /*left=*/false)};
+  });
 }
 
 TEST_F(EmuDeviceTest, ZerosWithoutMemoryAreZeros) {
@@ -619,20 +623,17 @@ TEST_F(EmuDeviceTest, AutocastOfTheCpuReachesNoKernelOfEmu) {
 }
 
 TEST_F(EmuDeviceTest, AStateThatIsGivenTwiceHasTheGradientOfBoth) {
-  const auto gradient = [](c10::Device device) {
-    at::manual_seed(1);
+  ExpectAsOnCpu(Emu(), [](c10::Device device) -> std::vector<at::Tensor> {
     const at::Tensor input = at::randn({5, 2, 3}).to(device);
     const at::Tensor hidden = at::randn({1, 2, 4}).to(device).requires_grad_(true);
     Lstm(input, hidden).sum().backward();
-    return hidden.grad().to(at::kCPU);
-  };
-  EXPECT_TRUE(at::equal(gradient(Emu()), gradient(at::kCPU)));
+    return {hidden.grad()};
+  });
 }
 
 // Modules without biases pass undefined tensors.
 TEST_F(EmuDeviceTest, ACellMayHaveNoBiases) {
-  const auto gradient = [](c10::Device device) {
-    at::manual_seed(1);
+  ExpectAsOnCpu(Emu(), [](c10::Device device) -> std::vector<at::Tensor> {
     const at::Tensor input = at::randn({2, 3}).to(device).requires_grad_(true);
     const at::Tensor hidden = at::randn({2, 4}).to(device);
     const at::Tensor from_input = at::randn({12, 3}).to(device);
@@ -640,9 +641,8 @@ TEST_F(EmuDeviceTest, ACellMayHaveNoBiases) {
     at::gru_cell(input, hidden, from_input, from_hidden, at::Tensor(), at::Tensor())
         .sum()
         .backward();
-    return input.grad().to(at::kCPU);
-  };
-  EXPECT_TRUE(at::equal(gradient(Emu()), gradient(at::kCPU)));
+    return {input.grad()};
+  });
 }
 
 TEST_F(EmuDeviceTest, BackwardThroughDropoutBetweenLayersLeavesTheCpusGeneratorAlone) {
@@ -796,9 +796,7 @@ TEST_F(EmuDeviceTest, StoragesResize) {
 TEST_F(EmuDeviceTest, AnEventOrdersStreams) {
   const c10::Stream side = NewStream();
   const at::Tensor made = at::ones({1024}, OnEmu());
-  c10::Event ready(c10::kPrivateUse1);
-  ready.record(c10::impl::VirtualGuardImpl(c10::kPrivateUse1).getStream(Emu()));
-  ready.block(side);
+  WaitForCurrentStream(side);
   {
     const c10::StreamGuard guard(side);
     EXPECT_EQ(made.sum().item<float>(), 1024);
@@ -826,20 +824,21 @@ TEST_F(EmuDeviceTest, AFreshResultIsWrittenByItsOperator) {
 TEST_F(EmuDeviceTest, StreamsMayReadTheSameAndWriteBesideEachOther) {
   const c10::Stream side = NewStream();
   const at::Tensor made = at::ones({8}, OnEmu());
+  const at::Tensor front = made.narrow(0, 0, 4), back = made.narrow(0, 4, 4);
   ASSERT_TRUE(machine_->SynchronizeDevice(0).ok());
-  made.narrow(0, 4, 4).sum();
-  made.narrow(0, 4, 4).clone();
-  made.narrow(0, 0, 4).add_(1);
+  back.sum();
+  back.clone();
+  front.add_(1);
   {
     const c10::StreamGuard guard(side);
-    made.narrow(0, 4, 4).sum();
-    made.narrow(0, 4, 4).clone();
+    back.sum();
+    back.clone();
   }
   ASSERT_TRUE(machine_->SynchronizeDevice(0).ok());
-  made.narrow(0, 0, 4).add_(1);
+  front.add_(1);
   {
     const c10::StreamGuard guard(side);
-    made.narrow(0, 4, 4).add_(1);
+    back.add_(1);
   }
   EXPECT_THAT(machine_->races(), IsEmpty());
 }
@@ -850,9 +849,7 @@ TEST_F(EmuDeviceTest, RecordStreamKeepsMemoryForTheOtherStream) {
     const c10::Stream side = NewStream();
     at::Tensor used = at::ones({1024}, OnEmu());
     side.synchronize();
-    c10::Event ready(c10::kPrivateUse1);
-    ready.record(c10::impl::VirtualGuardImpl(c10::kPrivateUse1).getStream(Emu()));
-    ready.block(side);
+    WaitForCurrentStream(side);
     {
       const c10::StreamGuard guard(side);
       used + 1;
@@ -911,7 +908,7 @@ TEST_F(EmuDeviceTest, ACopyToPinnedMemoryIsThereAfterSynchronization) {
   const at::Tensor tensor = at::ones({1000}, OnEmu()) * 3;
   const at::Tensor host = at::zeros({1000}).pin_memory();
   host.copy_(tensor, /*non_blocking=*/true);
-  c10::impl::VirtualGuardImpl(c10::kPrivateUse1).getStream(Emu()).synchronize();
+  CurrentStream().synchronize();
   EXPECT_EQ(host.sum().item<float>(), 3000);
 }
 

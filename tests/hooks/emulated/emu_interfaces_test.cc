@@ -55,6 +55,12 @@ class EmuInterfacesTest : public EmuDeviceTest {
   static at::Tensor Over(void* data, const at::TensorOptions& options) {
     return at::for_blob(data, {256}).options(options).target_device(Emu()).make_tensor();
   }
+  // Releases the tensor, and returns how many bytes the machine frees at once.
+  uint64_t BytesFreedWith(at::Tensor tensor) {
+    const uint64_t before = machine_->memory_stats(0).in_use_bytes;
+    tensor.reset();
+    return before - machine_->memory_stats(0).in_use_bytes;
+  }
 };
 
 // Captures the log for its lifetime.
@@ -361,22 +367,18 @@ TEST_F(EmuInterfacesTest, ADeviceIsKnownByItsMemory) {
 // The owner orders its own frees; the machine must wait for the other stream.
 TEST_F(EmuInterfacesTest, MemoryOfAnotherOwnerIsRecorded) {
   const c10::Stream side = NewStream();
-  std::optional<at::Tensor> owner = at::ones({256}, OnEmu());
-  at::Tensor view = Over(owner->data_ptr(), OnEmu());
+  at::Tensor owner = at::ones({256}, OnEmu());
+  at::Tensor view = Over(owner.data_ptr(), OnEmu());
   const at::Tensor kept = Keep(side);
   view.record_stream(side);
-  const uint64_t before = machine_->memory_stats(0).in_use_bytes;
-  owner.reset();
-  EXPECT_EQ(machine_->memory_stats(0).in_use_bytes, before);
+  EXPECT_EQ(BytesFreedWith(std::move(owner)), 0);
 }
 
 TEST_F(EmuInterfacesTest, RecordingATensorsOwnStreamHoldsNothing) {
   at::Tensor tensor = at::ones({256}, OnEmu());
   const at::Tensor kept = Keep(Guard().getStream(Emu()));
   tensor.record_stream(Guard().getStream(Emu()));
-  const uint64_t before = machine_->memory_stats(0).in_use_bytes;
-  tensor.reset();
-  EXPECT_EQ(machine_->memory_stats(0).in_use_bytes, before - 1024);
+  EXPECT_EQ(BytesFreedWith(std::move(tensor)), 1024);
 }
 
 TEST_F(EmuInterfacesTest, RecordingADataPtrKeepsItForTheOtherStream) {
@@ -384,9 +386,7 @@ TEST_F(EmuInterfacesTest, RecordingADataPtrKeepsItForTheOtherStream) {
   at::Tensor tensor = at::ones({256}, OnEmu());
   const at::Tensor kept = Keep(side);
   Guard().recordDataPtrOnStream(tensor.storage().data_ptr(), side);
-  const uint64_t before = machine_->memory_stats(0).in_use_bytes;
-  tensor.reset();
-  EXPECT_EQ(machine_->memory_stats(0).in_use_bytes, before);
+  EXPECT_EQ(BytesFreedWith(std::move(tensor)), 0);
 }
 
 TEST_F(EmuInterfacesTest, StoragesShrinkAndGrow) {

@@ -77,35 +77,30 @@ TEST(NotedStep, OfAStorageWhoseLastPartIsNotSavedYetTheRestCounts) {
   EXPECT_THAT(other_bytes, ElementsAre(3 * kSize, 3 * kSize, 0, 0));
 }
 
-// The first freed object counts as held only if it fits at all later peaks.
-TEST(NotedStep, APeakAfterWhatNobodyNotesCountsForTheLastObjectThatHasGone) {
+// Returns the entries by which two objects have gone, of which the last takes `last_bytes`. They
+// are freed in their order; a peak follows each, and what nobody notes and is freed behind them.
+std::vector<size_t> GoneBy(int64_t last_bytes, const std::vector<int64_t>& later_peaks) {
   const char memory[3] = {};
   NotedObject first = Object(0, 0), last = Object(0, 0);
+  last.storage_bytes = last_bytes;
   first.data = &memory[0];
   last.data = &memory[1];
+  DevicePeaks::Since since = {.peak_bytes = 8 * kSize};
+  for (size_t i = 0; i < later_peaks.size(); ++i) {
+    since.freed.push_back({.data = &memory[i], .later_peak_bytes = later_peaks[i]});
+  }
   NotedObject* const gone[] = {&first, &last};
-  NoteGone({.peak_bytes = 8 * kSize,
-            .freed = {{.data = &memory[0], .later_peak_bytes = 0},
-                      {.data = &memory[1], .later_peak_bytes = 0},
-                      {.data = &memory[2], .later_peak_bytes = 7 * kSize + 1}}},
-           gone, /*entry=*/5);
-  EXPECT_EQ(last.gone_by, 5u) << "what came later has taken its place";
-  EXPECT_EQ(first.gone_by, 5u);
+  NoteGone(since, gone, /*entry=*/5);
+  return {first.gone_by, last.gone_by};
+}
+
+// The first freed object counts as held only if it fits at all later peaks.
+TEST(NotedStep, APeakAfterWhatNobodyNotesCountsForTheLastObjectThatHasGone) {
+  EXPECT_THAT(GoneBy(kSize, {0, 0, 7 * kSize + 1}), ElementsAre(5, 5));
 }
 
 TEST(NotedStep, WhereOnlyTheFirstFitsBesideTheLaterPeakItAloneIsHeld) {
-  const char memory[2] = {};
-  NotedObject first = Object(0, 0), last = Object(0, 0);
-  last.storage_bytes = 4 * kSize;
-  first.data = &memory[0];
-  last.data = &memory[1];
-  NotedObject* const gone[] = {&first, &last};
-  NoteGone({.peak_bytes = 8 * kSize,
-            .freed = {{.data = &memory[0], .later_peak_bytes = 0},
-                      {.data = &memory[1], .later_peak_bytes = 5 * kSize}}},
-           gone, /*entry=*/5);
-  EXPECT_EQ(last.gone_by, 5u);
-  EXPECT_EQ(first.gone_by, 0u);
+  EXPECT_THAT(GoneBy(4 * kSize, {0, 5 * kSize}), ElementsAre(0, 5));
 }
 
 // ------------------------------------------------------------------------------------- segments

@@ -18,6 +18,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -54,12 +55,16 @@
 namespace pinion::testing {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::Ge;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Lt;
 using ::testing::SizeIs;
 
 constexpr int64_t kTensorBytes = 64 * kKiB;  // large enough for a copy of its own
+constexpr uint64_t kThreeTensors = 3 * kTensorBytes;
 
 at::Tensor UseSaved(const at::Tensor& grad, const UnpackSaved& unpack) {
   for (const at::Tensor& saved : unpack()) at::mul(saved, 2);
@@ -94,6 +99,46 @@ class StepRecorderTest : public ::testing::Test {
   std::shared_ptr<StepRecorder> NewRecorder() {
     return StepRecorder::Create(world_.backend()).value();
   }
+  // Makes a recorder that gets its devices from `device`.
+  void RecordOn(decltype(DeviceBackend::device) device) {
+    DeviceBackend backend = world_.backend();
+    backend.device = std::move(device);
+    recorder_ = StepRecorder::Create(backend).value();
+  }
+  std::shared_ptr<ForwardingDevice> RecordOnForwardingDevice() {
+    auto device = std::make_shared<ForwardingDevice>(world_.machine().device(0));
+    RecordOn([device](int) { return absl::StatusOr<std::shared_ptr<Device>>(device); });
+    return device;
+  }
+
+  // Runs `forward` in a record scope.
+  template <typename Forward>
+  auto RecordForward(const Forward& forward) {
+    const RecordScope record(recorder_);
+    return forward();
+  }
+  // Returns the record of `forward` and its backward; with a session, `forward` is in its scope.
+  StepTrace RecordStep(const std::function<at::Tensor()>& forward,
+                       const std::shared_ptr<OffloadSession>& session = nullptr) {
+    at::Tensor y;
+    {
+      std::optional<OffloadScope> offload;
+      if (session != nullptr) offload.emplace(session);
+      y = RecordForward(forward);
+    }
+    y.backward();
+    return Finish();
+  }
+  struct TwoRecords {
+    StepTrace all_stay;
+    StepTrace some_leave;
+  };
+  // Records `forward` without a session and with one that evicts.
+  TwoRecords RecordWithoutAndWithOffload(const std::function<at::Tensor()>& forward) {
+    TwoRecords records = {RecordStep(forward), RecordStep(forward, world_.session())};
+    EXPECT_GT(world_.session()->GetStats().evicted_bytes, 0u);
+    return records;
+  }
   StepTrace Finish() {
     absl::StatusOr<std::map<int, StepTrace>> steps = recorder_->Finish();
     EXPECT_THAT(steps, IsOk());
@@ -105,10 +150,14 @@ class StepRecorderTest : public ::testing::Test {
   }
 
   at::Tensor Ones() { return at::ones({1}, at::TensorOptions(world_.device())); }
+  // Returns a leaf as large as `tensors` activations.
+  at::Tensor Leaf(int tensors = 1) {
+    return at::ones({tensors * kTensorBytes / 4}, at::TensorOptions(world_.device()));
+  }
   at::Tensor activation(int64_t bytes = kTensorBytes) { return Activation(carrier_, {bytes / 4}); }
   // Returns a chain of nodes that save one tensor each.
-  at::Tensor Chain(int nodes) {
-    at::Tensor y = carrier_;
+  at::Tensor Chain(int nodes) { return Chain(nodes, carrier_); }
+  at::Tensor Chain(int nodes, at::Tensor y) {
     for (int i = 0; i < nodes; ++i) y = Probe(y, {activation()}, UseSaved);
     return y;
   }
@@ -132,53 +181,57 @@ class StepRecorderOnTwoDevices : public StepRecorderTest {
 class StepRecorderWithSlowCopies : public StepRecorderTest {
  protected:
   StepRecorderWithSlowCopies() : StepRecorderTest(SlowCopies(/*stall_ms=*/10)) {}
+
+  // Records a step of six tensors that takes more than `least_ms`, none of which is compute.
+  StepTrace RecordSlowStep(const std::shared_ptr<OffloadSession>& session, double least_ms) {
+    const at::Tensor x = activation();
+    const double before_ms = world_.machine().now_ms();
+    at::Tensor y = RecordForward([&] {
+      const OffloadScope scope(session);
+      at::Tensor made = carrier_;
+      for (int i = 0; i < 6; ++i) made = Probe(made, {at::mul(x, 2)}, UseSaved);
+      return made;
+    });
+    y.backward();
+    y.reset();
+    EXPECT_THAT(world_.Synchronize(), IsOk());  // CUDA's waits do not move virtual time
+    StepTrace step = Finish();
+    EXPECT_GT(world_.machine().now_ms() - before_ms, least_ms);
+    EXPECT_LT(step.compute_us(), 10e3);
+    return step;
+  }
 };
 
+template <typename Of, typename Field>
+auto FieldOf(const std::vector<Of>& all, Field Of::*field) {
+  std::vector<Field> values;
+  for (const Of& one : all) values.push_back(one.*field);
+  return values;
+}
+
 std::vector<uint64_t> Sizes(const StepTrace& step) {
-  std::vector<uint64_t> sizes;
-  for (const StepObject& object : step.objects) sizes.push_back(object.size_bytes);
-  return sizes;
+  return FieldOf(step.objects, &StepObject::size_bytes);
 }
-
-std::vector<bool> Frees(const StepTrace& step) {
-  std::vector<bool> frees;
-  for (const StepObject& object : step.objects) frees.push_back(object.frees);
-  return frees;
-}
-
+std::vector<bool> Frees(const StepTrace& step) { return FieldOf(step.objects, &StepObject::frees); }
 std::vector<uint64_t> OtherBytes(const StepTrace& step) {
-  std::vector<uint64_t> bytes;
-  for (const StepInterval& interval : step.intervals) bytes.push_back(interval.other_bytes);
-  return bytes;
+  return FieldOf(step.intervals, &StepInterval::other_bytes);
 }
 
 void ExpectSameUses(const StepTrace& a, const StepTrace& b) {
   EXPECT_EQ(a.accesses, b.accesses);
-  ASSERT_EQ(a.objects.size(), b.objects.size());
-  for (size_t i = 0; i < a.objects.size(); ++i) {
-    SCOPED_TRACE(i);
-    EXPECT_EQ(a.objects[i].size_bytes, b.objects[i].size_bytes);
-    EXPECT_EQ(a.objects[i].signature, b.objects[i].signature);
-    EXPECT_EQ(a.objects[i].frees, b.objects[i].frees);
-  }
+  EXPECT_EQ(Sizes(a), Sizes(b));
+  EXPECT_EQ(FieldOf(a.objects, &StepObject::signature), FieldOf(b.objects, &StepObject::signature));
+  EXPECT_EQ(Frees(a), Frees(b));
 }
 
 // --- What a record says ---
 
 TEST_F(StepRecorderTest, AForwardSavesInOrderAndItsBackwardReadsInReverse) {
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
-    y = Chain(3);
-  }
-  y.backward();
-  const StepTrace step = Finish();
+  const StepTrace step = RecordStep([&] { return Chain(3); });
   EXPECT_THAT(step.accesses, ElementsAre(0, 1, 2, 2, 1, 0));
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes, kTensorBytes, kTensorBytes));
   EXPECT_THAT(Frees(step), ElementsAre(true, true, true));
-  for (const StepObject& object : step.objects) {
-    EXPECT_FALSE(object.recast_us.has_value());
-  }
+  EXPECT_THAT(FieldOf(step.objects, &StepObject::recast_us), Each(std::nullopt));
   EXPECT_FALSE(step.timed_by_host);
   // Each interval before a save makes a tensor, and each behind a read computes with it.
   for (const size_t i : {0, 1, 2, 4, 5, 6}) EXPECT_GT(step.intervals[i].compute_us, 0) << i;
@@ -188,16 +241,11 @@ TEST_F(StepRecorderTest, StepsThatDoTheSameHaveTheSameOrdinals) {
   const TestNet net(world_.device(), at::kFloat);
   std::optional<StepTrace> first;
   for (int i = 0; i < 3; ++i) {
-    {
-      SeedGenerators();
-      at::Tensor loss;
-      {
-        const RecordScope record(recorder_);
-        loss = net.Loss();
-      }
-      loss.backward();
-      TakeGradients(net, loss);
-    }
+    SeedGenerators();
+    at::Tensor loss = RecordForward([&] { return net.Loss(); });
+    loss.backward();
+    TakeGradients(net, loss);
+    loss.reset();
     const StepTrace step = Finish();
     EXPECT_GT(step.objects.size(), 10u);
     if (!first.has_value()) first = step;
@@ -206,14 +254,12 @@ TEST_F(StepRecorderTest, StepsThatDoTheSameHaveTheSameOrdinals) {
 }
 
 TEST_F(StepRecorderTest, WhatIsOfAnotherSizeTypeOrPlaceHasAnotherSignature) {
-  {
-    const RecordScope record(recorder_);
+  RecordForward([&] {
     const at::Tensor floats = activation();
-    const at::Tensor y =
-        Probe(carrier_, {floats, activation(), activation(2 * kTensorBytes), floats.to(at::kInt)},
-              UseSaved);
-    Probe(y, {activation()}, UseSaved);
-  }
+    Chain(1,
+          Probe(carrier_, {floats, activation(), activation(2 * kTensorBytes), floats.to(at::kInt)},
+                UseSaved));
+  });
   const StepTrace step = Finish();
   ASSERT_THAT(step.objects, SizeIs(5));
   EXPECT_NE(step.objects[0].signature, step.objects[4].signature);
@@ -223,30 +269,26 @@ TEST_F(StepRecorderTest, WhatIsOfAnotherSizeTypeOrPlaceHasAnotherSignature) {
 }
 
 TEST_F(StepRecorderTest, ViewsAreUsesOfOneObject) {
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
+  const StepTrace step = RecordStep([&] {
     const at::Tensor base = activation();
-    y = Probe(carrier_, {base, base.view({-1, 16}).transpose(0, 1), base.slice(0, 5, 9000)},
-              UseSaved);
-  }
-  y.backward();
-  const StepTrace step = Finish();
+    return Probe(carrier_, {base, base.view({-1, 16}).transpose(0, 1), base.slice(0, 5, 9000)},
+                 UseSaved);
+  });
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes));
   EXPECT_THAT(step.accesses, ElementsAre(0, 0, 0, 0, 0, 0));
   EXPECT_THAT(Frees(step), ElementsAre(true));
 }
 
+// Returns quarter `n` of a tensor of 4 * kTensorBytes.
+at::Tensor Quarter(const at::Tensor& base, int64_t n) {
+  return base.slice(0, n * kTensorBytes / 4, (n + 1) * kTensorBytes / 4);
+}
+
 TEST_F(StepRecorderTest, SmallViewsOfOneStorageAreObjectsOfTheirOwn) {
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
+  const StepTrace step = RecordStep([&] {
     const at::Tensor base = activation(4 * kTensorBytes);
-    y = Probe(carrier_, {base.slice(0, 0, kTensorBytes / 4)}, UseSaved);
-    y = Probe(y, {base.slice(0, kTensorBytes / 2, 3 * kTensorBytes / 4)}, UseSaved);
-  }
-  y.backward();
-  const StepTrace step = Finish();
+    return Probe(Probe(carrier_, {Quarter(base, 0)}, UseSaved), {Quarter(base, 2)}, UseSaved);
+  });
   EXPECT_THAT(Sizes(step), ElementsAre(4 * kTensorBytes, kTensorBytes))
       << "the one that is needed longest has what nobody saved of the storage, too";
   EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 0));
@@ -255,30 +297,19 @@ TEST_F(StepRecorderTest, SmallViewsOfOneStorageAreObjectsOfTheirOwn) {
 }
 
 TEST_F(StepRecorderTest, PartsThatGoTogetherCountAsTheirStorage) {
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
+  const StepTrace step = RecordStep([&] {
     const at::Tensor base = activation(4 * kTensorBytes);
-    const auto part = [&base](int64_t n) {
-      return base.slice(0, n * kTensorBytes / 4, (n + 1) * kTensorBytes / 4);
-    };
-    y = Probe(carrier_, {part(0), part(1), part(3)}, UseSaved);
-  }
-  y.backward();
-  EXPECT_THAT(Sizes(Finish()), ElementsAre(2 * kTensorBytes, kTensorBytes, kTensorBytes));
+    return Probe(carrier_, {Quarter(base, 0), Quarter(base, 1), Quarter(base, 3)}, UseSaved);
+  });
+  EXPECT_THAT(Sizes(step), ElementsAre(2 * kTensorBytes, kTensorBytes, kTensorBytes));
 }
 
 TEST_F(StepRecorderTest, AStorageCountsWholeUntilItsLastPartIsSaved) {
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
+  const StepTrace step = RecordStep([&] {
     const at::Tensor base = activation(4 * kTensorBytes);
-    at::Tensor dropped = Probe(carrier_, {base.slice(0, 0, kTensorBytes / 4)}, UseSaved);
-    y = Probe(carrier_, {base}, UseSaved);
-    dropped.reset();
-  }
-  y.backward();
-  const StepTrace step = Finish();
+    const at::Tensor dropped = Probe(carrier_, {Quarter(base, 0)}, UseSaved);
+    return Probe(carrier_, {base}, UseSaved);
+  });
   ASSERT_THAT(Sizes(step), ElementsAre(kTensorBytes, 4 * kTensorBytes));
   ASSERT_THAT(Frees(step), ElementsAre(true, true));
   EXPECT_GE(step.intervals[0].other_bytes, 3 * kTensorBytes) << "the whole is there already";
@@ -286,33 +317,21 @@ TEST_F(StepRecorderTest, AStorageCountsWholeUntilItsLastPartIsSaved) {
 }
 
 TEST_F(StepRecorderTest, AnObjectThatIsSavedAgainIsHeldUntilThen) {
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
+  const StepTrace step = RecordStep([&] {
     const at::Tensor held = activation();
-    y = Probe(carrier_, {held}, UseSaved);
-    y = Probe(y, {activation()}, UseSaved);
-    y = Probe(y, {held}, UseSaved);
-  }
-  y.backward();
-  const StepTrace step = Finish();
+    return Probe(Chain(1, Probe(carrier_, {held}, UseSaved)), {held}, UseSaved);
+  });
   EXPECT_THAT(step.accesses, ElementsAre(0, 1, 0, 0, 1, 0));
-  EXPECT_EQ(step.objects[0].saved_until, 2u);
-  EXPECT_EQ(step.objects[1].saved_until, 0u);
+  EXPECT_THAT(FieldOf(step.objects, &StepObject::saved_until), ElementsAre(2, 0));
 }
 
 TEST_F(StepRecorderTest, TheProgramHoldsAnObjectUntilItLetsGoOfIt) {
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
+  const StepTrace step = RecordStep([&] {
     at::Tensor held = activation();
-    y = Probe(carrier_, {held}, UseSaved);
-    y = Probe(y, {activation()}, UseSaved);
+    const at::Tensor y = Chain(1, Probe(carrier_, {held}, UseSaved));
     held.reset();
-    y = Probe(y, {activation()}, UseSaved);
-  }
-  y.backward();
-  const StepTrace step = Finish();
+    return Chain(1, y);
+  });
   EXPECT_THAT(step.accesses, ElementsAre(0, 1, 2, 2, 1, 0));
   EXPECT_EQ(step.objects[0].held_until, 2u);
   EXPECT_EQ(step.objects[1].held_until, 0u) << "only its operator has had it";
@@ -320,80 +339,48 @@ TEST_F(StepRecorderTest, TheProgramHoldsAnObjectUntilItLetsGoOfIt) {
 
 TEST_F(StepRecorderTest, WhatAPackerHoldsIsNotHeldByTheProgram) {
   // The window holds one of three tensors; the program references one of the two evicted ones.
-  const std::shared_ptr<OffloadSession>& session = world_.session();
-  at::Tensor y, held;
-  {
-    const OffloadScope offload(session);
-    const RecordScope record(recorder_);
-    y = Probe(carrier_, {activation()}, UseSaved);
-    held = activation();
-    y = Probe(y, {held}, UseSaved);
-    y = Probe(y, {activation()}, UseSaved);
-    y = Probe(y, {activation()}, UseSaved);
-    held.reset();
-    y = Probe(y, {activation()}, UseSaved);
-  }
-  y.backward();
-  const StepTrace step = Finish();
-  EXPECT_GT(session->GetStats().evicted_bytes, 0u);
-  std::vector<uint32_t> held_until;
-  for (const StepObject& object : step.objects) held_until.push_back(object.held_until);
-  EXPECT_THAT(held_until, ElementsAre(0, 3, 0, 0, 0)) << "it has gone in the fourth interval";
+  const StepTrace step = RecordStep(
+      [&] {
+        const at::Tensor y = Chain(1);
+        at::Tensor held = activation();
+        const at::Tensor z = Chain(2, Probe(y, {held}, UseSaved));
+        held.reset();
+        return Chain(1, z);
+      },
+      world_.session());
+  EXPECT_GT(world_.session()->GetStats().evicted_bytes, 0u);
+  EXPECT_THAT(FieldOf(step.objects, &StepObject::held_until), ElementsAre(0, 3, 0, 0, 0))
+      << "it has gone in the fourth interval";
 }
 
 TEST_F(StepRecorderTest, WhatTakesThePlaceOfAnObjectThatIsAwayTakesRoomBesideOneThatStays) {
-  const auto record = [this](const std::shared_ptr<OffloadSession>& session) {
-    at::Tensor y = carrier_;
-    {
-      std::optional<OffloadScope> offload;
-      if (session != nullptr) offload.emplace(session);
-      const RecordScope record(recorder_);
-      at::Tensor held = activation();
-      y = Probe(y, {held}, UseSaved);
-      for (int i = 0; i < 3; ++i) y = Probe(y, {activation()}, UseSaved);
-      at::Tensor between = at::ones({kTensorBytes / 4}, at::TensorOptions(world_.device()));
-      held.reset();  // an offloaded tensor is freed before the next is made
-      const at::Tensor made = activation();
-      between.reset();
-      y = Probe(y, {made}, UseSaved);
-    }
-    y.backward();
-    return Finish();
-  };
-  const StepTrace all_stay = record(nullptr);
-  const StepTrace some_leave = record(world_.session());
-  EXPECT_GT(world_.session()->GetStats().evicted_bytes, 0u);
+  const auto [all_stay, some_leave] = RecordWithoutAndWithOffload([&] {
+    at::Tensor held = activation();
+    const at::Tensor y = Chain(3, Probe(carrier_, {held}, UseSaved));
+    at::Tensor between = Leaf();
+    held.reset();  // an offloaded tensor is freed before the next is made
+    const at::Tensor made = activation();
+    between.reset();
+    return Probe(y, {made}, UseSaved);
+  });
   EXPECT_GE(all_stay.intervals[4].transient_bytes, uint64_t{kTensorBytes});
   EXPECT_EQ(some_leave.intervals[4].transient_bytes, all_stay.intervals[4].transient_bytes);
 }
 
 TEST_F(StepRecorderTest, WhatIsLetGoOfBehindTheStretchsPeakIsHeldUntilThen) {
-  const auto record = [this](const std::shared_ptr<OffloadSession>& session) {
-    const auto take_and_give_back = [this](int tensors) {
-      at::ones({tensors * kTensorBytes / 4}, at::TensorOptions(world_.device()));
-    };
+  const auto [all_stay, some_leave] = RecordWithoutAndWithOffload([&] {
+    std::vector<at::Tensor> held = {activation(), activation()};
     at::Tensor y = carrier_;
-    {
-      std::optional<OffloadScope> offload;
-      if (session != nullptr) offload.emplace(session);
-      const RecordScope record(recorder_);
-      std::vector<at::Tensor> held = {activation(), activation()};
-      for (const at::Tensor& tensor : held) y = Probe(y, {tensor}, UseSaved);
-      for (int i = 0; i < 3; ++i) y = Probe(y, {activation()}, UseSaved);
-      take_and_give_back(3);
-      take_and_give_back(1);
-      held.clear();  // if offloaded, as many bytes were freed twice before
-      y = Probe(y, {activation()}, UseSaved);
-    }
-    y.backward();
-    return Finish();
-  };
-  const StepTrace all_stay = record(nullptr);
-  const StepTrace some_leave = record(world_.session());
-  EXPECT_GT(world_.session()->GetStats().evicted_bytes, 0u);
-  for (const size_t object : {0, 1}) {
-    EXPECT_EQ(all_stay.objects[object].held_until, 5u);
-    EXPECT_EQ(some_leave.objects[object].held_until, 5u);
+    for (const at::Tensor& tensor : held) y = Probe(y, {tensor}, UseSaved);
+    y = Chain(3, y);
+    Leaf(3);
+    Leaf(1);
+    held.clear();  // if offloaded, as many bytes were freed twice before
+    return Chain(1, y);
+  });
+  for (const StepTrace* step : {&all_stay, &some_leave}) {
+    EXPECT_EQ(step->objects[0].held_until, 5u);
+    EXPECT_EQ(step->objects[1].held_until, 5u);
   }
   EXPECT_GE(all_stay.intervals[5].transient_bytes, uint64_t{kTensorBytes});
   EXPECT_EQ(some_leave.intervals[5].transient_bytes, all_stay.intervals[5].transient_bytes);
@@ -401,31 +388,17 @@ TEST_F(StepRecorderTest, WhatIsLetGoOfBehindTheStretchsPeakIsHeldUntilThen) {
 
 // The program releases two saved tensors, with an allocation in between and a large one at the end.
 TEST_F(StepRecorderTest, WhatGoesWithoutBeingNeededEndsNobodysHold) {
-  const auto record = [this](const std::shared_ptr<OffloadSession>& session) {
-    const auto make = [this](int tensors) {
-      return at::ones({tensors * kTensorBytes / 4}, at::TensorOptions(world_.device()));
-    };
-    at::Tensor y = carrier_;
-    {
-      std::optional<OffloadScope> offload;
-      if (session != nullptr) offload.emplace(session);
-      const RecordScope record(recorder_);
-      at::Tensor needed = activation(), not_needed = activation();
-      y = Probe(y, {needed}, UseSaved);
-      Probe(y, {not_needed}, UseSaved);
-      for (int i = 0; i < 3; ++i) y = Probe(y, {activation()}, UseSaved);
-      needed.reset();
-      const at::Tensor between = make(1);
-      not_needed.reset();
-      make(3);
-      y = Probe(y, {activation()}, UseSaved);
-    }
-    y.backward();
-    return Finish();
-  };
-  const StepTrace all_stay = record(nullptr);
-  const StepTrace some_leave = record(world_.session());
-  EXPECT_GT(world_.session()->GetStats().evicted_bytes, 0u);
+  const auto [all_stay, some_leave] = RecordWithoutAndWithOffload([&] {
+    at::Tensor needed = activation(), not_needed = activation();
+    at::Tensor y = Probe(carrier_, {needed}, UseSaved);
+    Probe(y, {not_needed}, UseSaved);
+    y = Chain(3, y);
+    needed.reset();
+    const at::Tensor between = Leaf();
+    not_needed.reset();
+    Leaf(3);
+    return Chain(1, y);
+  });
   EXPECT_GE(all_stay.intervals[5].transient_bytes, uint64_t{2 * kTensorBytes});
   EXPECT_EQ(some_leave.intervals[5].transient_bytes, all_stay.intervals[5].transient_bytes);
 }
@@ -449,42 +422,24 @@ class AwayPacker final : public SavedTensorPacker {
 };
 
 TEST_F(StepRecorderTest, ACopyThatItsReaderLetsGoOfCountsAsLongAsItIsNeeded) {
-  const auto record = [this](const std::shared_ptr<SavedTensorPacker>& packer) {
-    at::Tensor y = carrier_;
-    {
-      std::optional<SavedTensorScope> scope;
-      if (packer != nullptr) scope.emplace(packer);
-      const RecordScope record(recorder_);
-      y = Probe(y, {activation()}, TakeMore);
-    }
-    y.backward();
-    return Finish();
+  const auto record = [&] {
+    return RecordStep([&] { return Probe(carrier_, {activation()}, TakeMore); });
   };
-  record(nullptr);  // which makes a gradient
-  const StepTrace stays = record(nullptr);
-  const StepTrace leaves = record(std::make_shared<AwayPacker>());
+  record();  // which makes a gradient
+  const StepTrace stays = record();
+  const SavedTensorScope scope(std::make_shared<AwayPacker>());
+  const StepTrace leaves = record();
   EXPECT_GE(stays.intervals[2].transient_bytes, uint64_t{3 * kTensorBytes});
   EXPECT_EQ(leaves.intervals[2].peak_other_bytes(), stays.intervals[2].peak_other_bytes());
 }
 
 TEST_F(StepRecorderTest, WhatAReaderWasGivenGoesWithItsHandleAsWhatHasStayedDoes) {
-  const auto record = [this](const std::shared_ptr<OffloadSession>& session) {
-    at::Tensor y = carrier_;
-    {
-      std::optional<OffloadScope> offload;
-      if (session != nullptr) offload.emplace(session);
-      const RecordScope record(recorder_);
-      y = Probe(y, {activation()}, TakeMore);
-      for (int i = 0; i < 3; ++i) y = Probe(y, {activation()}, UseSaved);
-    }
-    y.backward();
-    return Finish();
-  };
+  const auto forward = [&] { return Chain(3, Probe(carrier_, {activation()}, TakeMore)); };
   OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
   options.memory_target_bytes = 1;  // offloads everything
   const auto session = OffloadSession::Create(options, world_.backend()).value();
-  const StepTrace stays = record(nullptr);
-  const StepTrace leaves = record(session);
+  const StepTrace stays = RecordStep(forward);
+  const StepTrace leaves = RecordStep(forward, session);
   EXPECT_GT(session->GetStats().fetched_bytes, 0u);
   ASSERT_THAT(leaves.accesses, ElementsAre(0, 1, 2, 3, 3, 2, 1, 0));
   EXPECT_GE(stays.intervals[8].transient_bytes, uint64_t{3 * kTensorBytes});
@@ -494,13 +449,12 @@ TEST_F(StepRecorderTest, WhatAReaderWasGivenGoesWithItsHandleAsWhatHasStayedDoes
 }
 
 TEST_F(StepRecorderTest, AnotherVersionIsAnotherObject) {
-  {
-    const RecordScope record(recorder_);
+  RecordForward([&] {
     at::Tensor x = activation();
     const at::Tensor before = Probe(carrier_, {x}, UseSaved);
     x.add_(1);
     const at::Tensor after = Probe(carrier_, {x}, UseSaved);
-  }
+  });
   EXPECT_THAT(Finish().accesses, ElementsAre(0, 1));
 }
 
@@ -512,12 +466,10 @@ TEST_F(StepRecorderTest, PartsThatOverlapAreObjectsEachAndCountAsAllocations) {
   const auto part = [&whole](int64_t begin_bytes) {
     return whole.narrow(0, begin_bytes / 4, kPartBytes / 4);
   };
-  {
-    const RecordScope record(recorder_);
-    at::Tensor y = Probe(carrier_, {part(0)}, UseSaved);
-    y = Probe(y, {part(200)}, UseSaved);
-    Probe(y, {part(200)}, UseSaved);
-  }
+  RecordForward([&] {
+    at::Tensor y = carrier_;
+    for (const int64_t begin_bytes : {0, 200, 200}) y = Probe(y, {part(begin_bytes)}, UseSaved);
+  });
   const StepTrace step = Finish();
   EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1));
   const uint64_t part_bytes = AllocationBytes(kPartBytes);
@@ -525,136 +477,104 @@ TEST_F(StepRecorderTest, PartsThatOverlapAreObjectsEachAndCountAsAllocations) {
 }
 
 TEST_F(StepRecorderTest, ParametersAndWhatIsSmallAreOtherBytes) {
-  const at::Tensor parameter =
-      at::ones({kTensorBytes / 4}, carrier_.options()).requires_grad_(true);
-  {
-    const RecordScope record(recorder_);
+  const at::Tensor parameter = Leaf().requires_grad_(true);
+  RecordForward([&] {
     Probe(carrier_, {parameter, activation(512), at::ones({kTensorBytes})}, UseSaved);
-    Probe(carrier_, {activation()}, UseSaved);
-  }
+    Chain(1);
+  });
   const StepTrace step = Finish();
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes));
   EXPECT_GE(step.intervals[0].other_bytes, static_cast<uint64_t>(kTensorBytes));
 }
 
 TEST_F(StepRecorderTest, WhatSomebodyElseHoldsFreesNothing) {
-  const at::Tensor input = at::ones({kTensorBytes / 4}, at::TensorOptions(world_.device()));
-  at::Tensor y, kept;
-  {
-    const RecordScope record(recorder_);
+  const at::Tensor input = Leaf();
+  at::Tensor kept;
+  at::Tensor y = RecordForward([&] {
     kept = activation();
-    y = Probe(carrier_, {input}, UseSaved);
-    y = Probe(y, {kept}, UseSaved);
+    const at::Tensor saved = Probe(Probe(carrier_, {input}, UseSaved), {kept}, UseSaved);
     // A dropout's mask is a leaf like an input, but nothing references it.
     const at::Tensor dropped = std::get<0>(at::native_dropout(activation(), 0.5, true));
-    y = at::add(y, dropped.sum());
-  }
+    return at::add(saved, dropped.sum());
+  });
   y.backward();
   const StepTrace step = Finish();
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes, kTensorBytes, kTensorBytes / 4));
   EXPECT_THAT(Frees(step), ElementsAre(false, false, true));
   EXPECT_EQ(step.intervals.back().other_bytes, world_.device_bytes());
   // They are among the other bytes from the first use on.
-  for (const StepInterval& interval : step.intervals) {
-    EXPECT_GE(interval.other_bytes, static_cast<uint64_t>(2 * kTensorBytes));
-  }
+  EXPECT_THAT(OtherBytes(step), Each(Ge(2u * kTensorBytes)));
 }
 
 TEST_F(StepRecorderTest, WhereObjectsThatFreeNothingOverlapTheBytesCountOnce) {
-  const at::Tensor held = at::ones({kTensorBytes / 4}, at::TensorOptions(world_.device()));
+  const at::Tensor held = Leaf();
   const uint64_t before = world_.device_bytes();
   at::Tensor y, z;
-  {
-    const RecordScope record(recorder_);
+  RecordForward([&] {
     y = Probe(carrier_, {held}, UseSaved);
     held.add_(1);
     z = Probe(carrier_, {held}, UseSaved);
-  }
+  });
   const StepTrace step = Finish();
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes, kTensorBytes));
   EXPECT_THAT(Frees(step), ElementsAre(false, false));
-  for (const StepInterval& interval : step.intervals) {
-    EXPECT_NEAR(interval.other_bytes, before, 2 * kKiB);
-  }
+  for (const uint64_t bytes : OtherBytes(step)) EXPECT_NEAR(bytes, before, 2 * kKiB);
 }
 
 TEST_F(StepRecorderTest, OtherBytesAreAllThatIsLiveBesideObjects) {
-  const at::Tensor held = at::ones({3 * kTensorBytes / 4}, at::TensorOptions(world_.device()));
+  const at::Tensor held = Leaf(3);
   const uint64_t before = world_.device_bytes();
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
-    y = Probe(carrier_, {activation()}, UseSaved);
-    y = Probe(y, {activation()}, UseSaved);
-  }
+  at::Tensor y = RecordForward([&] { return Chain(2); });
   const uint64_t outputs = world_.device_bytes() - before - 2 * kTensorBytes;
   y.backward();
   const StepTrace step = Finish();
   // The output of one probe is live from the second save on. Backward allocates as little.
   EXPECT_EQ(step.intervals[0].other_bytes, before);
   EXPECT_EQ(step.intervals[1].other_bytes, before + outputs);
-  EXPECT_NEAR(step.intervals[2].other_bytes, before + outputs, 2 * kKiB);
-  EXPECT_NEAR(step.intervals[3].other_bytes, before + outputs, 2 * kKiB);
-  EXPECT_NEAR(step.intervals[4].other_bytes, before + outputs, 2 * kKiB);
+  for (const size_t i : {2, 3, 4}) {
+    EXPECT_NEAR(step.intervals[i].other_bytes, before + outputs, 2 * kKiB) << i;
+  }
 }
 
 TEST_F(StepRecorderTest, WhatAThreadFreesOfWhichNobodyIsToldIsNotThereEither) {
   std::vector<std::vector<uint64_t>> other_bytes;
   for (const bool elsewhere : {false, true}) {
-    at::Tensor y;
-    {
-      const RecordScope record(recorder_);
+    other_bytes.push_back(OtherBytes(RecordStep([&] {
       at::Tensor dropped = Chain(1);
       const auto drop = [&dropped] { dropped.reset(); };
       elsewhere ? std::thread(drop).join() : drop();
-      y = Chain(2);
-    }
-    y.backward();
-    y.reset();
-    other_bytes.push_back(OtherBytes(Finish()));
+      return Chain(2);
+    })));
     carrier_.mutable_grad().reset();
   }
   EXPECT_EQ(other_bytes[0], other_bytes[1]);
 }
 
 TEST_F(StepRecorderTest, WhatOneNodeSavesAndWhatOneNodeReadsIsOneOperators) {
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
-    y = Probe(carrier_, {activation(), activation()}, UseSaved);
-    y = Probe(y, {activation()}, UseSaved);
-  }
-  y.backward();
-  const StepTrace step = Finish();
+  const StepTrace step = RecordStep([&] {
+    return Chain(1, Probe(carrier_, {activation(), activation()}, UseSaved));
+  });
   EXPECT_THAT(step.accesses, ElementsAre(0, 1, 2, 2, 0, 1));
   EXPECT_THAT(step.operators, ElementsAre(0, 0, 1, 2, 3, 3));
 }
 
 TEST_F(StepRecorderTest, WhatIsTakenAndGivenBackInAForwardIsTransient) {
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
-    y = Probe(carrier_, {activation()}, UseSaved);
+  RecordForward([&] {
+    const at::Tensor y = Chain(1);
     activation(3 * kTensorBytes);
-    y = Probe(y, {activation()}, UseSaved);
-  }
-  const StepTrace step = Finish();
-  EXPECT_LT(step.intervals[0].transient_bytes, 3u * kTensorBytes);
-  EXPECT_GE(step.intervals[1].transient_bytes, 3u * kTensorBytes);
-  EXPECT_LT(step.intervals[2].transient_bytes, 3u * kTensorBytes);
+    Chain(1, y);
+  });
+  EXPECT_THAT(FieldOf(Finish().intervals, &StepInterval::transient_bytes),
+              ElementsAre(Lt(kThreeTensors), Ge(kThreeTensors), Lt(kThreeTensors)));
 }
 
 TEST_F(StepRecorderTest, WhatIsMadeBeforeSomethingGoesAndSavedAfterwardsIsAnObjectThroughout) {
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
-    at::Tensor unused = Probe(carrier_, {activation()}, UseSaved);
+  const StepTrace step = RecordStep([&] {
+    at::Tensor unused = Chain(1);
     const at::Tensor made = activation(2 * kTensorBytes);
     unused.reset();
-    y = Probe(carrier_, {made}, UseSaved);
-  }
-  y.backward();
-  const StepTrace step = Finish();
+    return Probe(carrier_, {made}, UseSaved);
+  });
   ASSERT_THAT(step.accesses, ElementsAre(0, 1, 1));
   ASSERT_THAT(Frees(step), ElementsAre(true, true));
   // What it is made of.
@@ -662,38 +582,16 @@ TEST_F(StepRecorderTest, WhatIsMadeBeforeSomethingGoesAndSavedAfterwardsIsAnObje
 }
 
 TEST_F(StepRecorderTest, WhatIsTakenAndGivenBackInABackwardIsTransient) {
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
-    y = Probe(carrier_, {activation()}, UseSaved);
-    y = Probe(y, {activation()}, [](const at::Tensor& grad, const UnpackSaved& unpack) {
-      unpack();
-      at::ones({3 * kTensorBytes / 4}, grad.options());
-      return grad;
-    });
-  }
-  y.backward();
-  const StepTrace step = Finish();
+  const StepTrace step = RecordStep([&] { return Probe(Chain(1), {activation()}, TakeMore); });
   EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 0));
-  EXPECT_LT(step.intervals[2].transient_bytes, 3u * kTensorBytes);
-  EXPECT_GE(step.intervals[3].transient_bytes, 3u * kTensorBytes);
-  EXPECT_LT(step.intervals[4].transient_bytes, 3u * kTensorBytes);
+  EXPECT_LT(step.intervals[2].transient_bytes, kThreeTensors);
+  EXPECT_GE(step.intervals[3].transient_bytes, kThreeTensors);
+  EXPECT_LT(step.intervals[4].transient_bytes, kThreeTensors);
 }
 
 TEST_F(StepRecorderTest, WhatAnOperatorHasLetGoOfBeforeTheStretchsPeakDoesNotAddToIt) {
   const uint64_t before = world_.device_bytes();
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
-    const at::Tensor saves_nothing =
-        Probe(carrier_, {}, [](const at::Tensor& grad, const UnpackSaved&) {
-          at::ones({3 * kTensorBytes / 4}, grad.options());
-          return grad;
-        });
-    y = Probe(saves_nothing, {activation()}, UseSaved);
-  }
-  y.backward();
-  const StepTrace step = Finish();
+  const StepTrace step = RecordStep([&] { return Chain(1, Probe(carrier_, {}, TakeMore)); });
   ASSERT_THAT(step.accesses, ElementsAre(0, 0));
   // The node that has read the tensor makes one as large, and both have gone when the next node
   // takes three.
@@ -704,18 +602,11 @@ TEST_F(StepRecorderTest, WhatAnOperatorHasLetGoOfBeforeTheStretchsPeakDoesNotAdd
 
 TEST_F(StepRecorderTest, WhatSomebodyElseHoldsIsThereAtThePeakOfItsLastReader) {
   const uint64_t before = world_.device_bytes();
-  at::Tensor y, kept;
-  {
-    const RecordScope record(recorder_);
+  at::Tensor kept;
+  const StepTrace step = RecordStep([&] {
     kept = activation();
-    y = Probe(carrier_, {kept}, [](const at::Tensor& grad, const UnpackSaved& unpack) {
-      unpack();
-      at::ones({3 * kTensorBytes / 4}, grad.options());
-      return grad;
-    });
-  }
-  y.backward();
-  const StepTrace step = Finish();
+    return Probe(carrier_, {kept}, TakeMore);
+  });
   ASSERT_THAT(Frees(step), ElementsAre(false));
   EXPECT_NEAR(step.intervals[2].peak_other_bytes(), before + 4 * kTensorBytes, 2 * kKiB);
 }
@@ -728,14 +619,11 @@ TEST_F(StepRecorderTest, WhatASessionTakesAndGivesBackIsNotTransient) {
       return KeepTensor(tensor);
     }
   };
-  {
-    const RecordScope record(recorder_);
+  RecordForward([&] {
     const SavedTensorScope scope(std::make_shared<TakesAndGivesBack>());
     Chain(2);
-  }
-  for (const StepInterval& interval : Finish().intervals) {
-    EXPECT_LT(interval.transient_bytes, 3u * kTensorBytes);
-  }
+  });
+  EXPECT_THAT(FieldOf(Finish().intervals, &StepInterval::transient_bytes), Each(Lt(kThreeTensors)));
 }
 
 TEST_F(StepRecorderTest, WithoutAnObserverWhatWasThereAtAStretchsBeginAndHasGoneIsTransient) {
@@ -744,14 +632,13 @@ TEST_F(StepRecorderTest, WithoutAnObserverWhatWasThereAtAStretchsBeginAndHasGone
   const torch::profiler::impl::ProfilerConfig config(torch::profiler::impl::ProfilerState::KINETO);
   torch::autograd::profiler::prepareProfiler(config, activities);
   torch::autograd::profiler::enableProfiler(config, activities);
-  {
-    at::Tensor held = at::ones({kTensorBytes / 2}, at::TensorOptions(world_.device()));
-    const RecordScope record(recorder_);
-    at::Tensor y = Probe(carrier_, {activation()}, UseSaved);
+  at::Tensor held = Leaf(2);
+  RecordForward([&] {
+    const at::Tensor y = Chain(1);
     held.reset();
     activation(4 * kTensorBytes);
-    y = Probe(y, {activation()}, UseSaved);
-  }
+    Chain(1, y);
+  });
   torch::autograd::profiler::disableProfiler();
   const StepTrace step = Finish();
   // In all of the interval one of the two counts for the object that it makes.
@@ -771,16 +658,12 @@ TEST_F(StepRecorderTest, ComputeIsTheDevicesTime) {
   const at::Tensor x = activation(4 * kMiB);
   ASSERT_THAT(world_.Synchronize(), IsOk());
   world_.machine().ResetTimeStats(0);
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
+  const StepTrace step = RecordStep([&] {
     // Long operators, so that the host runs ahead and the device never idles.
-    y = Probe(carrier_, {at::mul(x, 2)}, UseSaved);
+    const at::Tensor y = Probe(carrier_, {at::mul(x, 2)}, UseSaved);
     for (int i = 0; i < 100; ++i) at::mul(x, 2);
-    y = Probe(y, {at::mul(x, 2)}, UseSaved);
-  }
-  y.backward();
-  const StepTrace step = Finish();
+    return Probe(y, {at::mul(x, 2)}, UseSaved);
+  });
   const double busy_us = 1e3 * world_.machine().time_stats(0).compute_busy_ms;
   EXPECT_GT(busy_us, 100);
   EXPECT_NEAR(step.compute_us(), busy_us, 0.2 * busy_us);
@@ -791,16 +674,11 @@ TEST_F(StepRecorderTest, ComputeIsTheDevicesTime) {
 
 TEST_F(StepRecorderTest, BesideASessionTheRecordIsThatOfTheStepWithoutOne) {
   const auto run = [this](bool offload) {
-    at::Tensor y;
-    {
-      const RecordScope record(recorder_);
+    return RecordStep([&] {
       std::optional<OffloadScope> scope;
       if (offload) scope.emplace(world_.session());
-      y = Chain(6);
-    }
-    y.backward();
-    y.reset();
-    return Finish();
+      return Chain(6);
+    });
   };
   run(false);  // the gradients are there from now on
   const StepTrace plain = run(false);
@@ -815,14 +693,8 @@ TEST_F(StepRecorderTest, BesideASessionTheRecordIsThatOfTheStepWithoutOne) {
 }
 
 TEST_F(StepRecorderTest, InsideASessionsScopeItIsTheSame) {
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    const RecordScope record(recorder_);
-    y = Chain(6);
-  }
-  y.backward();
-  EXPECT_THAT(Finish().accesses, ElementsAre(0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0));
+  const StepTrace step = RecordStep([&] { return Chain(6); }, world_.session());
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 2, 3, 4, 5, 5, 4, 3, 2, 1, 0));
   const OffloadStats stats = world_.QuietStats();
   EXPECT_EQ(stats.offloaded, 6u);
   EXPECT_GT(stats.evicted_bytes, 0u);
@@ -832,23 +704,17 @@ TEST_F(StepRecorderTest, InsideASessionsScopeItIsTheSame) {
 TEST_F(StepRecorderTest, NestedScopesAreRecordedAsOne) {
   const auto save = [this] {
     const OffloadScope outer(world_.session());
-    at::Tensor y = Probe(carrier_, {activation()}, UseSaved);
+    at::Tensor y = Chain(1);
     {
       const OffloadScope inner(world_.session());
-      y = Probe(y, {activation()}, UseSaved);
+      y = Chain(1, y);
       const NoOffloadScope none;
-      y = Probe(y, {activation()}, UseSaved);
+      y = Chain(1, y);
     }
-    return Probe(y, {activation()}, UseSaved);
+    return Chain(1, y);
   };
-  at::Tensor y;
-  {
-    const RecordScope outer(recorder_);
-    const RecordScope inner(recorder_);
-    y = save();
-  }
-  y.backward();
-  EXPECT_THAT(Finish().accesses, ElementsAre(0, 1, 2, 3, 3, 2, 1, 0));
+  const StepTrace step = RecordStep([&] { return RecordForward(save); });
+  EXPECT_THAT(step.accesses, ElementsAre(0, 1, 2, 3, 3, 2, 1, 0));
   const OffloadStats recorded = world_.QuietStats();
   EXPECT_EQ(recorded.packed, 3u);
   EXPECT_EQ(recorded.offloaded, 3u);
@@ -866,58 +732,26 @@ TEST_F(StepRecorderTest, NestedScopesAreRecordedAsOne) {
 TEST_F(StepRecorderTest, ResultsHaveTheSameBitsWithARecorder) {
   const TestNet net(world_.device(), at::kFloat);
   const Gradients expected = TrainStep(net, nullptr);
-  {
-    const RecordScope record(recorder_);
-    ExpectSameGradients(expected, TrainStep(net, nullptr));
+  const std::shared_ptr<OffloadSession> evicting = world_.NewSession(SmallWindows(1));
+  for (const auto& session : {std::shared_ptr<OffloadSession>(), evicting}) {
+    RecordForward([&] { ExpectSameGradients(expected, TrainStep(net, session)); });
+    EXPECT_GT(Finish().objects.size(), 10u);
   }
-  EXPECT_GT(Finish().objects.size(), 10u);
-  const std::shared_ptr<OffloadSession> session = world_.NewSession(SmallWindows(1));
-  {
-    const RecordScope record(recorder_);
-    ExpectSameGradients(expected, TrainStep(net, session));
-  }
-  EXPECT_GT(Finish().objects.size(), 10u);
-  const OffloadStats stats = session->GetStats();
+  const OffloadStats stats = evicting->GetStats();
   EXPECT_GT(stats.offloaded, 10u);
   EXPECT_GT(stats.evicted_bytes, 0u);
   EXPECT_GT(stats.fetched_bytes, 0u);
 }
 
 TEST_F(StepRecorderWithSlowCopies, WaitsForCopiesAreNoCompute) {
-  const at::Tensor x = activation();
-  const double before_ms = world_.machine().now_ms();
-  at::Tensor y = carrier_;
-  {
-    const RecordScope record(recorder_);
-    const OffloadScope scope(world_.session());
-    for (int i = 0; i < 6; ++i) y = Probe(y, {at::mul(x, 2)}, UseSaved);
-  }
-  y.backward();
-  y.reset();
-  ASSERT_THAT(world_.Synchronize(), IsOk());  // CUDA's waits do not move virtual time
-  const StepTrace step = Finish();
-  EXPECT_GT(world_.machine().now_ms() - before_ms, 100);
-  EXPECT_LT(step.compute_us(), 10e3);
+  RecordSlowStep(world_.session(), /*least_ms=*/100);
   EXPECT_GT(world_.QuietStats().evicted_bytes, 0u);
 }
 
 TEST_F(StepRecorderWithSlowCopies, WaitsAtTheEndOfABackwardAreNoCompute) {
   // Nothing is evicted: backward finds all tensors resident and frees them after the D2H copies.
   const std::shared_ptr<OffloadSession> session = world_.NewSession(SmallWindows(kMiB));
-  const at::Tensor x = activation();
-  const double before_ms = world_.machine().now_ms();
-  at::Tensor y = carrier_;
-  {
-    const RecordScope record(recorder_);
-    const OffloadScope scope(session);
-    for (int i = 0; i < 6; ++i) y = Probe(y, {at::mul(x, 2)}, UseSaved);
-  }
-  y.backward();
-  y.reset();
-  ASSERT_THAT(world_.Synchronize(), IsOk());  // CUDA's waits do not move virtual time
-  const StepTrace step = Finish();
-  EXPECT_GT(world_.machine().now_ms() - before_ms, 15) << "the tensors share copies";
-  EXPECT_LT(step.compute_us(), 10e3);
+  const StepTrace step = RecordSlowStep(session, /*least_ms=*/15);  // the tensors share copies
   EXPECT_THAT(Frees(step), ElementsAre(true, true, true, true, true, true));
   EXPECT_EQ(session->GetStats().offloaded, 6u);
   EXPECT_EQ(session->GetStats().evicted_bytes, 0u);
@@ -929,19 +763,13 @@ TEST_F(StepRecorderTest, NothingWaitsForTheDeviceBeforeTheEnd) {
            world_.machine().calls(DeviceCall::kWaitEvent) +
            world_.machine().calls(DeviceCall::kQueryEvent);
   };
-  const auto run = [this] {
-    at::Tensor y = Chain(6);
-    y.backward();
-  };
+  const auto run = [this] { Chain(6).backward(); };
   run();  // starts autograd's workers
   uint64_t before = waits();
   run();
   const uint64_t plain = waits() - before;
   before = waits();
-  {
-    const RecordScope record(recorder_);
-    run();
-  }
+  RecordForward(run);
   EXPECT_EQ(waits() - before, plain);
   EXPECT_THAT(Finish().accesses, SizeIs(12));
   EXPECT_GT(waits() - before, plain);
@@ -953,12 +781,11 @@ TEST_F(StepRecorderOnTwoDevices, EachDeviceHasItsOwnRecord) {
   const at::Tensor other_carrier =
       at::ones({1}, at::TensorOptions(world_.device(1))).requires_grad_(true);
   at::Tensor y, z;
-  {
-    const RecordScope record(recorder_);
+  RecordForward([&] {
     const OffloadScope scope(world_.session());
     y = Chain(3);
     z = Probe(other_carrier, {Activation(other_carrier, {kTensorBytes})}, UseSaved);
-  }
+  });
   y.backward();
   z.backward();
   absl::StatusOr<std::map<int, StepTrace>> steps = recorder_->Finish();
@@ -975,11 +802,7 @@ TEST_F(StepRecorderOnTwoDevices, EachDeviceHasItsOwnRecord) {
 }
 
 TEST_F(StepRecorderTest, AGraphThatIsKeptIsReadAgain) {
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
-    y = Chain(2);
-  }
+  at::Tensor y = RecordForward([&] { return Chain(2); });
   y.backward({}, /*retain_graph=*/true);
   y.backward({}, /*retain_graph=*/true);
   const StepTrace step = Finish();
@@ -989,11 +812,8 @@ TEST_F(StepRecorderTest, AGraphThatIsKeptIsReadAgain) {
 }
 
 TEST_F(StepRecorderTest, ReadsOfABackwardThatMakesAGraphAreMarked) {
-  at::Tensor x = Activation(carrier_, {kTensorBytes / 4}).requires_grad_(true), y;
-  {
-    const RecordScope record(recorder_);
-    y = x.sin().sin().sum();
-  }
+  at::Tensor x = Activation(carrier_, {kTensorBytes / 4}).requires_grad_(true);
+  at::Tensor y = RecordForward([&] { return x.sin().sin().sum(); });
   torch::autograd::grad({y}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true);
   y.backward();
   const StepTrace step = Finish();
@@ -1002,43 +822,35 @@ TEST_F(StepRecorderTest, ReadsOfABackwardThatMakesAGraphAreMarked) {
 }
 
 TEST_F(StepRecorderTest, AReadOutsideOfABackwardIsNoneOfABackwardThatMakesAGraph) {
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
-    y = OwnFormula::apply(activation().requires_grad_(true).sin());
-  }
+  at::Tensor y =
+      RecordForward([&] { return OwnFormula::apply(activation().requires_grad_(true).sin()); });
   const auto node = std::dynamic_pointer_cast<torch::autograd::CppNode<OwnFormula>>(y.grad_fn());
   ASSERT_NE(node, nullptr);
   node->ctx_.get_saved_variables();
   y.sum().backward();
   const StepTrace step = Finish();
   EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 1, 0));
-  EXPECT_THAT(step.graph_reads, ::testing::IsEmpty());
+  EXPECT_THAT(step.graph_reads, IsEmpty());
 }
 
 TEST_F(StepRecorderTest, WhatUserCodeReadsComesAlone) {
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
-    y = OwnFormula::apply(activation().requires_grad_(true).sin());
-  }
-  y.sum().backward();
-  const StepTrace step = Finish();
+  const StepTrace step =
+      RecordStep([&] { return OwnFormula::apply(activation().requires_grad_(true).sin()).sum(); });
   ASSERT_THAT(step.objects, SizeIs(2));
   EXPECT_FALSE(step.objects[0].comes_alone) << "LibTorch's own formula reads it";
   EXPECT_TRUE(step.objects[1].comes_alone);
 }
 
 TEST_F(StepRecorderTest, AStepThatNeverEndsIsAbandoned) {
-  at::Tensor y = carrier_;
-  {
-    const RecordScope record(recorder_);
+  at::Tensor y = RecordForward([&] {
     const auto read = [](const at::Tensor& grad, const UnpackSaved& unpack) {
       unpack();
       return grad;
     };
-    for (int i = 0; i < 1000; ++i) y = Probe(y, {activation(1024)}, read);
-  }
+    at::Tensor made = carrier_;
+    for (int i = 0; i < 1000; ++i) made = Probe(made, {activation(1024)}, read);
+    return made;
+  });
   for (size_t entries = 0; entries < DeviceRecording::kMaxEntries; entries += 1000) {
     y.backward({}, /*retain_graph=*/true);
   }
@@ -1047,16 +859,9 @@ TEST_F(StepRecorderTest, AStepThatNeverEndsIsAbandoned) {
 }
 
 TEST_F(StepRecorderTest, WhatComesAfterTheEndOfAStepIsNotPartOfTheNext) {
-  at::Tensor y, z;
-  {
-    const RecordScope record(recorder_);
-    y = Chain(2);
-  }
+  at::Tensor y = RecordForward([&] { return Chain(2); });
   EXPECT_THAT(Finish().accesses, ElementsAre(0, 1));
-  {
-    const RecordScope record(recorder_);
-    z = Chain(1);
-  }
+  at::Tensor z = RecordForward([&] { return Chain(1); });
   const uint64_t events = world_.machine().calls(DeviceCall::kRecordEvent);
   y.backward();
   EXPECT_EQ(world_.machine().calls(DeviceCall::kRecordEvent), events);
@@ -1067,23 +872,20 @@ TEST_F(StepRecorderTest, WhatComesAfterTheEndOfAStepIsNotPartOfTheNext) {
 }
 
 TEST_F(StepRecorderTest, AGraphMayOutliveItsRecorder) {
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
+  at::Tensor y = RecordForward([&] {
     const OffloadScope scope(world_.session());
-    y = Chain(3);
-  }
+    return Chain(3);
+  });
   recorder_.reset();
   y.backward();
   EXPECT_EQ(world_.QuietStats().unpacked, 3u);
 }
 
 TEST_F(StepRecorderTest, AGraphThatIsDroppedWasSavedAlone) {
-  {
-    const RecordScope record(recorder_);
+  RecordForward([&] {
     const OffloadScope scope(world_.session());
     Chain(4);
-  }
+  });
   const StepTrace step = Finish();
   EXPECT_THAT(step.accesses, ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(Frees(step), ElementsAre(true, true, true, true));
@@ -1091,12 +893,11 @@ TEST_F(StepRecorderTest, AGraphThatIsDroppedWasSavedAlone) {
 }
 
 TEST_F(StepRecorderTest, WhatABackwardSavesIsNotRecorded) {
-  {
-    const RecordScope record(recorder_);
+  RecordForward([&] {
     const at::Tensor x = activation();
     const at::Tensor y = at::mul(at::mul(x, x), x).sum();
     torch::autograd::grad({y}, {carrier_}, {}, /*retain_graph=*/true, /*create_graph=*/true);
-  }
+  });
   const StepTrace step = Finish();
   // Of x and its square, which are saved and read; the graph of the gradient saves x again, and the
   // gradients.
@@ -1126,82 +927,67 @@ class RefusesTheSecond : public SavedTensorPacker {
 };
 
 TEST_F(StepRecorderTest, WhatCouldNotBePackedIsNotRecorded) {
-  {
-    const RecordScope record(recorder_);
+  RecordForward([&] {
     const SavedTensorScope scope(std::make_shared<RefusesTheSecond>());
-    at::Tensor y = Probe(carrier_, {activation()}, UseSaved);
-    EXPECT_THROW(Probe(y, {activation()}, UseSaved), std::runtime_error);
-    y = Probe(y, {activation(2 * kTensorBytes)}, UseSaved);
-    y.backward();
-  }
+    const at::Tensor y = Chain(1);
+    EXPECT_THROW(Chain(1, y), std::runtime_error);
+    Probe(y, {activation(2 * kTensorBytes)}, UseSaved).backward();
+  });
   const StepTrace step = Finish();
   EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 0));
   EXPECT_THAT(Sizes(step), ElementsAre(kTensorBytes, 2 * kTensorBytes));
 }
 
 TEST_F(StepRecorderTest, AForwardThatFailsLeavesTheNextStepAlone) {
-  try {
-    const RecordScope record(recorder_);
-    const OffloadScope scope(world_.session());
-    const at::Tensor y = Chain(2);
-    throw std::runtime_error("in forward");
-  } catch (const std::runtime_error&) {
-  }
+  EXPECT_THROW(RecordForward([&] {
+                 const OffloadScope scope(world_.session());
+                 const at::Tensor y = Chain(2);
+                 throw std::runtime_error("in forward");
+               }),
+               std::runtime_error);
   EXPECT_THAT(Finish().accesses, ElementsAre(0, 1));
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
-    y = Chain(1);
-  }
-  y.backward();
-  EXPECT_THAT(Finish().accesses, ElementsAre(0, 0));
+  EXPECT_THAT(RecordStep([&] { return Chain(1); }).accesses, ElementsAre(0, 0));
 }
 
-TEST_F(StepRecorderTest, NothingIsRecordedWhileAGraphIsCaptured) {
-  const StreamHandle stream = NativeStream(CurrentStream(world_.device()));
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
-    y = Probe(carrier_, {activation()}, UseSaved);
-    ASSERT_THAT(world_.machine().SetCapturing(stream, true), IsOk());
-    y = Probe(y, {activation()}, UseSaved);
-    ASSERT_THAT(world_.machine().SetCapturing(stream, false), IsOk());
+class StepRecorderDuringCapture : public StepRecorderTest {
+ protected:
+  void SetCapturing(bool is_capturing) {
+    EXPECT_THAT(world_.machine().SetCapturing(stream_, is_capturing), IsOk());
   }
-  y.backward();
-  EXPECT_THAT(Finish().accesses, ElementsAre(0, 0));
+
+ private:
+  const StreamHandle stream_ = NativeStream(CurrentStream(world_.device()));
+};
+
+TEST_F(StepRecorderDuringCapture, NothingIsRecordedWhileAGraphIsCaptured) {
+  const StepTrace step = RecordStep([&] {
+    const at::Tensor y = Chain(1);
+    SetCapturing(true);
+    const at::Tensor captured = Chain(1, y);
+    SetCapturing(false);
+    return captured;
+  });
+  EXPECT_THAT(step.accesses, ElementsAre(0, 0));
 }
 
-TEST_F(StepRecorderTest, AScopeMayBeOpenedInACaptureAndAStepIsFinishedAfterIt) {
-  const StreamHandle stream = NativeStream(CurrentStream(world_.device()));
-  ASSERT_THAT(world_.machine().SetCapturing(stream, true), IsOk());
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
-    ASSERT_THAT(world_.machine().SetCapturing(stream, false), IsOk());
-    y = Probe(carrier_, {activation()}, UseSaved);
-  }
+TEST_F(StepRecorderDuringCapture, AScopeMayBeOpenedInACaptureAndAStepIsFinishedAfterIt) {
+  SetCapturing(true);
+  at::Tensor y = RecordForward([&] {
+    SetCapturing(false);
+    return Chain(1);
+  });
   y.backward();
-  ASSERT_THAT(world_.machine().SetCapturing(stream, true), IsOk());
+  SetCapturing(true);
   EXPECT_THAT(recorder_->Finish(), StatusIs(absl::StatusCode::kFailedPrecondition));
-  ASSERT_THAT(world_.machine().SetCapturing(stream, false), IsOk());
+  SetCapturing(false);
   EXPECT_THAT(Finish().accesses, ElementsAre(0, 0)) << "nothing is lost";
 }
 
 TEST_F(StepRecorderTest, ADeviceThatCannotTimeGivesTheHostsTime) {
-  auto device = std::make_shared<ForwardingDevice>(world_.machine().device(0));
-  device->FailCalls([](const std::string& call, uint64_t) {
+  RecordOnForwardingDevice()->FailCalls([](const std::string& call, uint64_t) {
     return call == "CreateTimedEvent" ? absl::UnimplementedError("has no clock") : absl::OkStatus();
   });
-  DeviceBackend backend = world_.backend();
-  backend.device = [device](int) { return absl::StatusOr<std::shared_ptr<Device>>(device); };
-  recorder_ = StepRecorder::Create(backend).value();
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
-    y = Chain(2);
-  }
-  y.backward();
-  const StepTrace step = Finish();
+  const StepTrace step = RecordStep([&] { return Chain(2); });
   EXPECT_TRUE(step.timed_by_host);
   EXPECT_THAT(step.accesses, ElementsAre(0, 1, 1, 0));
   EXPECT_GT(step.compute_us(), 0);
@@ -1209,52 +995,31 @@ TEST_F(StepRecorderTest, ADeviceThatCannotTimeGivesTheHostsTime) {
 
 TEST_F(StepRecorderTest, ADeviceIsAskedForOnceHoweverManyStepsAreRecorded) {
   int asked = 0;
-  DeviceBackend backend = world_.backend();
-  backend.device = [&asked, device_of = backend.device](int index) {
+  RecordOn([&asked, device_of = world_.backend().device](int index) {
     ++asked;
     return device_of(index);
-  };
-  recorder_ = StepRecorder::Create(backend).value();
+  });
   for (int i = 0; i < 2; ++i) {
-    at::Tensor y;
-    {
-      const RecordScope record(recorder_);
-      y = Chain(1);
-    }
-    y.backward();
-    EXPECT_THAT(Finish().accesses, ElementsAre(0, 0));
+    EXPECT_THAT(RecordStep([&] { return Chain(1); }).accesses, ElementsAre(0, 0));
   }
   EXPECT_EQ(asked, 1);
 }
 
 TEST_F(StepRecorderTest, ADeviceThatCannotBeReachedIsLeftOut) {
-  DeviceBackend backend = world_.backend();
-  backend.device = [](int) {
-    return absl::StatusOr<std::shared_ptr<Device>>(absl::NotFoundError("no such device"));
-  };
-  recorder_ = StepRecorder::Create(backend).value();
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
-    y = Chain(2);
-  }
-  y.backward();
+  RecordOn([](int) { return absl::NotFoundError("no such device"); });
+  RecordForward([&] { return Chain(2); }).backward();
   EXPECT_THAT(recorder_->Finish(), IsOkAndHolds(IsEmpty()));
 }
 
 TEST_F(StepRecorderTest, ABrokenDevicesErrorIsToldInTheEnd) {
-  auto device = std::make_shared<ForwardingDevice>(world_.machine().device(0));
-  DeviceBackend backend = world_.backend();
-  backend.device = [device](int) { return absl::StatusOr<std::shared_ptr<Device>>(device); };
-  recorder_ = StepRecorder::Create(backend).value();
-  at::Tensor y;
-  {
-    const RecordScope record(recorder_);
-    y = Chain(2);
+  const auto device = RecordOnForwardingDevice();
+  at::Tensor y = RecordForward([&] {
+    at::Tensor made = Chain(2);
     device->FailCalls([](const std::string&, uint64_t) {
       return absl::InternalError("the device has fallen off the bus");
     });
-  }
+    return made;
+  });
   y.backward();
   EXPECT_THAT(recorder_->Finish(), StatusIs(absl::StatusCode::kInternal, HasSubstr("fallen off")));
 }

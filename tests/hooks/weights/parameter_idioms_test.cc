@@ -148,6 +148,12 @@ std::vector<Idiom> WaysToZero() {
   };
 }
 
+Program Backwards(const std::vector<double>& seeds) {
+  return [seeds](Model& m) {
+    for (const double seed : seeds) m.Backward(seed);
+  };
+}
+
 TEST_F(ParameterIdiomsTest, GradientsThatAreZeroedAreZeroOnTheHost) {
   for (const Idiom& zero : WaysToZero()) {
     SCOPED_TRACE(zero.name);
@@ -273,10 +279,7 @@ TEST_F(ParameterIdiomsTest, AParametersGradientReadsAsThatOfAResidentOne) {
 TEST_F(ParameterIdiomsTest, AHostCopysGradientReadsWholeThoughSomeOfItIsOnItsWay) {
   Model model;
   Attach(model);
-  const Tensors expected = Resident([](Model& m) {
-    m.Backward(0);
-    m.Backward(1);
-  });
+  const Tensors expected = Resident(Backwards({0, 1}));
   model.Backward(0);
   model.Wait();
   model.Backward(1);
@@ -289,11 +292,7 @@ TEST_F(ParameterIdiomsTest, AHostCopysGradientReadsWholeThoughSomeOfItIsOnItsWay
 
 // Nothing but Put and WaitForGradients adds what has arrived, so that what is seen is exact.
 TEST_F(ParameterIdiomsTest, WhatWasTakenFromAHostCopysGradientIsOldUntilSomebodyWaits) {
-  const Tensors first = Resident([](Model& m) { m.Backward(0); });
-  const Tensors sum = Resident([](Model& m) {
-    m.Backward(0);
-    m.Backward(1);
-  });
+  const Tensors first = Resident(Backwards({0})), sum = Resident(Backwards({0, 1}));
   for (const bool stay : {false, true}) {
     SCOPED_TRACE(stay);
     Model model;
@@ -401,15 +400,14 @@ TEST_F(ParameterIdiomsTest, GradientsHaveTheTypeThatTheParameterAsksFor) {
       }
     };
     const auto narrow = [](Model& m) { m.net->to(at::kBFloat16); };
-    ExpectAsResident(
-        [&](Model& m) {
-          backward(m);
-          backward(m);
-        },
-        [&](Model& m) {
-          narrow(m);
-          ask(m);
-        });
+    const auto twice = [&](Model& m) {
+      backward(m);
+      backward(m);
+    };
+    ExpectAsResident(twice, [&](Model& m) {
+      narrow(m);
+      ask(m);
+    });
     ExpectAsResident(
         [&](Model& m) {
           backward(m);
@@ -485,23 +483,28 @@ TEST_F(ParameterIdiomsTest, AGradientWithAGraphThatOnlyTheHostForgetsIsNamed) {
               AllOf(HasSubstr("blocks."), HasSubstr("create_graph"), HasSubstr("ZeroGrad")));
 }
 
-class CountCalls final : public torch::autograd::PostAccumulateGradHook {
+using Hook = std::function<void(const Tensor& parameter)>;
+
+class CallsHook final : public torch::autograd::PostAccumulateGradHook {
  public:
-  CountCalls(int& calls, std::function<void(const Tensor&)> then)
-      : calls_(calls), then_(std::move(then)) {}
-  void operator()(const Tensor& parameter) override {
-    ++calls_;
-    then_(parameter);
-  }
+  explicit CallsHook(Hook hook) : hook_(std::move(hook)) {}
+  void operator()(const Tensor& parameter) override { hook_(parameter); }
 
  private:
-  int& calls_;
-  const std::function<void(const Tensor&)> then_;
+  const Hook hook_;
 };
+
+// Sets the hook of all parameters after accumulation, or removes it.
+void SetHooks(Model& m, const Hook& hook) {
+  for (const Tensor& p : m.parameters()) {
+    torch::autograd::impl::set_post_acc_grad_hooks(
+        p, hook ? std::make_unique<CallsHook>(hook) : nullptr);
+  }
+}
 
 // LibTorch has room for one hook after accumulation.
 TEST_F(ParameterIdiomsTest, AHookAfterAccumulationRunsAndGradientsArriveAllTheSame) {
-  const std::vector<std::pair<std::string, std::function<void(const Tensor&)>>> hooks = {
+  const std::vector<std::pair<std::string, Hook>> hooks = {
       {"looks", [](const Tensor& p) { EXPECT_TRUE(p.grad().defined()); }},
       {"keeps and changes",
        [](const Tensor& p) {
@@ -513,10 +516,10 @@ TEST_F(ParameterIdiomsTest, AHookAfterAccumulationRunsAndGradientsArriveAllTheSa
     SCOPED_TRACE(name);
     int calls = 0;
     const auto set = [&, &then = then](Model& m) {
-      for (const Tensor& p : m.parameters()) {
-        torch::autograd::impl::set_post_acc_grad_hooks(p,
-                                                       std::make_unique<CountCalls>(calls, then));
-      }
+      SetHooks(m, [&](const Tensor& p) {
+        ++calls;
+        then(p);
+      });
     };
     const auto thrice = [&](Model& m) {
       for (const double seed : {0, 1, 2}) {
@@ -537,22 +540,16 @@ TEST_F(ParameterIdiomsTest, AHookAfterAccumulationRunsAndGradientsArriveAllTheSa
 
 TEST_F(ParameterIdiomsTest, WhatAHookHasKeptOfAParameterIsItsGradient) {
   ExpectAsResident([](Model& m) {
-    int calls = 0;
     Tensors kept;
-    for (const Tensor& p : m.parameters()) {
-      torch::autograd::impl::set_post_acc_grad_hooks(
-          p, std::make_unique<CountCalls>(calls, [&](const Tensor& q) {
-            if (kept.size() < 6) kept.push_back(q.grad());
-          }));
-    }
+    SetHooks(m, [&](const Tensor& p) {
+      if (kept.size() < 6) kept.push_back(p.grad());
+    });
     m.Wait();
     for (const double seed : {0, 1}) {
       m.Backward(seed);
       for (Tensor& grad : kept) grad.mul_(2);
     }
-    for (const Tensor& p : m.parameters()) {
-      torch::autograd::impl::set_post_acc_grad_hooks(p, nullptr);
-    }
+    SetHooks(m, nullptr);
   });
 }
 
@@ -560,10 +557,7 @@ TEST_F(ParameterIdiomsTest, GradientsOfLateHooksLeaveTheDeviceFromTheNextStepOn)
   Model model;
   Attach(model);
   int calls = 0;
-  for (const Tensor& p : model.parameters()) {
-    torch::autograd::impl::set_post_acc_grad_hooks(
-        p, std::make_unique<CountCalls>(calls, [](const Tensor&) {}));
-  }
+  SetHooks(model, [&](const Tensor&) { ++calls; });
   model.Backward(0);
   model.Wait();
   model.net->zero_grad();
@@ -575,9 +569,7 @@ TEST_F(ParameterIdiomsTest, GradientsOfLateHooksLeaveTheDeviceFromTheNextStepOn)
 
 TEST_F(ParameterIdiomsTest, HooksThatAreTakenAwayTakeNoGradientsAway) {
   ExpectAsResident([](Model& m) {
-    for (const Tensor& p : m.parameters()) {
-      torch::autograd::impl::set_post_acc_grad_hooks(p, nullptr);
-    }
+    SetHooks(m, nullptr);
     m.Backward(0);
     m.net->zero_grad();
     m.Backward(1);

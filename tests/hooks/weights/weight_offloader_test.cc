@@ -79,10 +79,19 @@ class WeightOffloaderTest : public ::testing::Test {
     return {.tier = SmallTier(), .window_bytes = window_bytes};
   }
   std::unique_ptr<WeightOffloader> Attach(torch::nn::Module& module, uint64_t window_bytes = 0) {
-    auto weights =
-        WeightOffloader::Attach(module, world_.device(), world_.backend(), Options(window_bytes));
+    return AttachWith(module, Options(window_bytes));
+  }
+  std::unique_ptr<WeightOffloader> AttachWith(torch::nn::Module& module,
+                                              const WeightOptions& options) {
+    auto weights = WeightOffloader::Attach(module, world_.device(), world_.backend(), options);
     EXPECT_TRUE(weights.ok()) << weights.status();
     return *std::move(weights);
+  }
+  // The same with gradients that stay on the device.
+  std::unique_ptr<WeightOffloader> AttachWithGradientsOnDevice(torch::nn::Module& module) {
+    WeightOptions options = Options();
+    options.gradients_stay = true;
+    return AttachWith(module, options);
   }
   std::string AttachError(torch::nn::Module& module, const WeightOptions& options) {
     return WeightOffloader::Attach(module, world_.device(), world_.backend(), options)
@@ -90,6 +99,36 @@ class WeightOffloaderTest : public ::testing::Test {
         .ToString();
   }
   Tensor X(double seed = 0) { return Input(seed).to(world_.device()); }
+
+  // Expects that `net` returns what `plain` returns on the CPU.
+  void ExpectOutputOf(Net plain, Net& net) {
+    const at::NoGradGuard no_grad;
+    EXPECT_TRUE(AsOnCpu(net->forward(X()).cpu(), plain->forward(Input())));
+  }
+  // Expects the gradients of `plain`, which has run on the CPU.
+  static void ExpectGradientsOf(const torch::nn::Module& plain, WeightOffloader& weights) {
+    weights.WaitForGradients();
+    ASSERT_EQ(weights.host_parameters().size(), plain.parameters().size());
+    for (size_t i = 0; i < plain.parameters().size(); ++i) {
+      EXPECT_TRUE(AsOnCpu(weights.host_parameters()[i].grad(), plain.parameters()[i].grad())) << i;
+    }
+  }
+  static void ExpectSameBytes(const Tensors& expected, const Tensors& actual) {
+    ASSERT_EQ(expected.size(), actual.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(SameBytes(expected[i], actual[i])) << i;
+    }
+  }
+  static Tensors CopiesOf(const Tensors& tensors) {
+    Tensors copies;
+    for (const Tensor& tensor : tensors) copies.push_back(tensor.detach().clone());
+    return copies;
+  }
+  static Tensors GradientsOf(const Tensors& parameters) {
+    Tensors gradients;
+    for (const Tensor& parameter : parameters) gradients.push_back(parameter.grad().cpu());
+    return gradients;
+  }
 
   // Losses and parameters of steps on the device, whose optimizer works on the host all the same:
   // the weights are copied both ways by hand.
@@ -127,10 +166,12 @@ class WeightOffloaderTest : public ::testing::Test {
       const at::NoGradGuard no_grad;
       for (size_t i = 0; i < masters.size(); ++i) net->parameters()[i].copy_(masters[i]);
     }
-    for (const Tensor& master : masters) trained.parameters.push_back(master.detach().clone());
+    trained.parameters = CopiesOf(masters);
     return trained;
   }
-  Trained TrainVisiting(int layers, int steps, const std::function<Tensor(Net&, Tensor)>& forward,
+  static Tensor Forward(Net& net, Tensor x) { return net->forward(std::move(x)); }
+  Trained TrainVisiting(int layers, int steps,
+                        const std::function<Tensor(Net&, Tensor)>& forward = Forward,
                         int backwards = 1, uint64_t window_bytes = 0) {
     Net net(layers);
     const auto weights = Attach(*net, window_bytes);
@@ -146,20 +187,16 @@ class WeightOffloaderTest : public ::testing::Test {
       optimizer.zero_grad();
     }
     stats_ = weights->GetStats();
-    for (const Tensor& master : weights->host_parameters()) {
-      trained.parameters.push_back(master.detach().clone());
-    }
+    trained.parameters = CopiesOf(weights->host_parameters());
     return trained;
   }
   static void ExpectSame(const Trained& expected, const Trained& actual) {
-    ASSERT_EQ(expected.losses.size(), actual.losses.size());
-    for (size_t i = 0; i < expected.losses.size(); ++i) {
-      EXPECT_TRUE(SameBytes(expected.losses[i], actual.losses[i])) << "loss " << i;
+    {
+      SCOPED_TRACE("losses");
+      ExpectSameBytes(expected.losses, actual.losses);
     }
-    ASSERT_EQ(expected.parameters.size(), actual.parameters.size());
-    for (size_t i = 0; i < expected.parameters.size(); ++i) {
-      EXPECT_TRUE(SameBytes(expected.parameters[i], actual.parameters[i])) << "parameter " << i;
-    }
+    SCOPED_TRACE("parameters");
+    ExpectSameBytes(expected.parameters, actual.parameters);
   }
 
   EmuWorld world_;
@@ -168,7 +205,7 @@ class WeightOffloaderTest : public ::testing::Test {
 
 TEST_F(WeightOffloaderTest, TrainingIsTheSameBitForBitAndEachUnitComesAheadOfItsUse) {
   const Trained expected = TrainByHand(6, 5);
-  const Trained actual = TrainVisiting(6, 5, [](Net& net, Tensor x) { return net->forward(x); });
+  const Trained actual = TrainVisiting(6, 5);
   ExpectSame(expected, actual);
   // Six of forward and three of backward: the turn finds two there, and the input needs no
   // gradient.
@@ -189,17 +226,13 @@ TEST_F(WeightOffloaderTest, ADeviceWithoutANumberIsTheCurrentOne) {
 TEST_F(WeightOffloaderTest, AnyWindowGivesTheSameResults) {
   const Trained expected = TrainByHand(5, 3);
   for (const uint64_t window_bytes : {kUnitBytes, 3 * kUnitBytes, 100 * kUnitBytes}) {
-    ExpectSame(expected,
-               TrainVisiting(
-                   5, 3, [](Net& net, Tensor x) { return net->forward(x); }, 1, window_bytes));
+    ExpectSame(expected, TrainVisiting(5, 3, Forward, /*backwards=*/1, window_bytes));
   }
   EXPECT_EQ(stats_.fetches, 3u * 5 + 5) << "what fits stays from forward to backward";
 }
 
 TEST_F(WeightOffloaderTest, GradientsOfSeveralBackwardsAddUp) {
-  ExpectSame(TrainByHand(4, 3, /*backwards=*/3),
-             TrainVisiting(
-                 4, 3, [](Net& net, Tensor x) { return net->forward(x); }, 3));
+  ExpectSame(TrainByHand(4, 3, /*backwards=*/3), TrainVisiting(4, 3, Forward, /*backwards=*/3));
 }
 
 TEST_F(WeightOffloaderTest, InsideAnOffloadScopeActivationsLeaveAsWell) {
@@ -287,8 +320,7 @@ TEST_F(WeightOffloaderTest, AModelIsSavedAndLoadedOnTheHost) {
   other->forward(X()).sum().backward();
   other_weights->WithParametersOnHost([&] { torch::load(other, saved); });
   EXPECT_TRUE(SameBytes(other_weights->host_parameters()[0].detach(), plain));
-  const at::NoGradGuard no_grad;
-  EXPECT_TRUE(AsOnCpu(other->forward(X()).cpu(), Net(3)->forward(Input())));
+  ExpectOutputOf(Net(3), other);
 }
 
 TEST_F(WeightOffloaderTest, WhereABlockHasLeftTheModelTheOthersAreOnTheHostAndVisitAgain) {
@@ -360,8 +392,7 @@ TEST_F(WeightOffloaderTest, AnotherShapeIsRefusedOnTheHostAndTheModelIsWhatItWas
         weights->WithParametersOnHost([&] { net->parameters()[0].set_data(at::ones({3, 3})); });
       }),
       HasSubstr("blocks.0.linear.weight was given"));
-  const at::NoGradGuard no_grad;
-  EXPECT_TRUE(AsOnCpu(net->forward(X()).cpu(), Net(2)->forward(Input())));
+  ExpectOutputOf(Net(2), net);
 }
 
 TEST_F(WeightOffloaderTest, WritingToAVisitingParameterThrowsBeforeAnythingIsWritten) {
@@ -467,8 +498,7 @@ TEST_F(WeightOffloaderTest, AttachingTwiceIsRefused) {
   Net net(2);
   const auto weights = Attach(*net);
   EXPECT_THAT(AttachError(*net, Options()), HasSubstr("is streamed already"));
-  const at::NoGradGuard no_grad;
-  EXPECT_TRUE(AsOnCpu(net->forward(X()).cpu(), Net(2)->forward(Input())));
+  ExpectOutputOf(Net(2), net);
 }
 
 TEST_F(WeightOffloaderTest, AForwardWithinAStepThrowsAndTheStepGoesOn) {
@@ -494,9 +524,8 @@ TEST_F(WeightOffloaderTest, AFrozenWeightThatAStepChangesComesAnew) {
   weights->Step([&] { weights->host_parameters()[2].mul_(2); });
   Net plain(2);
   plain->parameters()[2].mul_(2);
-  const Tensor after = net->forward(X()).cpu();
-  EXPECT_FALSE(SameBytes(after, before));
-  EXPECT_TRUE(AsOnCpu(after, plain->forward(Input())));
+  EXPECT_FALSE(SameBytes(net->forward(X()).cpu(), before));
+  ExpectOutputOf(plain, net);
 }
 
 // Trained or frozen, on the device or away: the host's copy is not what the device computes with.
@@ -520,7 +549,7 @@ TEST_F(WeightOffloaderTest, AMasterThatIsChangedOutsideAStepIsNamedByTheNextUseO
       for (const int doubled : {0, 5}) {
         if (doubled <= layer) plain->parameters()[2 * doubled].mul_(2);
       }
-      EXPECT_TRUE(AsOnCpu(net->forward(X()).cpu(), plain->forward(Input())));
+      ExpectOutputOf(plain, net);
     }
   }
 }
@@ -563,7 +592,7 @@ TEST_F(WeightOffloaderTest, WhatWithParametersOnHostChangesIsNoChangeBehindTheDe
   Net plain(3);
   plain->parameters()[0].mul_(2);
   plain->parameters()[2].fill_(1);
-  EXPECT_TRUE(AsOnCpu(net->forward(X()).cpu(), plain->forward(Input())));
+  ExpectOutputOf(plain, net);
 }
 
 TEST_F(WeightOffloaderTest, AGraphFromBeforeAStepRaisesAutogradsError) {
@@ -590,8 +619,7 @@ TEST_F(WeightOffloaderTest, AnErrorInAStepLeavesTheModelUsable) {
   const auto weights = Attach(*net);
   EXPECT_THAT(ErrorOf([&] { weights->Step([] { TORCH_CHECK(false, "no such step"); }); }),
               HasSubstr("no such step"));
-  const at::NoGradGuard no_grad;
-  EXPECT_TRUE(AsOnCpu(net->forward(X()).cpu(), Net(2)->forward(Input())));
+  ExpectOutputOf(Net(2), net);
 }
 
 TEST_F(WeightOffloaderTest, AParameterThatWasGivenOtherMemoryIsNamedByTheNextStep) {
@@ -673,11 +701,8 @@ TEST_F(WeightOffloaderTest, TheWeightsOfAPlainFunctionAreAUnitEach) {
   const auto weights = Attach(*list);
   const uint64_t weight_bytes = kWidth * kWidth * sizeof(float);
   forward(list, X()).sum().backward();
-  weights->WaitForGradients();
+  ExpectGradientsOf(*plain, *weights);
   EXPECT_LE(weights->GetStats().here_bytes, 2 * weight_bytes) << "two of six at most";
-  for (size_t i = 0; i < plain->size(); ++i) {
-    EXPECT_TRUE(AsOnCpu(weights->host_parameters()[i].grad(), plain->parameters()[i].grad())) << i;
-  }
 }
 
 TEST_F(WeightOffloaderTest, SeveralRequestsInOnePassFetchEachLayerOnce) {
@@ -725,10 +750,7 @@ TEST_F(WeightOffloaderTest, GradientsOfGradientsAreRight) {
   Net net(3);
   const auto weights = Attach(*net);
   penalty(net, X());
-  weights->WaitForGradients();
-  for (size_t i = 0; i < plain->parameters().size(); ++i) {
-    EXPECT_TRUE(AsOnCpu(weights->host_parameters()[i].grad(), plain->parameters()[i].grad())) << i;
-  }
+  ExpectGradientsOf(*plain, *weights);
 }
 
 TEST_F(WeightOffloaderTest, AGradientThatIsThereBeforeIsAddedTo) {
@@ -741,8 +763,7 @@ TEST_F(WeightOffloaderTest, AGradientThatIsThereBeforeIsAddedTo) {
   const auto weights = Attach(*net);
   EXPECT_TRUE(SameBytes(net->parameters()[0].grad().cpu(), weights->host_parameters()[0].grad()));
   run(net, X(1));
-  weights->WaitForGradients();
-  EXPECT_TRUE(AsOnCpu(weights->host_parameters()[0].grad(), plain->parameters()[0].grad()));
+  ExpectGradientsOf(*plain, *weights);
 }
 
 TEST_F(WeightOffloaderTest, WithoutRoomInPinnedMemoryGradientsComeAllTheSame) {
@@ -770,9 +791,7 @@ TEST_F(WeightOffloaderTest, WithoutRoomInPinnedMemoryGradientsComeAllTheSame) {
   loss.backward();
   weights->WaitForGradients();
   EXPECT_EQ(weights->GetStats().gradient_bytes, 0u) << "no parcel had room";
-  for (size_t i = 0; i < plain->parameters().size(); ++i) {
-    EXPECT_TRUE(AsOnCpu(weights->host_parameters()[i].grad(), plain->parameters()[i].grad()));
-  }
+  ExpectGradientsOf(*plain, *weights);
 }
 
 TEST_F(WeightOffloaderTest, ClippingOnTheHostIsLibTorchs) {
@@ -788,10 +807,7 @@ TEST_F(WeightOffloaderTest, ClippingOnTheHostIsLibTorchs) {
 
 TEST_F(WeightOffloaderTest, GradientsThatStayAreAddedOnTheDeviceAndLeaveOnceAStep) {
   Net net(4);
-  WeightOptions options = Options();
-  options.gradients_stay = true;
-  const auto weights =
-      WeightOffloader::Attach(*net, world_.device(), world_.backend(), options).value();
+  const auto weights = AttachWithGradientsOnDevice(*net);
   torch::optim::AdamW optimizer(weights->host_parameters(), torch::optim::AdamWOptions(0.01));
   Trained trained;
   for (int step = 0; step < 3; ++step) {
@@ -806,19 +822,14 @@ TEST_F(WeightOffloaderTest, GradientsThatStayAreAddedOnTheDeviceAndLeaveOnceASte
     EXPECT_EQ(weights->GetStats().gradient_bytes, (step + 1) * 4 * kUnitBytes);
     optimizer.zero_grad();
   }
-  for (const Tensor& master : weights->host_parameters()) {
-    trained.parameters.push_back(master.detach().clone());
-  }
+  trained.parameters = CopiesOf(weights->host_parameters());
   // Sums of three are made in the same order on either side.
   ExpectSame(TrainByHand(4, 3, 3), trained);
 }
 
 TEST_F(WeightOffloaderTest, GradientsThatStayAreForgottenClippedAndWaitedFor) {
   Net net(3);
-  WeightOptions options = Options();
-  options.gradients_stay = true;
-  const auto weights =
-      WeightOffloader::Attach(*net, world_.device(), world_.backend(), options).value();
+  const auto weights = AttachWithGradientsOnDevice(*net);
   net->forward(X(1)).pow(2).mean().backward();
   weights->ZeroGrad();
   EXPECT_FALSE(net->parameters()[0].grad().defined());
@@ -827,11 +838,8 @@ TEST_F(WeightOffloaderTest, GradientsThatStayAreForgottenClippedAndWaitedFor) {
   const auto reference = Attach(*other);
   other->forward(X()).pow(2).mean().backward();
   EXPECT_EQ(weights->ClipGradNorm(0.01), reference->ClipGradNorm(0.01));
-  for (size_t i = 0; i < weights->host_parameters().size(); ++i) {
-    EXPECT_TRUE(
-        SameBytes(weights->host_parameters()[i].grad(), reference->host_parameters()[i].grad()))
-        << i;
-  }
+  ExpectSameBytes(GradientsOf(reference->host_parameters()),
+                  GradientsOf(weights->host_parameters()));
 }
 
 TEST_F(WeightOffloaderTest, GradientHooksOfParametersSeeGradientsOnTheDevice) {
@@ -844,22 +852,17 @@ TEST_F(WeightOffloaderTest, GradientHooksOfParametersSeeGradientsOnTheDevice) {
     return grad * 2;
   });
   net->forward(X()).sum().backward();
-  weights->WaitForGradients();
   Net plain(2);
   plain->parameters()[0].register_hook([](const Tensor& grad) { return grad * 2; });
   plain->forward(Input()).sum().backward();
+  ExpectGradientsOf(*plain, *weights);
   EXPECT_EQ(calls, 1);
-  EXPECT_TRUE(AsOnCpu(weights->host_parameters()[0].grad(), plain->parameters()[0].grad()));
 }
 
 TEST_F(WeightOffloaderTest, InferenceKeepsWhatFitsAndStreamsTheRest) {
   Net net(8);
   const auto weights = Attach(*net, 3 * kUnitBytes);
-  const at::NoGradGuard no_grad;
-  const Tensor expected = Net(8)->forward(Input());
-  for (int request = 0; request < 4; ++request) {
-    EXPECT_TRUE(AsOnCpu(net->forward(X()).cpu(), expected));
-  }
+  for (int request = 0; request < 4; ++request) ExpectOutputOf(Net(8), net);
   EXPECT_LE(weights->GetStats().here_bytes, 3 * kUnitBytes);
   EXPECT_LE(weights->GetStats().fetches, 4u * 8 + 2);
 }
@@ -879,11 +882,7 @@ TEST_F(WeightOffloaderTest, UnderAutocastTheCastsAreMadeOfVisitors) {
   const auto weights = Attach(*net);
   run(net, X()).backward();
   weights->WaitForGradients();
-  for (size_t i = 0; i < plain->parameters().size(); ++i) {
-    EXPECT_TRUE(
-        SameBytes(weights->host_parameters()[i].grad(), plain->parameters()[i].grad().cpu()))
-        << i;
-  }
+  ExpectSameBytes(GradientsOf(plain->parameters()), GradientsOf(weights->host_parameters()));
 }
 
 // Replays would read weights that may have left the device.
@@ -908,13 +907,11 @@ TEST_F(WeightOffloaderTest, AForwardThatIsCapturedIsRefused) {
 TEST_F(WeightOffloaderTest, AnotherStreamMayUseWhatOneHasFetched) {
   Net net(4);
   const auto weights = Attach(*net);
-  const at::NoGradGuard no_grad;
-  const Tensor expected = Net(4)->forward(Input());
   const c10::Stream other = world_.NewStream();
   for (int round = 0; round < 3; ++round) {
-    EXPECT_TRUE(AsOnCpu(net->forward(X()).cpu(), expected));
+    ExpectOutputOf(Net(4), net);
     const c10::StreamGuard guard(other);
-    EXPECT_TRUE(AsOnCpu(net->forward(X()).cpu(), expected));
+    ExpectOutputOf(Net(4), net);
   }
   EXPECT_TRUE(world_.Synchronize().ok());
 }
@@ -967,10 +964,11 @@ TEST_F(WeightOffloaderTest, LargeBuffersVisitAndSmallOnesStay) {
   EXPECT_GE(weights->GetStats().fetched_bytes, uint64_t{1} << 20);
 }
 
+constexpr int64_t kFeatures = 1 << 18;  // of statistics that are more than the window holds
+Tensor TwoRowsOfFeatures() { return Input(0, 2 * kFeatures / kWidth).view({2, kFeatures}); }
+
 // Kernels change them, and no schema tells.
 TEST_F(WeightOffloaderTest, RunningStatisticsStayAndAreWhatTrainingMakesOfThem) {
-  constexpr int64_t kFeatures = 1 << 18;
-  // More than the window holds.
   const auto new_net = [&] {
     torch::nn::Sequential net;
     for (int i = 0; i < 3; ++i) net->push_back(torch::nn::BatchNorm1d(kFeatures));
@@ -978,7 +976,7 @@ TEST_F(WeightOffloaderTest, RunningStatisticsStayAndAreWhatTrainingMakesOfThem) 
   };
   torch::nn::Sequential resident = new_net(), net = new_net();
   const auto weights = Attach(*net);
-  const Tensor x = Input(0, 2 * kFeatures / kWidth).view({2, kFeatures});
+  const Tensor x = TwoRowsOfFeatures();
   for (int step = 0; step < 2; ++step) {
     resident->forward(x * step);
     net->forward(x.to(world_.device()) * step);
@@ -1002,20 +1000,18 @@ struct OwnStatisticsImpl : torch::nn::Module {
 TORCH_MODULE(OwnStatistics);
 
 TEST_F(WeightOffloaderTest, StatisticsOfAnotherNameAreReadAndWhoChangesThemIsToldHow) {
-  constexpr int64_t kFeatures = 1 << 18;
   OwnStatistics net(kFeatures);
   const auto weights = Attach(*net);
-  const Tensor x = Input(0, 2 * kFeatures / kWidth).view({2, kFeatures});
-  EXPECT_THAT(ErrorOf([&] { net->forward(x.to(world_.device())); }),
-              AllOf(HasSubstr("mean"), HasSubstr("WithParametersOnHost")));
-  EXPECT_THAT(ErrorOf([&] {
-                at::batch_norm_update_stats(x.to(world_.device()), net->mean, net->variance, 0.1);
-              }),
-              AllOf(HasSubstr("mean"), HasSubstr("WithParametersOnHost")));
+  const Tensor x = TwoRowsOfFeatures(), on_device = x.to(world_.device());
+  const auto names_the_way = AllOf(HasSubstr("mean"), HasSubstr("WithParametersOnHost"));
+  EXPECT_THAT(ErrorOf([&] { net->forward(on_device); }), names_the_way);
+  EXPECT_THAT(
+      ErrorOf([&] { at::batch_norm_update_stats(on_device, net->mean, net->variance, 0.1); }),
+      names_the_way);
   net->eval();
   OwnStatistics resident(kFeatures);
   resident->eval();
-  EXPECT_TRUE(AsOnCpu(net->forward(x.to(world_.device())).cpu(), resident->forward(x)));
+  EXPECT_TRUE(AsOnCpu(net->forward(on_device).cpu(), resident->forward(x)));
   EXPECT_GT(weights->GetStats().fetched_bytes, 0u);
 }
 
@@ -1033,9 +1029,8 @@ TEST_F(WeightOffloaderTest, AThousandStepsLeaveNothingBehind) {
     const auto session = options.memory_target_bytes == 0 ? world_.session()
                                                           : world_.NewSession(WithTarget(kTarget));
     Net net(4);
-    auto weights = WeightOffloader::Attach(*net, world_.device(), world_.backend(), options);
-    ASSERT_TRUE(weights.ok()) << weights.status();
-    torch::optim::SGD optimizer((*weights)->host_parameters(), 0.001);
+    const auto weights = AttachWith(*net, options);
+    torch::optim::SGD optimizer(weights->host_parameters(), 0.001);
     int steps = 0;
     const auto step = [&] {
       Tensor loss;
@@ -1044,7 +1039,7 @@ TEST_F(WeightOffloaderTest, AThousandStepsLeaveNothingBehind) {
         loss = net->forward(X()).pow(2).mean();
       }
       loss.backward();
-      (*weights)->Step([&] { optimizer.step(); });
+      weights->Step([&] { optimizer.step(); });
       ++steps % 2 == 0 ? net->zero_grad() : optimizer.zero_grad();
     };
     constexpr int kSteps = 1000;
@@ -1056,7 +1051,7 @@ TEST_F(WeightOffloaderTest, AThousandStepsLeaveNothingBehind) {
     if (session == world_.session()) {
       EXPECT_GT(session->GetStats().offloaded, uint64_t{kSteps});
     }
-    EXPECT_GT((*weights)->GetStats().fetches, uint64_t{kSteps});
+    EXPECT_GT(weights->GetStats().fetches, uint64_t{kSteps});
     EXPECT_EQ(after.device_bytes, before.device_bytes);
     EXPECT_EQ(after.host_bytes, before.host_bytes);
     EXPECT_EQ(before.handles, 0u);
@@ -1070,8 +1065,7 @@ TEST_F(WeightOffloaderTest, AThousandStepsLeaveNothingBehind) {
 TEST_F(WeightOffloaderTest, TheModelWorksWithoutTheOffloaderThatAttachedIt) {
   Net net(3);
   Attach(*net).reset();
-  const at::NoGradGuard no_grad;
-  EXPECT_TRUE(AsOnCpu(net->forward(X()).cpu(), Net(3)->forward(Input())));
+  ExpectOutputOf(Net(3), net);
 }
 
 }  // namespace

@@ -13,11 +13,11 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
-#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -158,6 +158,13 @@ void ExpectSame(const Tensors& expected, const Tensors& actual) {
 
 using Program = std::function<void(World&)>;
 
+Program Repeat(int times, Part part) {
+  return [times, part](World& world) {
+    for (int n = 0; n < times; ++n) world.Do(part);
+  };
+}
+Program Train(int steps) { return Repeat(steps, Part::kTrain); }
+
 // What the program computes with weights that stay, and the least memory that it takes, all of it
 // that can leaving: with one unit there at a time.
 struct Reference {
@@ -183,19 +190,23 @@ Reference ReferenceOf(const Program& program, bool offloads = false, bool gradie
   return reference;
 }
 
+// Runs the program on a device that has `target_bytes`, and is never asked for a byte more.
+void ExpectWithin(uint64_t target_bytes, World& world, const Program& program,
+                  const Tensors& expected) {
+  world.Limit(target_bytes);
+  program(world);
+  ExpectSame(expected, world.results);
+  EXPECT_EQ(world.refusals(), 0);
+}
+
 TEST(WeightTarget, InferenceKeepsWhatTheTargetLeavesAndNeverHasMore) {
-  const Program ask = [](World& world) {
-    for (int n = 0; n < 6; ++n) world.Do(Part::kAsk);
-  };
+  const Program ask = Repeat(6, Part::kAsk);
   const Reference reference = ReferenceOf(ask);
   for (const int more_units : {0, 1, 2, 4, 7, kLayers + 1}) {
     SCOPED_TRACE(more_units);
     const uint64_t target_bytes = reference.least_bytes + more_units * kUnitBytes;
     World world(Weights(target_bytes));
-    world.Limit(target_bytes);
-    ask(world);
-    ExpectSame(reference.results, world.results);
-    EXPECT_EQ(world.refusals(), 0);
+    ExpectWithin(target_bytes, world, ask, reference.results);
     const uint64_t fetches = world.stats().fetches;
     constexpr int kPasses = kLayers - 1;
     for (int n = 0; n < kPasses; ++n) world.Do(Part::kAsk);
@@ -215,9 +226,7 @@ TEST(WeightTarget, InferenceKeepsWhatTheTargetLeavesAndNeverHasMore) {
 }
 
 TEST(WeightTarget, ActivationsAndWeightsShareOne) {
-  const Program train = [](World& world) {
-    for (int n = 0; n < 5; ++n) world.Do(Part::kTrain);
-  };
+  const Program train = Train(5);
   const Reference reference = ReferenceOf(train, /*offloads=*/true);
   std::vector<uint64_t> kept, moved;
   for (const int percent : {100, 110, 130, 170, 250, 400}) {
@@ -225,10 +234,7 @@ TEST(WeightTarget, ActivationsAndWeightsShareOne) {
     const uint64_t target_bytes = reference.least_bytes * percent / 100;
     World world(Weights(target_bytes), WithTarget(target_bytes));
     world.offloads = true;
-    world.Limit(target_bytes);
-    train(world);
-    ExpectSame(reference.results, world.results);
-    EXPECT_EQ(world.refusals(), 0);
+    ExpectWithin(target_bytes, world, train, reference.results);
     ASSERT_GT(world.offload_stats().offloaded, 0u) << "in the first step all leaves";
     const WeightStats before = world.stats();
     const OffloadStats offload_before = world.offload_stats();
@@ -243,10 +249,8 @@ TEST(WeightTarget, ActivationsAndWeightsShareOne) {
   EXPECT_EQ(moved.back(), static_cast<uint64_t>(kLayers)) << "all weights stay at the turn";
 }
 
-// The same results in targets of so many units more than the least, and the device is never asked
-// for a byte above them. Then `check`.
-void ExpectWithinTargets(const Program& program, bool offloads,
-                         std::initializer_list<int> more_units,
+// The same results in targets of so many units more than the least. Then `check`.
+void ExpectWithinTargets(const Program& program, bool offloads, const std::vector<int>& more_units,
                          const std::function<void(World&)>& check, bool gradients_stay = false) {
   const Reference reference = ReferenceOf(program, offloads, gradients_stay);
   for (const int more : more_units) {
@@ -254,18 +258,13 @@ void ExpectWithinTargets(const Program& program, bool offloads,
     const uint64_t target_bytes = reference.least_bytes + more * kUnitBytes;
     World world(Weights(target_bytes, gradients_stay), WithTarget(target_bytes));
     world.offloads = offloads;
-    world.Limit(target_bytes);
-    program(world);
-    ExpectSame(reference.results, world.results);
-    EXPECT_EQ(world.refusals(), 0);
+    ExpectWithin(target_bytes, world, program, reference.results);
     check(world);
   }
 }
 
 TEST(WeightTarget, TrainingWithoutAScopeUsesWhatActivationsLeave) {
-  const Program train = [](World& world) {
-    for (int n = 0; n < 4; ++n) world.Do(Part::kTrain);
-  };
+  const Program train = Train(4);
   const auto one_more = [](World& world) {
     const WeightStats before = world.stats();
     world.Do(Part::kTrain);
@@ -279,73 +278,66 @@ TEST(WeightTarget, TrainingWithoutAScopeUsesWhatActivationsLeave) {
   });
 }
 
-TEST(WeightTarget, ChangingShapesKeepWithinIt) {
-  const Program train = [](World& world) {
-    for (const int64_t rows : {8, 32, 8, 16, 32, 32, 8, 8, 32, 16, 16, 16, 32}) {
-      world.Do(Part::kTrain, rows);
-    }
-  };
-  for (const bool offloads : {false, true}) {
-    ExpectWithinTargets(train, offloads, {0, 2, 5},
-                        [](World& world) { EXPECT_GT(world.stats().fetched_ahead, 0u); });
-  }
-}
-
-TEST(WeightTarget, TrainingAndAskingInTurnKeepWithinIt) {
-  const Program both = [](World& world) {
-    for (int n = 0; n < 4; ++n) {
-      for (int asked = 0; asked < 3; ++asked) world.Do(Part::kAsk);
-      for (int trained = 0; trained <= n; ++trained) world.Do(Part::kTrain);
-    }
-  };
-  for (const bool offloads : {false, true}) {
-    ExpectWithinTargets(both, offloads, {0, 2, 6},
-                        [](World& world) { EXPECT_GT(world.stats().fetches, 0u); });
-  }
-}
-
 TEST(WeightTarget, CheckpointsInTheSameScopeKeepWithinIt) {
   const Program train = [](World& world) {
     world.checkpoints = true;
-    for (int n = 0; n < 5; ++n) world.Do(Part::kTrain);
+    Train(5)(world);
   };
   ExpectWithinTargets(train, /*offloads=*/true, {0, 2, 5},
                       [](World& world) { EXPECT_GT(world.offload_stats().offloaded, 0u); });
 }
 
-TEST(WeightTarget, GraphsThatAreKeptKeepWithinIt) {
-  const Program train = [](World& world) {
-    world.backwards = 3;
-    for (int n = 0; n < 5; ++n) world.Do(Part::kTrain);
-  };
-  for (const bool offloads : {false, true}) {
-    ExpectWithinTargets(train, offloads, {0, 2, 5},
-                        [](World& world) { EXPECT_GT(world.stats().fetched_ahead, 0u); });
-  }
+struct NamedProgram {
+  const char* name;
+  Program run;
+  std::vector<int> more_units = {0, 2, 5};
+  bool gradients_stay = false;
+};
+
+class WeightTargetOfProgram
+    : public ::testing::TestWithParam<std::tuple<NamedProgram, /*offloads*/ bool>> {};
+
+TEST_P(WeightTargetOfProgram, IsKeptAndWeightsAreFetchedAhead) {
+  const auto& [program, offloads] = GetParam();
+  ExpectWithinTargets(
+      program.run, offloads, program.more_units,
+      [](World& world) { EXPECT_GT(world.stats().fetched_ahead, 0u); }, program.gradients_stay);
 }
 
-TEST(WeightTarget, GradientsThatStayKeepWithinIt) {
-  const Program train = [](World& world) {
-    for (int n = 0; n < 5; ++n) world.Do(Part::kTrain);
-  };
-  for (const bool offloads : {false, true}) {
-    ExpectWithinTargets(
-        train, offloads, {0, 2, 5},
-        [](World& world) { EXPECT_GT(world.stats().fetched_ahead, 0u); },
-        /*gradients_stay=*/true);
-  }
-}
-
-TEST(WeightTarget, AProgramThatResetsThePeakKeepsWithinIt) {
-  const Program train = [](World& world) {
-    world.resets_peak = true;
-    for (int n = 0; n < 5; ++n) world.Do(Part::kTrain);
-  };
-  for (const bool offloads : {false, true}) {
-    ExpectWithinTargets(train, offloads, {0, 2, 5},
-                        [](World& world) { EXPECT_GT(world.stats().fetched_ahead, 0u); });
-  }
-}
+INSTANTIATE_TEST_SUITE_P(
+    , WeightTargetOfProgram,
+    ::testing::Combine(
+        ::testing::Values(
+            NamedProgram{
+                "ShapesThatChange",
+                [](World& world) {
+                  for (const int64_t rows : {8, 32, 8, 16, 32, 32, 8, 8, 32, 16, 16, 16, 32}) {
+                    world.Do(Part::kTrain, rows);
+                  }
+                }},
+            NamedProgram{"TrainingAndAskingInTurn",
+                         [](World& world) {
+                           for (int n = 0; n < 4; ++n) {
+                             Repeat(3, Part::kAsk)(world);
+                             Train(n + 1)(world);
+                           }
+                         },
+                         {0, 2, 6}},
+            NamedProgram{"GraphsThatAreKept",
+                         [](World& world) {
+                           world.backwards = 3;
+                           Train(5)(world);
+                         }},
+            NamedProgram{.name = "GradientsThatStay", .run = Train(5), .gradients_stay = true},
+            NamedProgram{"ResetsOfThePeak",
+                         [](World& world) {
+                           world.resets_peak = true;
+                           Train(5)(world);
+                         }}),
+        ::testing::Bool()),
+    [](const auto& row) {
+      return std::get<0>(row.param).name + std::string(std::get<1>(row.param) ? "AndOffload" : "");
+    });
 
 // Models that are asked by turns, each in an offloader of its own, on one device.
 class Models {
@@ -569,9 +561,7 @@ TEST(WeightTarget, OneBelowTheLargestUnitIsRefused) {
 
 TEST(WeightTarget, OneThatCannotBeMetTellsTheLeastThatCan) {
   if (TestsRunOnGpu()) GTEST_SKIP() << "cuBLAS takes memory of its own for each thread";
-  const Program train = [](World& world) {
-    for (int n = 0; n < 3; ++n) world.Do(Part::kTrain);
-  };
+  const Program train = Train(3);
   const Reference reference = ReferenceOf(train);
   uint64_t told_bytes = 0;
   {
@@ -583,18 +573,13 @@ TEST(WeightTarget, OneThatCannotBeMetTellsTheLeastThatCan) {
     EXPECT_LE(told_bytes, reference.least_bytes);
   }
   World world(Weights(told_bytes));
-  world.Limit(told_bytes);
-  train(world);
-  ExpectSame(reference.results, world.results);
-  EXPECT_EQ(world.refusals(), 0);
+  ExpectWithin(told_bytes, world, train, reference.results);
 }
 
 // The peak that it resets was more than what it has from then on.
 TEST(WeightTarget, AProgramThatResetsThePeakIsToldOfMoreThanTheTarget) {
   if (TestsRunOnGpu()) GTEST_SKIP() << "cuBLAS takes memory of its own for each thread";
-  const Program train = [](World& world) {
-    for (int n = 0; n < 3; ++n) world.Do(Part::kTrain);
-  };
+  const Program train = Train(3);
   const uint64_t target_bytes = ReferenceOf(train).least_bytes;
   World world(Weights(target_bytes));
   constexpr int64_t kMore = 8 << 20;
@@ -612,7 +597,7 @@ TEST(WeightTarget, AProgramThatResetsThePeakIsToldOfMoreThanTheTarget) {
 TEST(WeightTarget, TheLeastOfActivationsHasTheLargestUnitInIt) {
   const Program train = [](World& world) {
     world.offloads = true;
-    for (int n = 0; n < 3; ++n) world.Do(Part::kTrain);
+    Train(3)(world);
   };
   World world(Weights(kUnitBytes), WithTarget(kUnitBytes));
   train(world);
@@ -625,10 +610,7 @@ TEST(WeightTarget, TheLeastOfActivationsHasTheLargestUnitInIt) {
   const uint64_t least_bytes = std::stoull(text.substr(found + before.size()));
   const Reference reference = ReferenceOf(train);
   World within(Weights(least_bytes), WithTarget(least_bytes));
-  within.Limit(least_bytes);
-  train(within);
-  ExpectSame(reference.results, within.results);
-  EXPECT_EQ(within.refusals(), 0);
+  ExpectWithin(least_bytes, within, train, reference.results);
 }
 
 }  // namespace
