@@ -78,6 +78,7 @@ std::vector<bool> KeptWhole(absl::Span<const StepSegment> segments) {
 
 StepTrace StepTrace::WithMore(uint64_t size_bytes) const {
   StepTrace step = *this;
+  if (step.recorded.empty()) step.recorded = intervals;
   for (StepInterval& interval : step.intervals) interval.other_bytes += size_bytes;
   for (StepSegment& segment : step.segments) {
     if (segment.before.has_value()) segment.before->other_bytes += size_bytes;

@@ -121,8 +121,7 @@ struct StepTrace {
   // order of magnitude at best.
   bool timed_by_host = false;
 
-  // What this record of the step has in its intervals, if those above are the most of two records
-  // (TakeMostOf).
+  // The intervals as they were recorded, if those above were raised since (WithMore, TakeMostOf).
   std::vector<StepInterval> recorded = {};
 
   double compute_us() const;  // of all intervals

@@ -129,6 +129,29 @@ TEST(StepTraceTest, ASegmentIsInsideOfOneThatBeganBeforeItAndHasItsUses) {
   ExpectRefused(step, "segment 1 is inside of segment 1, which has to begin before it");
 }
 
+TEST(StepTraceTest, TakesTheMostOfTwoRecordsInEachIntervalAndOfNoneBefore) {
+  const auto recorded = [](StepInterval interval) {
+    StepTrace step = TwoTensors();
+    step.intervals[1] = interval;
+    return step;
+  };
+  const StepTrace first = recorded({.other_bytes = 70, .transient_bytes = 10});
+  StepTrace second = recorded({.compute_us = 5, .other_bytes = 50, .transient_bytes = 40});
+  StepTrace third = recorded({.other_bytes = 60, .released_bytes = 20});
+  second.TakeMostOf(first);
+  EXPECT_EQ(second.intervals[1].other_bytes, 70u);
+  EXPECT_EQ(second.intervals[1].peak_other_bytes(), 90u);
+  EXPECT_EQ(second.intervals[1].compute_us, 5) << "the last record tells the time";
+  third.TakeMostOf(second.WithMore(1000));
+  EXPECT_EQ(third.intervals[1].other_bytes, 60u) << "without what the first one had";
+  EXPECT_EQ(third.intervals[1].peak_other_bytes(), 90u);
+  third.TakeMostOf(first.WithMore(1000));
+  EXPECT_EQ(third.intervals[1].other_bytes, 70u) << "as the first one was recorded";
+  StepTrace last = recorded({.other_bytes = 30, .released_bytes = 20});
+  last.TakeMostOf(recorded({.other_bytes = 30, .released_bytes = 5}));
+  EXPECT_EQ(last.intervals[1].peak_other_bytes(), 25u) << "below what is there at the end";
+}
+
 TEST(StepTraceTest, InsideIsAtAnyDepth) {
   std::vector<StepSegment> segments(5);
   segments[1].outer = segments[3].outer = 0;

@@ -1498,6 +1498,44 @@ TEST(PlannedSchedule, AStepThatRunsAsPlannedPromisesItsPeakUntilItIsAnotherOne) 
   }
 }
 
+TEST(PlannedSchedule, WhatAStepBeginsWithBeyondItsRecordIsPromisedAsWell) {
+  auto [schedule, player] = WithAmpleTarget({PlannedChain({1, 2})});
+  schedule.OnDeviceBytes(5 * kSize, /*visiting_bytes=*/kSize);
+  player.Save(1);
+  EXPECT_EQ(MoreBytes(schedule), 3 * kSize) << "the record begins with the first tensor alone";
+}
+
+TEST(PlannedSchedule, AStepThatMayStillBeAnotherPromisesAndLeavesRoomForTheLargerOne) {
+  for (const bool larger_is_followed : {true, false}) {
+    SCOPED_TRACE(larger_is_followed);
+    StepTrace large = Chain({1, 2, 3});
+    large.intervals[1].transient_bytes = large.intervals[2].transient_bytes = 4 * kSize;
+    const CachedPtr larger =
+        Planned(std::move(large), {{.object = 0, .evict_at = 2, .read_at = 5}}, 9 * kSize);
+    const CachedPtr smaller = Planned(Chain({1, 2, 7}), {}, 3 * kSize);
+    std::vector<CachedPtr> known = {larger, smaller};
+    if (larger_is_followed) std::swap(known[0], known[1]);
+    auto [schedule, player] = WithTarget(6 * kSize, known);
+    // Beside the followed plan the larger one's growth does not fit.
+    const uint64_t device_bytes = larger_is_followed ? 9 * kSize : 4 * kSize;
+    const auto expect_larger = [&schedule = schedule, device_bytes] {
+      EXPECT_EQ(schedule.Promise()->most_bytes, 9 * kSize);
+      EXPECT_TRUE(schedule.Promise()->moves);
+      schedule.OnDeviceBytes(device_bytes, 0);
+      EXPECT_TRUE(schedule.LacksBytes());
+    };
+    player.Save(1);
+    expect_larger();
+    player.Save(2);
+    expect_larger();
+    player.Save(7);
+    EXPECT_EQ(schedule.Promise()->most_bytes, 3 * kSize) << "it is the smaller one";
+    EXPECT_FALSE(schedule.Promise()->moves);
+    schedule.OnDeviceBytes(4 * kSize, 0);
+    EXPECT_FALSE(schedule.LacksBytes());
+  }
+}
+
 TEST(PlannedSchedule, WhatShouldHaveGoneIsPromisedBesideThePeakUntilItLeavesAndThenGoesAtOnce) {
   auto [schedule, player] = WithAmpleTarget({FourTensors()});
   player.HoldBack();
