@@ -182,58 +182,37 @@ TEST_F(OffloadMeanwhile, APrefetchThatNobodyWillReadIsDroppedWhenItWasSubmitted)
   EXPECT_GE(session->GetStats().prefetch_hits, 2u) << "its place in the window is free again";
 }
 
+// The second reader is another thread, during the H2D copy of the tensor that both read.
 TEST_F(OffloadMeanwhile, WhatIsBeingFetchedIsNotFetchedByAnotherReaderToo) {
-  const auto session = NewSession(SmallWindows(1));
-  UnpackSaved unpack;
-  std::vector<at::Tensor> seen;
-  std::thread reader;
-  const at::Tensor y = InScope(session, world_.carrier, [&](at::Tensor& y) {
-    const at::Tensor shared = world_.activation(64, 1);
-    y = Probe(y, {shared}, [&](const at::Tensor& grad, const UnpackSaved& unpack_in_backward) {
-      if (reader.joinable()) reader.join();
-      unpack = unpack_in_backward;
-      return grad;
+  for (const bool prefetched : {false, true}) {
+    SCOPED_TRACE(prefetched ? "prefetched" : "fetched on demand");
+    const auto session = NewSession(prefetched ? Windows(1, 64 * kKiB) : SmallWindows(1));
+    UnpackSaved unpack;
+    std::vector<at::Tensor> seen;
+    std::thread reader;
+    const at::Tensor y = InScope(session, world_.carrier, [&](at::Tensor& y) {
+      const at::Tensor read_twice = world_.activation(64, 1);
+      y = Probe(y, {read_twice}, [&](const at::Tensor& grad, const UnpackSaved& in_backward) {
+        // The end of backward frees prefetches, read or unread.
+        if (reader.joinable()) reader.join();
+        unpack = in_backward;
+        return grad;
+      });
+      y = Probe(y, {prefetched ? world_.activation(64, 2) : read_twice}, OffloadWorld::Use);
     });
-    y = Probe(y, {shared}, OffloadWorld::Use);
-  });
-  y.backward({}, /*retain_graph=*/true);
-  const uint64_t before = session->GetEngineStats(0).h2d.submitted_transfers;
-  device_->ActAtCopy(CopyDirection::kHostToDevice, 1, [&] {
-    reader = std::thread([&] { seen = unpack(); });
-    absl::SleepFor(absl::Milliseconds(50));  // gives the other thread time
-  });
-  y.backward({}, /*retain_graph=*/true);
-  ASSERT_EQ(seen.size(), 1u);
-  EXPECT_TRUE(SameBytes(seen[0], ActivationValues(KiB(64), 1)));
-  EXPECT_EQ(session->GetEngineStats(0).h2d.submitted_transfers, before + 1);
-}
-
-TEST_F(OffloadMeanwhile, WhatIsBeingPrefetchedIsNotFetchedByItsReaderToo) {
-  const auto session = NewSession(Windows(1, 64 * kKiB));
-  UnpackSaved unpack;
-  std::vector<at::Tensor> seen;
-  std::thread reader;
-  const at::Tensor y = InScope(session, world_.carrier, [&](at::Tensor& y) {
-    y = Probe(y, {world_.activation(64, 1)},
-              [&](const at::Tensor& grad, const UnpackSaved& unpack_in_backward) {
-                // The end of backward frees prefetches, read or unread.
-                if (reader.joinable()) reader.join();
-                unpack = unpack_in_backward;
-                return grad;
-              });
-    y = Probe(y, {world_.activation(64, 2)}, OffloadWorld::Use);
-  });
-  y.backward({}, /*retain_graph=*/true);
-  const uint64_t before = session->GetEngineStats(0).h2d.submitted_transfers;
-  // The first copy fetches the tensor that backward reads first.
-  device_->ActAtCopy(CopyDirection::kHostToDevice, 2, [&] {
-    reader = std::thread([&] { seen = unpack(); });
-    absl::SleepFor(absl::Milliseconds(50));  // gives the other thread time
-  });
-  y.backward({}, /*retain_graph=*/true);
-  ASSERT_EQ(seen.size(), 1u);
-  EXPECT_TRUE(SameBytes(seen[0], ActivationValues(KiB(64), 1)));
-  EXPECT_EQ(session->GetEngineStats(0).h2d.submitted_transfers, before + 2);
+    y.backward({}, /*retain_graph=*/true);
+    const uint64_t before = session->GetEngineStats(0).h2d.submitted_transfers;
+    // Before a prefetch, a copy fetches the tensor that backward reads first.
+    const int copies = prefetched ? 2 : 1;
+    device_->ActAtCopy(CopyDirection::kHostToDevice, copies, [&] {
+      reader = std::thread([&] { seen = unpack(); });
+      absl::SleepFor(absl::Milliseconds(50));  // gives the other thread time
+    });
+    y.backward({}, /*retain_graph=*/true);
+    ASSERT_EQ(seen.size(), 1u);
+    EXPECT_TRUE(SameBytes(seen[0], ActivationValues(KiB(64), 1)));
+    EXPECT_EQ(session->GetEngineStats(0).h2d.submitted_transfers, before + copies);
+  }
 }
 
 TEST_F(OffloadMeanwhile, WhatIsBeingPrefetchedIsNotPrefetchedByAnotherThreadToo) {

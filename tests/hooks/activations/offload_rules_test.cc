@@ -185,8 +185,12 @@ TEST_F(OffloadRules, EveryTypeComesBackBitByBit) {
 
 TEST_F(OffloadRules, TheSmallestThatIsOffloadedHasMinOffloadBytes) {
   const at::TensorOptions bytes = at::TensorOptions(world_.device()).dtype(at::kByte);
-  const at::Tensor y = Save({activation({1023 / 4}), activation({1024 / 4}),
-                             at::zeros({1023}, bytes), at::zeros({1024}, bytes)});
+  const at::Tensor y = InScope(world_.session(), [&] {
+    return Observe(carrier_,
+                   {activation({1023 / 4}), activation({1024 / 4}), at::zeros({1023}, bytes),
+                    at::zeros({1024}, bytes)},
+                   &seen_);
+  });
   EXPECT_EQ(stats().kept_small, 2u);
   EXPECT_EQ(stats().offloaded, 2u);
   EXPECT_EQ(stats().offloaded_bytes, 2 * 1024u);
