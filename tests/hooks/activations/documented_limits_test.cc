@@ -3,7 +3,6 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/ones.h>
 #include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/Stream.h>
@@ -23,6 +22,7 @@
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -34,20 +34,11 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-EmulatedOptions CollectRaces() {
-  EmulatedOptions options = MachineOptions();
-  options.abort_on_race = false;
-  return options;
-}
-
-class DocumentedLimits : public ::testing::Test {
+class DocumentedLimits : public OffloadFixture {
  protected:
-  OffloadStats stats() { return world_.session()->GetStats(); }
-  at::Tensor activation(int first) { return Activation(carrier_, {64, 64}, first); }
+  DocumentedLimits() : OffloadFixture(SmallWindows(1), CollectRaces()) {}
 
-  EmuWorld world_{CollectRaces(), SmallWindows(1)};
-  at::Tensor carrier_ = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
-  std::vector<at::Tensor> seen_;
+  at::Tensor activation(int first) { return Activation(carrier_, {64, 64}, first); }
 };
 
 // --- Writes that raise no version ---
@@ -59,11 +50,7 @@ TEST_F(DocumentedLimits, AWriteThatRaisesNoVersionIsNotInTheCopyThatWasMadeBefor
   for (const bool held : {true, false}) {
     SCOPED_TRACE(held ? "still on the device at backward" : "gone from the device");
     at::Tensor x = activation(1);
-    at::Tensor y;
-    {
-      const OffloadScope scope(world_.session());
-      y = Observe(carrier_, {x}, &seen_);
-    }
+    const at::Tensor y = InScope(world_.session(), [&] { return Observe(carrier_, {x}, &seen_); });
     ASSERT_TRUE(world_.machine().SynchronizeDevice(0).ok());
     WriteUnnoticed(x);
     if (!held) x.reset();
@@ -99,13 +86,11 @@ TEST_F(DocumentedLimits, ASecondSaveAfterAWriteThatRaisesNoVersionSharesTheFirst
 TEST_F(DocumentedLimits, WhatSetDataGivesATensorIsReadOnlyWhereTheTensorIsALeafThatStays) {
   const auto read_back = [this](const at::Tensor& x, bool offload) {
     std::vector<at::Tensor> seen_other;
-    at::Tensor y;
-    {
-      std::optional<OffloadScope> scope;
-      if (offload) scope.emplace(world_.session());
-      y = Observe(carrier_, {x}, &seen_);
-      y = Observe(y, {activation(2)}, &seen_other);  // evicts x
-    }
+    const at::Tensor y =
+        InScope(offload ? world_.session() : nullptr, carrier_, [&](at::Tensor& y) {
+          y = Observe(y, {x}, &seen_);
+          y = Observe(y, {activation(2)}, &seen_other);  // evicts x
+        });
     const at::Tensor other = ActivationValues(x.sizes(), 7).to(world_.device());
     x.set_data(other);
     y.backward();
@@ -159,16 +144,13 @@ void Join(const c10::Stream& from, const c10::Stream& to) {
 // before backward, and relies on the graph to keep the tensor.
 std::vector<std::string> ReadOnASideStream(bool offload, bool record_stream) {
   EmuWorld world(CollectRaces(), SmallWindows(1));
-  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
+  const at::Tensor carrier = NewCarrier(world);
   const c10::Stream main =
       c10::impl::VirtualGuardImpl(world.device().type()).getStream(world.device());
   const c10::Stream side = world.NewStream();
   std::vector<at::Tensor> seen;
-  at::Tensor y;
   at::Tensor read;
-  {
-    std::optional<OffloadScope> scope;
-    if (offload) scope.emplace(world.session());
+  const at::Tensor y = InScope(offload ? world.session() : nullptr, carrier, [&](at::Tensor& y) {
     at::Tensor x = Activation(carrier, {64, 64}, 1);
     Join(main, side);
     {
@@ -177,10 +159,10 @@ std::vector<std::string> ReadOnASideStream(bool offload, bool record_stream) {
       read = at::mul(x, 2);
     }
     if (record_stream) x.record_stream(side);
-    y = Observe(carrier, {std::exchange(x, at::Tensor())}, &seen);
+    y = Observe(y, {std::exchange(x, at::Tensor())}, &seen);
     y = Observe(y, {Activation(carrier, {64, 64}, 2)}, &seen);
     for (int i = 0; i < 4; ++i) Activation(carrier, {64, 64}, 7);  // may reuse x's memory
-  }
+  });
   Join(side, main);
   y.backward();
   EXPECT_EQ(world.session()->GetStats().evicted_bytes > 0, offload);
@@ -200,7 +182,7 @@ TEST(DocumentedLimitsStreams, AReaderOnASideStreamThatTheFrameworkKnowsOfIsSafe)
 // Returns the races of a program that writes a saved tensor on a side stream after the graph ends.
 std::vector<std::string> WriteOnASideStream(bool wait) {
   EmuWorld world(CollectRaces(), SmallWindows(1));
-  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
+  const at::Tensor carrier = NewCarrier(world);
   const c10::Stream main =
       c10::impl::VirtualGuardImpl(world.device().type()).getStream(world.device());
   const c10::Stream side = world.NewStream();
@@ -235,9 +217,7 @@ TEST_F(DocumentedLimits, AScopeDoesNotReachThreadsThatLibTorchDoesNotCarryItTo) 
     std::thread([&] {
       std::optional<OffloadScope> own;
       if (own_scope) own.emplace(world_.session());
-      const at::Tensor carrier =
-          at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
-      Observe(carrier, {Activation(carrier, {64, 64}, 1)}, &seen_).backward();
+      Observe(carrier_, {activation(1)}, &seen_).backward();
     }).join();
     EXPECT_TRUE(SameBytes(seen_.at(0), ActivationValues({64, 64}, 1)));
     EXPECT_EQ(stats().packed, own_scope ? 1u : 0u);
@@ -280,16 +260,14 @@ TEST_F(DocumentedLimits, WhatIsReadInAnotherOrderThanTheReverseOfPackingIsFetche
     SCOPED_TRACE(one_node ? "saved by one node" : "saved by a node each");
     const OffloadStats before = stats();
     std::vector<std::vector<at::Tensor>> seen(kTensors);
-    at::Tensor y = carrier_;
-    {
-      const OffloadScope scope(world_.session());
+    const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
       std::vector<at::Tensor> activations;
       for (int i = 0; i < kTensors; ++i) {
         activations.push_back(Activation(carrier_, {256, 256}, i));
         if (!one_node) y = Observe(y, {std::exchange(activations[i], at::Tensor())}, &seen[i]);
       }
       if (one_node) y = Observe(y, std::exchange(activations, {}), &seen[0]);
-    }
+    });
     y.backward();
     EXPECT_TRUE(SameBytes(seen[0].at(0), ActivationValues({256, 256}, 0)));
     EXPECT_EQ(stats().fetched_on_demand - before.fetched_on_demand, one_node ? kTensors : 1u);

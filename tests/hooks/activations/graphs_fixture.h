@@ -4,14 +4,11 @@
 #define PINION_TESTS_HOOKS_ACTIVATIONS_GRAPHS_FIXTURE_H_
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/ones.h>
 
 #include <cstdint>
 
-#include "gtest/gtest.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/hooks/activations/offload_session.h"
-#include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/test_net.h"
 
@@ -26,9 +23,9 @@ inline NetShape SeededNet(uint64_t seed) {
   return shape;
 }
 
-class GraphsFixture : public ::testing::Test {
+class GraphsFixture : public OffloadFixture {
  protected:
-  GraphsFixture() : world_(TwoDevices()) {}
+  GraphsFixture() : OffloadFixture(SmallWindows(), TwoDevices()) {}
 
   // For every test: autograd starts its workers once, one per device that exists then.
   static EmulatedOptions TwoDevices() {
@@ -37,17 +34,9 @@ class GraphsFixture : public ::testing::Test {
     return options;
   }
 
-  OffloadStats stats() { return world_.session()->GetStats(); }
-  uint64_t device_bytes() { return world_.device_bytes(); }
-  at::Tensor NewCarrier() {
-    return at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
-  }
   at::Tensor Forward(const TestNet& net) {
-    const OffloadScope scope(world_.session());
-    return net.Loss();
+    return InScope(world_.session(), [&] { return net.Loss(); });
   }
-
-  EmuWorld world_;
 };
 
 }  // namespace pinion::testing

@@ -4,7 +4,6 @@
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -12,7 +11,6 @@
 #include <memory>
 #include <optional>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -67,11 +65,7 @@ std::vector<Gradients> Train(const TestNet& net, const std::shared_ptr<OffloadSe
     at::Tensor loss;
     for (int batch = 0; batch < ways.micro_batches; ++batch) {
       std::optional<AutocastRegion> region(device.type());
-      {
-        std::optional<OffloadScope> scope;
-        if (session != nullptr) scope.emplace(session);
-        loss = net.Loss();
-      }
+      loss = InScope(session, [&] { return net.Loss(); });
       if (!ways.backward_in_region) region.reset();
       if (ways.retain_graph) loss.backward({}, /*keep_graph=*/true);
       loss.backward();
@@ -81,24 +75,28 @@ std::vector<Gradients> Train(const TestNet& net, const std::shared_ptr<OffloadSe
   return all;
 }
 
-class OffloadAutocast : public ::testing::TestWithParam<OffloadOptions> {
+class OffloadAutocast : public ::testing::Test {
  protected:
-  static void ExpectSame(const Ways& ways, uint64_t recasts_of_each) {
+  // Trains without offload.
+  static std::vector<Gradients> Plain(int steps, const Ways& ways = {}) {
+    EmuWorld world;
+    return Train(TestNet(world.device(), at::kFloat, Shape()), nullptr, steps, ways);
+  }
+  static void ExpectSameSteps(const std::vector<Gradients>& expected,
+                              const std::vector<Gradients>& actual) {
+    ASSERT_EQ(expected.size(), actual.size());
+    for (size_t step = 0; step < expected.size(); ++step) {
+      SCOPED_TRACE(step);
+      ExpectSameGradients(expected[step], actual[step]);
+    }
+  }
+  // Expects the steps without offload, with this many recasts of each cast.
+  static void ExpectSameStepsAsPlain(const Ways& ways, uint64_t recasts_of_each) {
     constexpr int kSteps = 4;
-    std::vector<Gradients> plain;
-    {
-      EmuWorld world;
-      plain = Train(TestNet(world.device(), at::kFloat, Shape()), nullptr, kSteps, ways);
-    }
+    const std::vector<Gradients> plain = Plain(kSteps, ways);
     EmuWorld world(MachineOptions(), SmallWindows(1));
-    {
-      const TestNet net(world.device(), at::kFloat, Shape());
-      const std::vector<Gradients> offloaded = Train(net, world.session(), kSteps, ways);
-      for (int step = 0; step < kSteps; ++step) {
-        SCOPED_TRACE(step);
-        ExpectSameGradients(plain[step], offloaded[step]);
-      }
-    }
+    ExpectSameSteps(
+        plain, Train(TestNet(world.device(), at::kFloat, Shape()), world.session(), kSteps, ways));
     const OffloadStats stats = world.QuietStats();
     const uint64_t scopes = kSteps * ways.micro_batches - 1;  // all scopes except the first
     EXPECT_EQ(stats.cast_again, scopes * kCasts);
@@ -108,25 +106,19 @@ class OffloadAutocast : public ::testing::TestWithParam<OffloadOptions> {
   }
 };
 
-TEST_F(OffloadAutocast, StepsHaveTheBitsThatTheyHaveWithoutOffload) { ExpectSame({}, 1); }
+TEST_F(OffloadAutocast, StepsHaveTheBitsThatTheyHaveWithoutOffload) {
+  ExpectSameStepsAsPlain({}, 1);
+}
 
 TEST_F(OffloadAutocast, CastsThatTheRegionStillHasAreUsedAsTheyAre) {
-  Ways ways;
-  ways.backward_in_region = true;
-  ExpectSame(ways, 0);
+  ExpectSameStepsAsPlain({.backward_in_region = true}, 0);
 }
 
 TEST_F(OffloadAutocast, EachMicroBatchMayHaveARegionOfItsOwn) {
-  Ways ways;
-  ways.micro_batches = 3;
-  ExpectSame(ways, 1);
+  ExpectSameStepsAsPlain({.micro_batches = 3}, 1);
 }
 
-TEST_F(OffloadAutocast, AGraphMayBeReadTwice) {
-  Ways ways;
-  ways.retain_graph = true;
-  ExpectSame(ways, 2);
-}
+TEST_F(OffloadAutocast, AGraphMayBeReadTwice) { ExpectSameStepsAsPlain({.retain_graph = true}, 2); }
 
 TEST_F(OffloadAutocast, ForwardEndsWithLessOnTheDeviceByTheCasts) {
   const auto bytes_after_forward = [](bool cast_again) {
@@ -136,12 +128,10 @@ TEST_F(OffloadAutocast, ForwardEndsWithLessOnTheDeviceByTheCasts) {
     const TestNet net(world.device(), at::kFloat, Shape());
     Train(net, world.session(), 1);
     SeedGenerators();
-    at::Tensor loss;
-    {
+    const at::Tensor loss = [&] {
       const AutocastRegion region(world.device().type());
-      const OffloadScope scope(world.session());
-      loss = net.Loss();
-    }
+      return InScope(world.session(), [&] { return net.Loss(); });
+    }();
     EXPECT_TRUE(world.Synchronize().ok());
     return world.device_bytes();
   };
@@ -156,20 +146,16 @@ TEST_F(OffloadAutocast, GradientsOfGradientsHaveTheSameBits) {
     const at::Tensor x = at::randn({64, 64}).to(world.device()).requires_grad_();
     std::vector<at::Tensor> results;
     for (int step = 0; step < 3; ++step) {
-      at::Tensor loss;
-      {
+      const at::Tensor loss = [&] {
         const AutocastRegion region(world.device().type());
-        std::optional<OffloadScope> scope;
-        if (session != nullptr) scope.emplace(session);
-        loss = at::linear(at::linear(x, w).sin(), w).to(at::kFloat).pow(2).sum();
-      }
+        return InScope(session, [&] {
+          return at::linear(at::linear(x, w).sin(), w).to(at::kFloat).pow(2).sum();
+        });
+      }();
       const auto first = torch::autograd::grad({loss}, {x, w}, {}, std::nullopt,
                                                /*create_graph=*/true);
       (first[0].pow(2).sum() + first[1].pow(2).sum()).backward();
-      for (const at::Tensor& leaf : {x, w}) {
-        results.push_back(leaf.grad().cpu());
-        leaf.mutable_grad().reset();
-      }
+      for (const at::Tensor& gradient : TakeGradients({x, w})) results.push_back(gradient);
       const c10::NoGradGuard no_grad;
       w.mul_(0.9);
     }
@@ -181,8 +167,7 @@ TEST_F(OffloadAutocast, GradientsOfGradientsHaveTheSameBits) {
     plain = run(world, nullptr);
   }
   EmuWorld world(MachineOptions(), SmallWindows(1));
-  const std::vector<at::Tensor> offloaded = run(world, world.session());
-  for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(SameBytes(plain[i], offloaded[i])) << i;
+  ExpectSame(plain, run(world, world.session()));
   EXPECT_GT(world.session()->GetStats().recast, 0u);
 }
 
@@ -211,11 +196,7 @@ TEST_F(OffloadAutocast, TwoThreadsTrainWithOneSession) {
   }
   EmuWorld world(MachineOptions(), SmallWindows(1));
   const auto offloaded = run(world, world.session());
-  for (int i = 0; i < kThreads; ++i) {
-    for (int step = 0; step < kSteps; ++step) {
-      ExpectSameGradients(plain[i][step], offloaded[i][step]);
-    }
-  }
+  for (int i = 0; i < kThreads; ++i) ExpectSameSteps(plain[i], offloaded[i]);
   EXPECT_EQ(world.QuietStats().cast_again, kThreads * (kSteps - 1) * kCasts);
 }
 
@@ -223,17 +204,10 @@ TEST_F(OffloadAutocast, TwoThreadsTrainWithOneSession) {
 TEST_F(OffloadAutocast, APlanMayKeepCastsOnTheDevice) {
   if (TestsRunOnGpu()) GTEST_SKIP() << "plans by the emulated device's times";
   constexpr int kSteps = 4;
-  std::vector<Gradients> plain;
-  {
-    EmuWorld world;
-    plain = Train(TestNet(world.device(), at::kFloat, Shape()), nullptr, kSteps);
-  }
-  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
-  options.memory_target_bytes = 64 * kMiB;
-  EmuWorld world(MachineOptions(), options);
+  const std::vector<Gradients> plain = Plain(kSteps);
+  EmuWorld world(MachineOptions(), WithTarget(64 * kMiB));
   const TestNet net(world.device(), at::kFloat, Shape());
-  const std::vector<Gradients> offloaded = Train(net, world.session(), kSteps);
-  for (int step = 0; step < kSteps; ++step) ExpectSameGradients(plain[step], offloaded[step]);
+  ExpectSameSteps(plain, Train(net, world.session(), kSteps));
   const OffloadStats stats = world.QuietStats();
   EXPECT_GT(stats.kept_as_planned, 0u);
   EXPECT_EQ(stats.recast, 0u) << stats.ToString();
@@ -243,31 +217,23 @@ TEST_F(OffloadAutocast, APlanMayKeepCastsOnTheDevice) {
 // Casts stay on the device until their region ends. Then the plan recasts, keeps or offloads them.
 TEST_F(OffloadAutocast, APlanCastsAgainWhatItHasNoRoomFor) {
   constexpr int kSteps = 6;
-  std::vector<Gradients> plain;
-  {
-    EmuWorld world;
-    plain = Train(TestNet(world.device(), at::kFloat, Shape()), nullptr, kSteps);
-  }
+  const std::vector<Gradients> plain = Plain(kSteps);
   uint64_t least_bytes = 0;
   {
-    OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
-    options.memory_target_bytes = 1;
-    EmuWorld world(MachineOptions(), options);
+    EmuWorld world(MachineOptions(), WithTarget(1));
     const TestNet net(world.device(), at::kFloat, Shape());
     world.ResetPeak();
     Train(net, world.session(), kSteps);
     least_bytes = world.peak_device_bytes();
   }
-  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
-  options.memory_target_bytes = least_bytes;
+  OffloadOptions options = WithTarget(least_bytes);
   options.link = LinkCalibration();  // too slow to hide any copy
   options.link->d2h = options.link->h2d = {.fixed_us = 10, .gb_per_s = 0.01};
   options.link->d2h_duplex_gb_per_s = options.link->h2d_duplex_gb_per_s = 0.01;
   EmuWorld world(MachineOptions(), options);
   const TestNet net(world.device(), at::kFloat, Shape());
   EXPECT_THAT(world.machine().SetMemoryLimit(0, least_bytes), IsOk());
-  const std::vector<Gradients> offloaded = Train(net, world.session(), kSteps);
-  for (int step = 0; step < kSteps; ++step) ExpectSameGradients(plain[step], offloaded[step]);
+  ExpectSameSteps(plain, Train(net, world.session(), kSteps));
   const OffloadStats stats = world.QuietStats();
   EXPECT_GT(stats.recast, 0u) << stats.ToString();
   EXPECT_GT(stats.evicted_bytes, 0u);

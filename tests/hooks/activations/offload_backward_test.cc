@@ -18,6 +18,7 @@
 #include "gtest/gtest.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/tests/hooks/activations/graphs_fixture.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -37,18 +38,15 @@ TEST_F(OffloadBackward, NothingIsPackedWithoutGradients) {
 TEST_F(OffloadBackward, APartialBackwardDropsWhatItFetchedAheadAndDidNotRead) {
   const at::Tensor early = NewCarrier();
   const at::Tensor late = NewCarrier();
-  std::vector<at::Tensor> seen;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Observe(early, {Activation(early, {64, 64}, 1), Activation(early, {64, 64}, 2)}, &seen);
-    y = Observe(at::mul(y, late), {Activation(early, {64, 64}, 3)}, &seen);
-    y = Observe(y, {Activation(early, {64, 64}, 4)}, &seen);
-    y = Observe(y, {Activation(early, {64, 64}, 5)}, &seen);
-  }
+  const at::Tensor y = InScope(world_.session(), early, [&](at::Tensor& y) {
+    y = Observe(y, {Activation(early, {64, 64}, 1), Activation(early, {64, 64}, 2)}, &seen_);
+    y = Observe(at::mul(y, late), {Activation(early, {64, 64}, 3)}, &seen_);
+    y = Observe(y, {Activation(early, {64, 64}, 4)}, &seen_);
+    y = Observe(y, {Activation(early, {64, 64}, 5)}, &seen_);
+  });
   const uint64_t before = device_bytes();
   torch::autograd::grad({y}, {late}, {}, /*retain_graph=*/true);
-  seen.clear();
+  seen_.clear();
   EXPECT_GT(stats().prefetches_dropped, 0u);
   EXPECT_TRUE(Soon([&] { return device_bytes() == before; }));
 }
@@ -56,33 +54,25 @@ TEST_F(OffloadBackward, APartialBackwardDropsWhatItFetchedAheadAndDidNotRead) {
 // A node reads its tensors from first to last, while prefetching goes from last to first. Tensors
 // before the current one may have been read already.
 TEST_F(OffloadBackward, WhatANodeHasReadIsNotFetchedAgain) {
-  const at::Tensor carrier = NewCarrier();
-  std::vector<at::Tensor> seen;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
     std::vector<at::Tensor> saved;
-    for (int i = 0; i < 6; ++i) saved.push_back(Activation(carrier, {64, 64}, i));
-    y = Observe(carrier, saved, &seen);
-    y = Observe(y, {Activation(carrier, {64, 64}, 7)}, &seen);
-  }
+    for (int i = 0; i < 6; ++i) saved.push_back(activation({64, 64}, i));
+    y = Observe(y, saved, &seen_);
+    y = Observe(y, {activation({64, 64}, 7)}, &seen_);
+  });
   y.backward();
   EXPECT_EQ(stats().prefetches_dropped, 0u);
   EXPECT_LE(stats().fetched_bytes, 6u * 64 * 64 * 4);
 }
 
 TEST_F(OffloadBackward, AnUnpackedTensorThatTheUserKeepsStaysAsItIs) {
-  const at::Tensor carrier = NewCarrier();
-  std::vector<at::Tensor> seen;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Observe(carrier, {Activation(carrier, {64, 64}, 1)}, &seen);
-    y = Observe(y, {Activation(carrier, {32, 128}, 9)}, &seen);
-  }
+  at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
+    y = Observe(y, {activation({64, 64}, 1)}, &seen_);
+    y = Observe(y, {activation({32, 128}, 9)}, &seen_);
+  });
   std::vector<at::Tensor> kept;
   y.backward();
-  kept = std::move(seen);
+  kept = std::move(seen_);
   y.reset();
   world_.ExpectNothingLeft();
   for (int i = 0; i < 8; ++i) at::full({64, 64}, -1, at::TensorOptions(world_.device()));
@@ -92,52 +82,40 @@ TEST_F(OffloadBackward, AnUnpackedTensorThatTheUserKeepsStaysAsItIs) {
 // A fetched tensor may outlive its node. TRL guesses this from a reference count and calls
 // record_stream; here the tensor owns its memory.
 TEST_F(OffloadBackward, AViewThatANodeReturnsOfWhatItHasReadStaysAsItIs) {
-  const at::Tensor carrier = NewCarrier();
-  std::vector<at::Tensor> seen;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Probe(carrier, {Activation(carrier, {64, 64}, 1)},
-              [&](const at::Tensor& grad, const UnpackSaved& unpack) {
-                unpack();
-                for (int i = 0; i < 8; ++i) at::full({64, 64}, -1, grad.options());
-                return grad;
-              });
-    y = Probe(y, {Activation(carrier, {64, 64}, 2)},
-              [](const at::Tensor&, const UnpackSaved& unpack) {
-                return unpack()[0].view({-1}).slice(0, 100, 101);
-              });
-    for (int i = 0; i < 2; ++i) y = Observe(y, {Activation(carrier, {64, 64}, 3)}, &seen);
-  }
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
+    y = Probe(y, {activation({64, 64}, 1)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+      unpack();
+      for (int i = 0; i < 8; ++i) at::full({64, 64}, -1, grad.options());
+      return grad;
+    });
+    y = Probe(y, {activation({64, 64}, 2)}, [](const at::Tensor&, const UnpackSaved& unpack) {
+      return unpack()[0].view({-1}).slice(0, 100, 101);
+    });
+    for (int i = 0; i < 2; ++i) y = Observe(y, {activation({64, 64}, 3)}, &seen_);
+  });
   y.backward();
   EXPECT_GT(stats().fetched_bytes, 0u);
-  EXPECT_EQ(carrier.grad().item<float>(), 102);
+  EXPECT_EQ(carrier_.grad().item<float>(), 102);
 }
 
 TEST_F(OffloadBackward, AViewThatARecomputedGraphSavesStaysAsItIs) {
-  const at::Tensor carrier = NewCarrier();
   const at::Tensor weight =
       at::full({4096}, 1.0, at::TensorOptions(world_.device())).requires_grad_(true);
-  std::vector<at::Tensor> seen;
   at::Tensor recomputed;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Probe(carrier, {Activation(carrier, {64, 64}, 1)},
-              [&](const at::Tensor& grad, const UnpackSaved& unpack) {
-                unpack();
-                for (int i = 0; i < 8; ++i) at::full({64, 64}, -1, grad.options());
-                recomputed.backward();  // reentrant
-                return grad;
-              });
-    y = Probe(y, {Activation(carrier, {64, 64}, 2)},
-              [&](const at::Tensor& grad, const UnpackSaved& unpack) {
-                const c10::AutoGradMode with_grad(true);
-                recomputed = at::sum(at::mul(weight, unpack()[0].view({-1})));
-                return grad;
-              });
-    for (int i = 0; i < 2; ++i) y = Observe(y, {Activation(carrier, {64, 64}, 3)}, &seen);
-  }
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
+    y = Probe(y, {activation({64, 64}, 1)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+      unpack();
+      for (int i = 0; i < 8; ++i) at::full({64, 64}, -1, grad.options());
+      recomputed.backward();  // reentrant
+      return grad;
+    });
+    y = Probe(y, {activation({64, 64}, 2)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+      const c10::AutoGradMode with_grad(true);
+      recomputed = at::sum(at::mul(weight, unpack()[0].view({-1})));
+      return grad;
+    });
+    for (int i = 0; i < 2; ++i) y = Observe(y, {activation({64, 64}, 3)}, &seen_);
+  });
   y.backward();
   EXPECT_GT(stats().fetched_bytes, 0u);
   EXPECT_TRUE(SameBytes(weight.grad(), ActivationValues({4096}, 2)));
@@ -206,38 +184,30 @@ TEST_F(OffloadBackward, DoubleBackwardGivesTheSameSecondDerivative) {
 TEST_F(OffloadBackward, BackwardInsideABackwardUnpacksItsOwnGraph) {
   const TestNet inner(world_.device(), at::kFloat, SeededNet(2));
   const Gradients plain = TrainStep(inner, nullptr);
-  const at::Tensor carrier = NewCarrier();
-  std::vector<at::Tensor> seen;
   const at::Tensor inner_loss = Forward(inner);
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Observe(carrier, {Activation(carrier, {64, 64}, 1)}, &seen);
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
+    y = Observe(y, {activation({64, 64}, 1)}, &seen_);
     y = Probe(y, {}, [&](const at::Tensor& grad, const UnpackSaved&) {
       inner_loss.backward();
       return grad;
     });
-    y = Observe(y, {Activation(carrier, {64, 64}, 2)}, &seen);
-  }
+    y = Observe(y, {activation({64, 64}, 2)}, &seen_);
+  });
   y.backward();
   ExpectSameGradients(plain, TakeGradients(inner, inner_loss));
-  EXPECT_TRUE(SameBytes(seen[0], ActivationValues({64, 64}, 1)));
+  EXPECT_TRUE(SameBytes(seen_[0], ActivationValues({64, 64}, 1)));
 }
 
 TEST_F(OffloadBackward, AnUnpackOutsideOfBackwardLeavesNothingBehind) {
-  const at::Tensor carrier = NewCarrier();
   UnpackSaved unpack;
-  std::vector<at::Tensor> seen;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Probe(carrier, {Activation(carrier, {64, 64}, 1)},
+  at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
+    y = Probe(y, {activation({64, 64}, 1)},
               [&](const at::Tensor& grad, const UnpackSaved& unpack_in_backward) {
                 unpack = unpack_in_backward;
                 return grad;
               });
-    y = Observe(y, {Activation(carrier, {64, 64}, 2)}, &seen);
-  }
+    y = Observe(y, {activation({64, 64}, 2)}, &seen_);
+  });
   y.backward({}, /*retain_graph=*/true);
   EXPECT_TRUE(SameBytes(unpack()[0], ActivationValues({64, 64}, 1)));
   y.reset();

@@ -17,6 +17,7 @@
 #include "pinion/device/device.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/activations/offload_world.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
@@ -29,14 +30,12 @@ namespace {
 TEST(OffloadBytes, ASmallViewComesBackWithTheAlignmentThatItHad) {
   OffloadWorld world(SmallWindows(1));
   std::vector<at::Tensor> seen;
-  at::Tensor y;
   uint64_t alignment = 0;
-  {
-    const OffloadScope scope(world.session());
+  const at::Tensor y = InScope(world.session(), [&] {
     const at::Tensor view = world.activation(64).narrow(0, 1001, 300);
     alignment = reinterpret_cast<uintptr_t>(view.data_ptr()) % 512;
-    y = Observe(world.carrier, {view}, &seen);
-  }
+    return Observe(world.carrier, {view}, &seen);
+  });
   world.session()->FreeDeviceMemory(0);
   ASSERT_EQ(alignment, 1001u * 4 % 512);
   y.backward();
@@ -61,13 +60,11 @@ TEST(OffloadBytes, AViewThatGoesBeyondWhatWasSavedBeforeDoesNotShareIt) {
     OffloadWorld world(SmallWindows(1));
     std::vector<at::Tensor> seen_first;
     std::vector<at::Tensor> seen;
-    at::Tensor y;
-    {
-      const OffloadScope scope(world.session());
+    const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
       const at::Tensor whole = world.activation(1024);
-      y = Observe(world.carrier, {whole.narrow(0, 128 * 256, 64 * 256)}, &seen_first);
+      y = Observe(y, {whole.narrow(0, 128 * 256, 64 * 256)}, &seen_first);
       y = Observe(y, {whole.narrow(0, begin_kib * 256, 64 * 256)}, &seen);
-    }
+    });
     y.backward();
     EXPECT_EQ(world.stats().shared, 0u);
     const at::Tensor values = ActivationValues(KiB(1024));
@@ -79,13 +76,11 @@ TEST(OffloadBytes, AViewThatGoesBeyondWhatWasSavedBeforeDoesNotShareIt) {
 TEST(OffloadBytes, OffloadedBytesCountTheOnesBetweenTensorsThatAreGathered) {
   OffloadWorld world(SmallWindows(512 * kKiB));
   constexpr uint64_t kTensors = 40;
-  at::Tensor y = world.carrier;
-  {
-    const OffloadScope scope(world.session());
+  const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
     for (uint64_t i = 0; i < kTensors; ++i) {
       y = Probe(y, {Activation(world.carrier, {500})}, OffloadWorld::Use);  // 2,000 bytes
     }
-  }
+  });
   EXPECT_EQ(world.stats().groups, 1u);
   EXPECT_EQ(world.stats().offloaded_bytes, (kTensors - 1) * 2048 + 2000);
 }
@@ -115,11 +110,8 @@ TEST(OffloadBytes, AStorageWithAnotherSizeOrAddressIsNotWhatWasSaved) {
     SCOPED_TRACE(size ? "the size" : "the address");
     OffloadWorld world(SmallWindows(64 * kKiB));
     at::Tensor kept = world.activation(64);
-    at::Tensor y;
-    {
-      const OffloadScope scope(world.session());
-      y = Probe(world.carrier, {kept}, OffloadWorld::Use);
-    }
+    const at::Tensor y =
+        InScope(world.session(), [&] { return Probe(world.carrier, {kept}, OffloadWorld::Use); });
     ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
     c10::StorageImpl* const storage = kept.storage().unsafeGetStorageImpl();
     const at::Tensor other = world.activation(64, 100);
@@ -144,17 +136,14 @@ TEST(OffloadBytes, AStorageWithAnotherSizeOrAddressIsNotWhatWasSaved) {
 // process if the bytes are overwritten early.
 void ReadOnAnotherStreamAndReuse(OffloadWorld& world) {
   const c10::Stream other = world.NewStream();
-  at::Tensor y;
-  {
-    const OffloadScope scope(world.session());
-    y = Probe(world.carrier, {world.activation(64)},
-              [&](const at::Tensor& grad, const UnpackSaved& unpack) {
-                const c10::StreamGuard guard(other);
-                at::mul(unpack()[0], 2);
-                return grad;
-              });
+  at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
+    y = Probe(y, {world.activation(64)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+      const c10::StreamGuard guard(other);
+      at::mul(unpack()[0], 2);
+      return grad;
+    });
     y = Probe(y, {world.activation(64)}, OffloadWorld::Use);
-  }
+  });
   y.backward();
   y.reset();
   ASSERT_TRUE(Soon([&] { return world.stats().live_handles == 0; }));
@@ -168,9 +157,7 @@ TEST(OffloadBytes, MemoryThatAnotherStreamReadsIsNotReusedBeforeItHas) {
 }
 
 TEST(OffloadBytes, MemoryThatWasFetchedAheadIsNotReusedBeforeAnotherStreamHasReadIt) {
-  OffloadOptions options = SmallWindows(1);
-  options.prefetch_window_bytes = kMiB;
-  OffloadWorld world(options);
+  OffloadWorld world(Windows(1, kMiB));
   ReadOnAnotherStreamAndReuse(world);
   EXPECT_EQ(world.stats().prefetch_hits, 1u);
 }

@@ -14,12 +14,10 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -34,7 +32,9 @@
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
 
@@ -52,23 +52,26 @@ at::Tensor Randn(c10::Device device, at::IntArrayRef sizes, uint64_t seed) {
   return at::randn(sizes).to(device);
 }
 
-class OffloadCast : public ::testing::Test {
+class OffloadCast : public OffloadFixture {
  protected:
-  OffloadCast() : OffloadCast(SmallWindows(1)) {}  // evicts copied tensors as early as possible
-  explicit OffloadCast(const OffloadOptions& options) : world_(MachineOptions(), options) {}
+  using OffloadFixture::OffloadFixture;
 
   at::Tensor NewWeight(uint64_t seed, at::IntArrayRef sizes = {kSide, kSide}) {
     return Randn(world_.device(), sizes, seed).requires_grad_(true);
   }
   static at::Tensor Cast(const at::Tensor& weight) { return weight.to(at::kBFloat16); }
   static at::Tensor OnHost(const at::Tensor& tensor) { return tensor.detach().cpu(); }
-  OffloadStats stats() { return world_.session()->GetStats(); }
 
   // Runs a scope that sees the weight cast, so that the next scope recognises the cast.
   void Learn(const at::Tensor& weight) {
     const OffloadScope scope(world_.session());
     Observe(carrier_, {Cast(weight)}, &seen_).backward();
     seen_.clear();
+  }
+  at::Tensor LearnedWeight() {
+    at::Tensor weight = NewWeight(1);
+    Learn(weight);
+    return weight;
   }
   // Changes the weight like an optimizer.
   static void Step(const at::Tensor& weight) {
@@ -89,14 +92,12 @@ class OffloadCast : public ::testing::Test {
   void SaveAndRead(const at::Tensor& weight,
                    const std::function<at::Tensor(const at::Tensor&)>& make) {
     Learn(weight);
-    at::Tensor y;
     at::Tensor expected;
-    {
-      const OffloadScope scope(world_.session());
+    at::Tensor y = InScope(world_.session(), [&] {
       at::Tensor made = make(weight);
       expected = OnHost(made);
-      y = Observe(carrier_, {std::exchange(made, at::Tensor())}, &seen_);
-    }
+      return Observe(carrier_, {std::exchange(made, at::Tensor())}, &seen_);
+    });
     y.backward();
     ASSERT_EQ(seen_.size(), 1u);
     EXPECT_TRUE(SameBytes(seen_[0], expected));
@@ -116,10 +117,6 @@ class OffloadCast : public ::testing::Test {
     EXPECT_EQ(stats().recast, 1u);
     EXPECT_EQ(stats().offloaded, 1u) << "the first scope's";
   }
-
-  EmuWorld world_;
-  const at::Tensor carrier_ = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_();
-  std::vector<at::Tensor> seen_;
 };
 
 // ------------------------------------------------------------------------------ what is recast
@@ -129,9 +126,7 @@ TEST_F(OffloadCast, NothingOfACastIsCopiedFromTheSecondScopeOn) {
   for (uint64_t step = 0; step < 4; ++step) {
     SCOPED_TRACE(step);
     std::vector<at::Tensor> seen(weights.size());
-    at::Tensor y = carrier_;
-    {
-      const OffloadScope scope(world_.session());
+    at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
       for (size_t i = 0; i < weights.size(); ++i) {
         y = Probe(y, {Cast(weights[i])},
                   [&seen, i](const at::Tensor& g, const UnpackSaved& unpack) {
@@ -139,7 +134,7 @@ TEST_F(OffloadCast, NothingOfACastIsCopiedFromTheSecondScopeOn) {
                     return g;
                   });
       }
-    }
+    });
     y.backward();
     y.reset();
     for (size_t i = 0; i < weights.size(); ++i) {
@@ -149,7 +144,7 @@ TEST_F(OffloadCast, NothingOfACastIsCopiedFromTheSecondScopeOn) {
     const OffloadStats now = world_.QuietStats();
     EXPECT_EQ(now.offloaded, 3u);
     EXPECT_EQ(now.fetched_bytes, 3 * kCastBytes);
-    EXPECT_EQ(world_.session()->GetEngineStats(0).d2h.submitted_bytes, 3 * kCastBytes);
+    EXPECT_EQ(engine().d2h.submitted_bytes, 3 * kCastBytes);
     EXPECT_EQ(now.cast_again, 3 * step);
     EXPECT_EQ(now.recast, 3 * step);
     EXPECT_EQ(now.packed, now.offloaded + now.cast_again + now.shared + now.kept());
@@ -158,32 +153,26 @@ TEST_F(OffloadCast, NothingOfACastIsCopiedFromTheSecondScopeOn) {
 }
 
 TEST_F(OffloadCast, TheMemoryOfACastGoesWithTheProgramsLastReferenceToIt) {
-  const at::Tensor weight = NewWeight(1);
-  Learn(weight);
-  const uint64_t before = world_.device_bytes();
-  at::Tensor y;
+  const at::Tensor weight = LearnedWeight();
+  const uint64_t before = device_bytes();
   at::Tensor held;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = InScope(world_.session(), [&] {
     held = Cast(weight);
-    y = Observe(carrier_, {held}, &seen_);
-  }
-  const uint64_t with_cast = world_.device_bytes();
+    return Observe(carrier_, {held}, &seen_);
+  });
+  const uint64_t with_cast = device_bytes();
   held.reset();
-  EXPECT_EQ(with_cast - world_.device_bytes(), kCastBytes);
-  EXPECT_LE(world_.device_bytes() - before, 512u) << "the node's output";
+  EXPECT_EQ(with_cast - device_bytes(), kCastBytes);
+  EXPECT_LE(device_bytes() - before, 512u) << "the node's output";
 }
 
 TEST_F(OffloadCast, ACastThatTheProgramStillHoldsIsUsedAsItIs) {
-  const at::Tensor weight = NewWeight(1);
-  Learn(weight);
-  at::Tensor y;
+  const at::Tensor weight = LearnedWeight();
   at::Tensor held;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = InScope(world_.session(), [&] {
     held = Cast(weight);
-    y = Observe(carrier_, {held.t()}, &seen_);
-  }
+    return Observe(carrier_, {held.t()}, &seen_);
+  });
   const uint64_t reused = stats().reused_on_device;
   y.backward();
   EXPECT_EQ(seen_[0].const_data_ptr(), held.const_data_ptr());
@@ -192,14 +181,11 @@ TEST_F(OffloadCast, ACastThatTheProgramStillHoldsIsUsedAsItIs) {
 }
 
 TEST_F(OffloadCast, ViewsAndTheirBaseAreOneCastInBothDirections) {
-  const at::Tensor weight = NewWeight(1);
-  Learn(weight);
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor weight = LearnedWeight();
+  const at::Tensor y = InScope(world_.session(), [&] {
     const at::Tensor cast = Cast(weight);
-    y = Observe(carrier_, {cast.t(), cast, cast.view({-1})}, &seen_);
-  }
+    return Observe(carrier_, {cast.t(), cast, cast.view({-1})}, &seen_);
+  });
   y.backward();
   const at::Tensor expected = OnHost(Cast(weight));
   EXPECT_TRUE(SameBytes(seen_[0], expected.t()));
@@ -214,22 +200,19 @@ TEST_F(OffloadCast, ViewsAndTheirBaseAreOneCastInBothDirections) {
 
 // Tied weights: two layers share a parameter, and autocast casts it once.
 TEST_F(OffloadCast, ReadersThatAreDoneBeforeTheNextOneBeginsHaveACastEach) {
-  const at::Tensor weight = NewWeight(1);
-  Learn(weight);
+  const at::Tensor weight = LearnedWeight();
   const at::Tensor expected = OnHost(Cast(weight));
   int same = 0;
   const auto look = [&](const at::Tensor& grad, const UnpackSaved& unpack) {
     same += SameBytes(unpack()[0], expected);
     return grad;
   };
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
     const at::Tensor cast = Cast(weight);
-    y = Probe(carrier_, {cast}, look);
-    y = Observe(y, {Activation(carrier_, {kSide, kSide})}, &seen_);
     y = Probe(y, {cast}, look);
-  }
+    y = Observe(y, {activation({kSide, kSide})}, &seen_);
+    y = Probe(y, {cast}, look);
+  });
   y.backward();
   EXPECT_EQ(same, 2);
   EXPECT_EQ(stats().cast_again, 1u);
@@ -237,13 +220,9 @@ TEST_F(OffloadCast, ReadersThatAreDoneBeforeTheNextOneBeginsHaveACastEach) {
 }
 
 TEST_F(OffloadCast, AGraphThatIsKeptIsReadAsOftenAsItsReaderLikes) {
-  const at::Tensor weight = NewWeight(1);
-  Learn(weight);
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Observe(carrier_, {Cast(weight)}, &seen_);
-  }
+  const at::Tensor weight = LearnedWeight();
+  const at::Tensor y =
+      InScope(world_.session(), [&] { return Observe(carrier_, {Cast(weight)}, &seen_); });
   for (const bool retain : {true, true, false}) {
     y.backward({}, retain);
     EXPECT_TRUE(SameBytes(std::exchange(seen_, {})[0], Cast(weight)));
@@ -253,8 +232,7 @@ TEST_F(OffloadCast, AGraphThatIsKeptIsReadAsOftenAsItsReaderLikes) {
 
 // The engine takes over a returned gradient and adds to it, unless it has other references.
 TEST_F(OffloadCast, ACastThatIsAGradientIsNotChangedForItsOtherReaders) {
-  const at::Tensor weight = NewWeight(1);
-  Learn(weight);
+  const at::Tensor weight = LearnedWeight();
   const at::Tensor x = Randn(world_.device(), {kSide, kSide}, 7).to(at::kBFloat16).requires_grad_();
   std::vector<std::string> order;
   at::Tensor read_last, added, read_first;
@@ -292,8 +270,7 @@ TEST_F(OffloadCast, TheOtherLowPrecisionIsCastAgainAsWell) {
 }
 
 TEST_F(OffloadCast, AnInnerScopeGoesOnWithWhatTheOuterOneKnows) {
-  const at::Tensor weight = NewWeight(1);
-  Learn(weight);
+  const at::Tensor weight = LearnedWeight();
   {
     const OffloadScope outer(world_.session());
     Learn(weight);
@@ -329,16 +306,13 @@ TEST_F(OffloadCast, ASessionTellsWhoAsksWhatIsComputedAgain) {
     void RunAside(absl::FunctionRef<void()> work) override { work(); }
     std::vector<bool> is, was;
   };
-  const at::Tensor weight = NewWeight(1);
-  Learn(weight);
+  const at::Tensor weight = LearnedWeight();
   const auto watcher = std::make_shared<Watcher>();
-  at::Tensor y;
   at::Tensor held;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = InScope(world_.session(), [&] {
     const WatchScope watch(watcher);
-    y = Observe(carrier_, {Cast(weight), Activation(carrier_, {kSide, kSide})}, &seen_);
-  }
+    return Observe(carrier_, {Cast(weight), activation({kSide, kSide})}, &seen_);
+  });
   y.backward({}, /*keep_graph=*/true);
   held = seen_[0];
   y.backward();
@@ -366,19 +340,16 @@ TEST_F(OffloadCast, ACastThatIsOlderThanAStepThatRaisesNoVersionMoves) {
 }
 
 TEST_F(OffloadCast, ACastThatIsSavedOnceMoreAfterAStepMovesThen) {
-  const at::Tensor weight = NewWeight(1);
-  Learn(weight);
+  const at::Tensor weight = LearnedWeight();
   std::vector<at::Tensor> late;
-  at::Tensor early, y;
-  at::Tensor expected;
-  {
-    const OffloadScope scope(world_.session());
-    at::Tensor cast = Cast(weight);
+  at::Tensor early, expected;
+  const at::Tensor y = InScope(world_.session(), [&] {
+    const at::Tensor cast = Cast(weight);
     expected = OnHost(cast);
     early = Observe(carrier_, {cast}, &seen_);
     Step(weight);
-    y = Observe(carrier_, {cast}, &late);
-  }
+    return Observe(carrier_, {cast}, &late);
+  });
   EXPECT_EQ(stats().cast_again, 1u);
   EXPECT_EQ(stats().offloaded, 2u);
   y.backward();
@@ -386,16 +357,13 @@ TEST_F(OffloadCast, ACastThatIsSavedOnceMoreAfterAStepMovesThen) {
 }
 
 TEST_F(OffloadCast, ACastFromBeforeItsScopeMoves) {
-  const at::Tensor weight = NewWeight(1);
-  Learn(weight);
+  const at::Tensor weight = LearnedWeight();
   at::Tensor cast = Cast(weight);
   const at::Tensor expected = OnHost(cast);
   Step(weight);
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Observe(carrier_, {std::exchange(cast, at::Tensor())}, &seen_);
-  }
+  const at::Tensor y = InScope(world_.session(), [&] {
+    return Observe(carrier_, {std::exchange(cast, at::Tensor())}, &seen_);
+  });
   y.backward();
   EXPECT_TRUE(SameBytes(seen_[0], expected));
   EXPECT_EQ(stats().cast_again, 0u);
@@ -457,13 +425,11 @@ TEST_F(OffloadCast, NothingIsCastAgainWithTheOptionOff) {
   const std::shared_ptr<OffloadSession> session = world_.NewSession(options);
   const at::Tensor weight = NewWeight(1);
   for (int step = 0; step < 3; ++step) {
-    at::Tensor y;
     at::Tensor expected;
-    {
-      const OffloadScope scope(session);
+    const at::Tensor y = InScope(session, [&] {
       expected = OnHost(Cast(weight));
-      y = Observe(carrier_, {Cast(weight)}, &seen_);
-    }
+      return Observe(carrier_, {Cast(weight)}, &seen_);
+    });
     Step(weight);
     y.backward();
     EXPECT_TRUE(SameBytes(seen_[0], expected));
@@ -474,28 +440,24 @@ TEST_F(OffloadCast, NothingIsCastAgainWithTheOptionOff) {
 
 // A step that deviates from its plan runs like an unplanned one: resident tensors are offloaded.
 TEST_F(OffloadCast, ACastThatWasToStayIsLetGoOfWhenAllLeaves) {
-  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
-  options.memory_target_bytes = 64 * kMiB;
-  const std::shared_ptr<OffloadSession> session = world_.NewSession(options);
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(WithTarget(64 * kMiB));
   const at::Tensor weight = NewWeight(1);
   for (const int64_t rows : {kSide, kSide, kSide, kSide / 2}) {
     const OffloadStats before = session->GetStats();
-    const uint64_t bytes_before = world_.device_bytes();
+    const uint64_t bytes_before = device_bytes();
     const bool is_planned = before.packed > 0 && rows == kSide;
     const bool is_let_go_of = rows != kSide;
     std::vector<at::Tensor> seen;
-    at::Tensor y;
-    {
-      const OffloadScope scope(session);
-      y = Observe(carrier_, {Cast(weight)}, &seen_);
-      y = Observe(y, {Activation(carrier_, {rows, kSide})}, &seen);
-    }
+    at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
+      y = Observe(y, {Cast(weight)}, &seen_);
+      y = Observe(y, {activation({rows, kSide})}, &seen);
+    });
     ASSERT_TRUE(world_.Synchronize().ok());
     const OffloadStats after = session->GetStats();
     EXPECT_EQ(after.kept_as_planned - before.kept_as_planned, is_planned ? 2u : 0u);
     EXPECT_EQ(after.cast_again - before.cast_again, is_let_go_of ? 1u : 0u);
     if (is_let_go_of) {
-      EXPECT_LT(world_.device_bytes(), bytes_before + kCastBytes);
+      EXPECT_LT(device_bytes(), bytes_before + kCastBytes);
     }
     y.backward();
     EXPECT_TRUE(SameBytes(std::exchange(seen_, {})[0], Cast(weight)));
@@ -511,20 +473,11 @@ class OffloadCastErrors : public OffloadCast {
  protected:
   // Returns the error of a backward if `change` modifies the weight of the saved cast before it.
   std::string ErrorAfter(const std::function<void(at::Tensor&)>& change) {
-    at::Tensor weight = NewWeight(1);
-    Learn(weight);
-    at::Tensor y;
-    {
-      const OffloadScope scope(world_.session());
-      y = Observe(carrier_, {Cast(weight).t()}, &seen_);
-    }
+    at::Tensor weight = LearnedWeight();
+    const at::Tensor y =
+        InScope(world_.session(), [&] { return Observe(carrier_, {Cast(weight).t()}, &seen_); });
     change(weight);
-    try {
-      y.backward();
-    } catch (const c10::Error& error) {
-      return error.what_without_backtrace();
-    }
-    return "";
+    return ErrorOf([&] { y.backward(); });
   }
 };
 
@@ -549,39 +502,37 @@ TEST_F(OffloadCastErrors, AParameterThatLiesOtherwiseInItsMemoryIsFoundOut) {
               HasSubstr("changed in place"));
 }
 
-TEST(OffloadCastVerify, WhatIsCastAgainIsComparedWithWhatWasSaved) {
-  OffloadOptions options = SmallWindows(1);
-  options.verify = true;
-  EmuWorld world(MachineOptions(), options);
-  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_();
-  const at::Tensor weight = Randn(world.device(), {kSide, kSide}, 1).requires_grad_();
-  std::vector<at::Tensor> seen;
+class OffloadCastVerify : public OffloadCast {
+ protected:
+  static OffloadOptions Verifying() {
+    OffloadOptions options = SmallWindows(1);
+    options.verify = true;
+    return options;
+  }
+  OffloadCastVerify() : OffloadCast(Verifying()) {}
+};
+
+TEST_F(OffloadCastVerify, WhatIsCastAgainIsComparedWithWhatWasSaved) {
+  const at::Tensor weight = NewWeight(1);
   const auto save = [&] {
-    const OffloadScope scope(world.session());
-    return Observe(carrier, {weight.to(at::kBFloat16)}, &seen);
+    return InScope(world_.session(), [&] { return Observe(carrier_, {Cast(weight)}, &seen_); });
   };
   save().backward();
   save().backward();
-  EXPECT_EQ(world.session()->GetStats().recast, 1u);
-  EXPECT_EQ(world.session()->GetStats().verified, 2u);
+  EXPECT_EQ(stats().recast, 1u);
+  EXPECT_EQ(stats().verified, 2u);
   const at::Tensor y = save();
-  seen.clear();
+  seen_.clear();
   weight.variable_data().mul_(2);  // has a version counter of its own
-  try {
-    y.backward();
-    ADD_FAILURE() << "other bytes have passed";
-  } catch (const c10::Error& error) {
-    EXPECT_THAT(error.what_without_backtrace(),
-                AllOf(HasSubstr("verify mode"), HasSubstr("cast again"),
-                      HasSubstr("BFloat16 [128, 128]"), HasSubstr("raises no version")));
-  }
+  EXPECT_THAT(ErrorOf([&] { y.backward(); }),
+              AllOf(HasSubstr("verify mode"), HasSubstr("cast again"),
+                    HasSubstr("BFloat16 [128, 128]"), HasSubstr("raises no version")));
 }
 
 // ------------------------------------------------------------------------------- streams, memory
 
 TEST_F(OffloadCast, ReadersOnTwoStreamsShareACast) {
-  const at::Tensor weight = NewWeight(1);
-  Learn(weight);
+  const at::Tensor weight = LearnedWeight();
   const at::Tensor expected = OnHost(Cast(weight));
   std::vector<at::Tensor> seen;
   const auto read_on = [&](const c10::Stream& stream) {
@@ -592,13 +543,11 @@ TEST_F(OffloadCast, ReadersOnTwoStreamsShareACast) {
       return grad;
     };
   };
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
     const at::Tensor cast = Cast(weight);
-    y = Probe(carrier_, {cast}, read_on(world_.NewStream()));
     y = Probe(y, {cast}, read_on(world_.NewStream()));
-  }
+    y = Probe(y, {cast}, read_on(world_.NewStream()));
+  });
   y.backward();
   ASSERT_TRUE(world_.Synchronize().ok());
   EXPECT_EQ(seen[0].const_data_ptr(), seen[2].const_data_ptr());
@@ -609,8 +558,7 @@ TEST_F(OffloadCast, ReadersOnTwoStreamsShareACast) {
 
 // Autograd would keep the cast until backward. Here it is freed while a side stream still reads.
 TEST_F(OffloadCast, TheMemoryOfACastThatAForkReadsIsNotReusedBeforeItHas) {
-  const at::Tensor weight = NewWeight(1);
-  Learn(weight);
+  const at::Tensor weight = LearnedWeight();
   const c10::Stream fork = world_.NewStream();
   at::Tensor y, read;
   const at::Tensor expected = OnHost(Cast(weight));
@@ -624,7 +572,7 @@ TEST_F(OffloadCast, TheMemoryOfACastThatAForkReadsIsNotReusedBeforeItHas) {
       read = at::mul(cast.detach(), 1);
     }
     cast.reset();
-    for (int i = 0; i < 4; ++i) Activation(carrier_, {kSide, kSide / 2}, 7);  // reuses its memory
+    for (int i = 0; i < 4; ++i) activation({kSide, kSide / 2}, 7);  // reuses its memory
   }
   ASSERT_TRUE(world_.Synchronize().ok());
   EXPECT_TRUE(SameBytes(read, expected));
@@ -632,61 +580,41 @@ TEST_F(OffloadCast, TheMemoryOfACastThatAForkReadsIsNotReusedBeforeItHas) {
 
 // Each replay of the graph would recast the weight's value of that time.
 TEST_F(OffloadCast, NothingIsCastIntoAGraphThatIsCaptured) {
-  const at::Tensor weight = NewWeight(1);
-  Learn(weight);
+  const at::Tensor weight = LearnedWeight();
   const c10::Stream side = world_.NewStream();
   const StreamHandle native(side.native_handle());
   std::string error;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Probe(carrier_, {Cast(weight)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+  const at::Tensor y = InScope(world_.session(), [&] {
+    return Probe(carrier_, {Cast(weight)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
       const c10::StreamGuard guard(side);
       EXPECT_TRUE(world_.machine().SetCapturing(native, true).ok());
-      try {
-        unpack();
-      } catch (const c10::Error& thrown) {
-        error = thrown.what_without_backtrace();
-      }
+      error = ErrorOf([&] { unpack(); });
       EXPECT_TRUE(world_.machine().SetCapturing(native, false).ok());
       return grad;
     });
-  }
+  });
   y.backward();
   EXPECT_THAT(error, HasSubstr("the stream captures a graph"));
 }
 
 TEST_F(OffloadCast, ACastThatFindsNoMemoryTakesThatOfUnreadPrefetches) {
-  OffloadOptions options = SmallWindows(1);
-  options.prefetch_window_bytes = kMiB;
-  const std::shared_ptr<OffloadSession> session = world_.NewSession(options);
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(Windows(1, kMiB));
   const at::Tensor weight = NewWeight(1);
   const at::Tensor expected = OnHost(Cast(weight));
-  const int64_t kActivationSide = kSide;
   for (const bool known : {false, true}) {
-    at::Tensor y;
     bool same = false;
-    {
-      const OffloadScope scope(session);
-      y = Probe(carrier_, {Activation(carrier_, {kActivationSide, kActivationSide}, 1)},
-                [](const at::Tensor& grad, const UnpackSaved& unpack) {
-                  unpack();
-                  return grad;
-                });
+    const at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
+      y = Probe(y, {activation({kSide, kSide}, 1)}, Read);
       y = Probe(y, {Cast(weight)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
         if (known) {
-          EXPECT_TRUE(world_.machine().SetMemoryLimit(0, world_.device_bytes()).ok());
+          EXPECT_TRUE(world_.machine().SetMemoryLimit(0, device_bytes()).ok());
         }
         same = SameBytes(unpack()[0].detach().cpu(), expected);
-        EXPECT_TRUE(world_.machine().SetMemoryLimit(0, world_.device_bytes() + kMiB).ok());
+        EXPECT_TRUE(world_.machine().SetMemoryLimit(0, device_bytes() + kMiB).ok());
         return grad;
       });
-      y = Probe(y, {Activation(carrier_, {kActivationSide, kActivationSide}, 2)},
-                [](const at::Tensor& grad, const UnpackSaved& unpack) {
-                  unpack();  // prefetches the other one
-                  return grad;
-                });
-    }
+      y = Probe(y, {activation({kSide, kSide}, 2)}, Read);  // prefetches the other one
+    });
     const uint64_t dropped = session->GetStats().prefetches_dropped;
     y.backward();
     EXPECT_TRUE(same);

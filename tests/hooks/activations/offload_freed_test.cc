@@ -15,6 +15,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/activations/offload_world.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
@@ -25,11 +26,8 @@ namespace {
 
 TEST(OffloadFreed, ATensorOfOneByteIsFreedOnRequestToo) {
   OffloadWorld world(EverySize(1));
-  at::Tensor y;
-  {
-    const OffloadScope scope(world.session());
-    y = Probe(world.carrier, {OneByte(world)}, OffloadWorld::Use);
-  }
+  const at::Tensor y = InScope(
+      world.session(), [&] { return Probe(world.carrier, {OneByte(world)}, OffloadWorld::Use); });
   ASSERT_EQ(world.stats().evicted_bytes, 0u) << "it is as large as the window";
   world.session()->FreeDeviceMemory(0);
   EXPECT_EQ(world.stats().evicted_bytes, 1u);
@@ -39,10 +37,8 @@ TEST(OffloadFreed, AnOperatorThatRunsOutInBackwardMayHaveWhatPinionHolds) {
   OffloadWorld world(SmallWindows(kMiB));
   std::vector<at::Tensor> seen;
   bool ran_out = false;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world.session());
-    y = Observe(world.carrier, {world.activation(128, 1)}, &seen);
+  const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
+    y = Observe(y, {world.activation(128, 1)}, &seen);
     y = Observe(y, {world.activation(128, 2)}, &seen);
     y = Probe(y, {}, [&](const at::Tensor& grad, const UnpackSaved&) {
       const auto allocate = [&] { at::empty(KiB(200), at::TensorOptions(world.device())); };
@@ -55,7 +51,7 @@ TEST(OffloadFreed, AnOperatorThatRunsOutInBackwardMayHaveWhatPinionHolds) {
       }
       return grad;
     });
-  }
+  });
   world.LeaveRoom(16 * kKiB);
   y.backward();
   EXPECT_TRUE(ran_out);
@@ -64,9 +60,7 @@ TEST(OffloadFreed, AnOperatorThatRunsOutInBackwardMayHaveWhatPinionHolds) {
 }
 
 TEST(OffloadFreed, UnreadPrefetchesAreFreedOnRequestToo) {
-  OffloadOptions options = SmallWindows(1);
-  options.prefetch_window_bytes = kMiB;
-  OffloadWorld world(options);
+  OffloadWorld world(Windows(1, kMiB));
   uint64_t freed = 0;
   at::Tensor y;
   {
@@ -90,17 +84,15 @@ TEST(OffloadFreed, WhatBackwardIsDoneWithIsFreedOnRequestAtOnce) {
   OffloadWorld world(SmallWindows(kMiB));
   for (int step = 0; step < 2; ++step) {
     uint64_t freed = 0;
-    at::Tensor y;
-    {
-      const OffloadScope scope(world.session());
-      y = Probe(world.carrier, {}, [&](const at::Tensor& grad, const UnpackSaved&) {
+    const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
+      y = Probe(y, {}, [&](const at::Tensor& grad, const UnpackSaved&) {
         const uint64_t before = world.device_bytes();
         world.session()->FreeDeviceMemory(0);
         freed = before - world.device_bytes();
         return grad;
       });
       for (int i = 0; i < 2; ++i) y = Probe(y, {world.activation(256)}, OffloadWorld::Use);
-    }
+    });
     y.backward();
     EXPECT_EQ(freed, 512 * kKiB);
   }
@@ -112,20 +104,18 @@ TEST(OffloadFreed, WhatGoesAfterTheEndOfABackwardIsFreedAtOnce) {
   OffloadWorld world(SmallWindows(kMiB));
   at::Tensor other = world.Save({128});
   uint64_t freed = 0;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world.session());
-    y = Probe(world.carrier, {world.activation(64)},
-              [&](const at::Tensor& grad, const UnpackSaved& unpack) {
-                unpack();
-                torch::autograd::Engine::get_default_engine().queue_callback([&] {
-                  const uint64_t before = world.device_bytes();
-                  other.reset();
-                  freed = before - world.device_bytes();
-                });
-                return grad;
-              });
-  }
+  const at::Tensor y = InScope(world.session(), [&] {
+    return Probe(world.carrier, {world.activation(64)},
+                 [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+                   unpack();
+                   torch::autograd::Engine::get_default_engine().queue_callback([&] {
+                     const uint64_t before = world.device_bytes();
+                     other.reset();
+                     freed = before - world.device_bytes();
+                   });
+                   return grad;
+                 });
+  });
   y.backward();
   EXPECT_GE(freed, 128 * kKiB);
 }
@@ -170,15 +160,13 @@ TEST(OffloadFreed, WhatGoesInABackwardBeforeItWasCopiedIsFreedAtOnce) {
 TEST(OffloadFreed, WhatGoesOutsideOfABackwardIsFreedAtOnceEvenIfItWasUnpackedThere) {
   OffloadWorld world(SmallWindows(kMiB));
   UnpackSaved unpack;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world.session());
-    y = Probe(world.carrier, {world.activation(128)},
-              [&](const at::Tensor& grad, const UnpackSaved& unpack_in_backward) {
-                unpack = unpack_in_backward;
-                return grad;
-              });
-  }
+  at::Tensor y = InScope(world.session(), [&] {
+    return Probe(world.carrier, {world.activation(128)},
+                 [&](const at::Tensor& grad, const UnpackSaved& unpack_in_backward) {
+                   unpack = unpack_in_backward;
+                   return grad;
+                 });
+  });
   y.backward({}, /*retain_graph=*/true);
   unpack();
   const uint64_t before = world.device_bytes();
@@ -195,11 +183,9 @@ TEST(OffloadFreed, WhatBackwardIsDoneWithKeepsNoOtherPartOfItsStorage) {
   std::latch saved(1);
   std::latch read(1);
   std::thread other;
-  at::Tensor y;
   at::Tensor other_y;
-  {
-    const OffloadScope scope(world.session());
-    y = Probe(world.carrier, {}, [&](const at::Tensor& grad, const UnpackSaved&) {
+  const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
+    y = Probe(y, {}, [&](const at::Tensor& grad, const UnpackSaved&) {
       read.count_down();
       other.join();
       return grad;
@@ -207,7 +193,7 @@ TEST(OffloadFreed, WhatBackwardIsDoneWithKeepsNoOtherPartOfItsStorage) {
     y = Probe(y, {std::exchange(whole, at::Tensor()).narrow(0, 0, 64 * 1024)},
               [](const at::Tensor& grad, const UnpackSaved&) { return grad; });
     y = Probe(y, {world.activation(64)}, OffloadWorld::Use);
-  }
+  });
   other = std::thread([&] {
     const OffloadScope scope(world.session());
     other_y = Probe(world.carrier, {std::exchange(leaf, at::Tensor()).narrow(0, 65536, 64 * 1024)},

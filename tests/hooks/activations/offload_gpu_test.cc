@@ -5,7 +5,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/util/Exception.h>
@@ -28,6 +27,7 @@
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/pin_memory/torch_host_allocator.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -36,10 +36,6 @@ namespace pinion::testing {
 namespace {
 
 bool OnGpu(const EmuWorld& world) { return world.device().is_cuda(); }
-
-at::Tensor NewCarrier(const EmuWorld& world) {
-  return at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
-}
 
 class OffloadGpuTest : public ::testing::Test {
  protected:
@@ -59,11 +55,7 @@ enum ExitCode { kAsItShould = 0, kNoError = 10, kVagueError = 11, kCannotRun = 1
   if (!OnGpu(world)) _exit(kCannotRun);
   const TestNet net(world.device(), at::kFloat);
   const at::Tensor ten = at::arange(10, at::TensorOptions(world.device()));
-  at::Tensor loss;
-  {
-    const OffloadScope scope(world.session());
-    loss = net.Loss();
-  }
+  const at::Tensor loss = InScope(world.session(), [&] { return net.Loss(); });
   try {
     ten.index_select(0, ten.add(1 << 20).to(at::kLong));
     loss.backward();
@@ -117,11 +109,9 @@ TEST_F(OffloadGpuTest, TensorsAboveEveryWindowComeBack) {
   const int64_t floats = static_cast<int64_t>((OnGpu(world) ? 512 * kMiB : 2 * kMiB) / 4);
   const at::Tensor carrier = NewCarrier(world);
   std::vector<at::Tensor> seen;
-  at::Tensor y = carrier;
-  {
-    const OffloadScope scope(world.session());
+  const at::Tensor y = InScope(world.session(), carrier, [&](at::Tensor& y) {
     for (int i = 0; i < 4; ++i) y = Observe(y, {Activation(carrier, {floats}, i)}, &seen);
-  }
+  });
   y.backward();
   // Backward visits the nodes from last to first; each Observe keeps what it saw last.
   ASSERT_EQ(seen.size(), 1u);
@@ -174,22 +164,14 @@ TEST_F(OffloadGpuTest, PackSpoilsNoCaptureOfAnotherStream) {
   const at::Tensor saved = Activation(carrier, {1024, 1024});
   std::vector<at::Tensor> seen;
   for (int i = 0; i < 2; ++i) {  // pins and caches the memory
-    at::Tensor y;
-    {
-      const OffloadScope scope(world.session());
-      y = Observe(carrier, {saved}, &seen);
-    }
+    at::Tensor y = InScope(world.session(), [&] { return Observe(carrier, {saved}, &seen); });
     y.backward();
   }
   ASSERT_TRUE(world.Synchronize().ok());
   const uint64_t offloaded = world.session()->GetStats().offloaded;
   const auto other = static_cast<cudaStream_t>(NativeStream(world.NewStream()).native());
   ASSERT_EQ(cudaStreamBeginCapture(other, cudaStreamCaptureModeGlobal), cudaSuccess);
-  at::Tensor y;
-  {
-    const OffloadScope scope(world.session());
-    y = Observe(carrier, {saved}, &seen);
-  }
+  const at::Tensor y = InScope(world.session(), [&] { return Observe(carrier, {saved}, &seen); });
   cudaGraph_t graph = nullptr;
   EXPECT_EQ(cudaStreamEndCapture(other, &graph), cudaSuccess) << "the capture was spoiled";
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);

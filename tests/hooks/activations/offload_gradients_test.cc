@@ -18,9 +18,9 @@
 
 #include "gtest/gtest.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/autograd/lent_tensors.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -30,9 +30,8 @@ namespace {
 
 at::Tensor ReturnSaved(const at::Tensor&, const UnpackSaved& unpack) { return unpack()[0]; }
 
-class OffloadGradients : public ::testing::Test {
+class OffloadGradients : public OffloadFixture {
  protected:
-  OffloadStats stats() { return world_.session()->GetStats(); }
   at::Tensor NewLeaf(int64_t side, bool requires_grad) {
     return ActivationValues({side, side}, 3).to(world_.device()).requires_grad_(requires_grad);
   }
@@ -40,11 +39,8 @@ class OffloadGradients : public ::testing::Test {
   // Returns the gradient of `weight` from a node that returns `saved`, which the caller references.
   at::Tensor GradientThatIs(const at::Tensor& saved, const at::Tensor& weight,
                             bool retain_graph = false) {
-    at::Tensor y;
-    {
-      const OffloadScope scope(world_.session());
-      y = Probe(weight, {saved}, ReturnSaved);
-    }
+    const at::Tensor y =
+        InScope(world_.session(), [&] { return Probe(weight, {saved}, ReturnSaved); });
     y.backward(at::ones_like(y), retain_graph);
     return weight.grad();
   }
@@ -58,8 +54,6 @@ class OffloadGradients : public ::testing::Test {
     grad.zero_();
     EXPECT_TRUE(SameBytes(saved.detach(), before));
   }
-
-  EmuWorld world_{MachineOptions(), SmallWindows(1)};
 };
 
 TEST_F(OffloadGradients, AnInputThatBecomesAGradientIsCopied) {
@@ -76,13 +70,11 @@ TEST_F(OffloadGradients, AnInputThatBecomesAGradientIsCopied) {
 TEST_F(OffloadGradients, AKeptTensorThatNobodyElseHasBecomesTheGradientItself) {
   const at::Tensor weight = NewLeaf(8, true);
   const void* data = nullptr;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = InScope(world_.session(), [&] {
     const at::Tensor saved = at::ones({8, 8}, at::TensorOptions(world_.device()));
     data = saved.data_ptr();
-    y = Probe(weight, {saved}, ReturnSaved);
-  }
+    return Probe(weight, {saved}, ReturnSaved);
+  });
   y.backward(at::ones_like(y));
   EXPECT_EQ(stats().kept_small, 1u);
   EXPECT_EQ(weight.grad().data_ptr(), data);
@@ -136,9 +128,8 @@ TEST_F(OffloadGradients, AParameterThatBecomesAGradientIsCopied) {
 }
 
 TEST_F(OffloadGradients, AnActivationThatTheUserHoldsAndThatBecomesAGradientIsCopied) {
-  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
   for (const bool retain_graph : {false, true}) {
-    ExpectOwnGradient(Activation(carrier, {32, 32}, 5), retain_graph);
+    ExpectOwnGradient(activation({32, 32}, 5), retain_graph);
   }
   EXPECT_EQ(stats().offloaded, 2u);
   EXPECT_EQ(stats().reused_on_device, 2u);
@@ -146,36 +137,28 @@ TEST_F(OffloadGradients, AnActivationThatTheUserHoldsAndThatBecomesAGradientIsCo
 
 // Two nodes share one fetched tensor. The first returns it as a gradient, to which the engine adds.
 TEST_F(OffloadGradients, AFetchedTensorThatOthersReadIsCopied) {
-  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
   const at::Tensor weight = NewLeaf(32, true);
-  at::Tensor saved = Activation(carrier, {32, 32}, 5);
-  std::vector<at::Tensor> seen;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Observe(weight, {saved}, &seen);
+  at::Tensor saved = activation({32, 32}, 5);
+  const at::Tensor y = InScope(world_.session(), weight, [&](at::Tensor& y) {
+    y = Observe(y, {saved}, &seen_);
     y = at::add(y, Probe(weight, {saved}, ReturnSaved));
-  }
+  });
   saved.reset();
   y.backward(at::ones_like(y));
   EXPECT_EQ(stats().fetched_on_demand, 1u);
-  EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({32, 32}, 5)));
+  EXPECT_TRUE(SameBytes(seen_.at(0), ActivationValues({32, 32}, 5)));
   EXPECT_TRUE(SameBytes(weight.grad(), ActivationValues({32, 32}, 5).add(1)));
-  EXPECT_FALSE(weight.grad().is_alias_of(seen[0]));
+  EXPECT_FALSE(weight.grad().is_alias_of(seen_[0]));
 }
 
 // The program references the tensor until the first node has read it. The second returns it as a
 // gradient, to which the engine adds. The third must still read the saved bytes.
 TEST_F(OffloadGradients, ATensorThatTheUserDropsInBackwardIsCopied) {
-  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
   const at::Tensor weight = NewLeaf(32, true);
   const at::Tensor other = NewLeaf(32, true);
-  at::Tensor saved = Activation(carrier, {32, 32}, 5);
-  std::vector<at::Tensor> seen;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Observe(other, {saved}, &seen);
+  at::Tensor saved = activation({32, 32}, 5);
+  const at::Tensor y = InScope(world_.session(), other, [&](at::Tensor& y) {
+    y = Observe(y, {saved}, &seen_);
     y = at::add(y, at::mul(weight, 1));
     y = at::add(y, Probe(weight, {saved}, ReturnSaved));
     y = at::add(y, Probe(other, {saved}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
@@ -183,28 +166,25 @@ TEST_F(OffloadGradients, ATensorThatTheUserDropsInBackwardIsCopied) {
                   saved.reset();
                   return grad;
                 }));
-  }
+  });
   y.backward(at::ones_like(y));
   EXPECT_EQ(stats().evicted_not_freed, 1u);
   EXPECT_EQ(stats().reused_on_device, 3u);
-  EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({32, 32}, 5)));
+  EXPECT_TRUE(SameBytes(seen_.at(0), ActivationValues({32, 32}, 5)));
   EXPECT_TRUE(SameBytes(weight.grad(), ActivationValues({32, 32}, 5).add(1)));
 }
 
 // A tensor that only its node needs becomes the gradient or is freed with the node.
 TEST_F(OffloadGradients, AFetchedTensorThatNobodyElseNeedsIsNotCopied) {
-  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
   const at::Tensor weight = NewLeaf(32, true);
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Probe(weight, {Activation(carrier, {32, 32}, 5)},
-              [](const at::Tensor&, const UnpackSaved& unpack) {
-                const at::Tensor saved = unpack()[0];
-                EXPECT_EQ(saved.storage().use_count(), 1u);
-                return saved;
-              });
-  }
+  const at::Tensor y = InScope(world_.session(), [&] {
+    return Probe(weight, {activation({32, 32}, 5)},
+                 [](const at::Tensor&, const UnpackSaved& unpack) {
+                   const at::Tensor saved = unpack()[0];
+                   EXPECT_EQ(saved.storage().use_count(), 1u);
+                   return saved;
+                 });
+  });
   y.backward(at::ones_like(y));
   EXPECT_EQ(stats().fetched_on_demand, 1u);
   EXPECT_TRUE(SameBytes(weight.grad(), ActivationValues({32, 32}, 5)));
@@ -212,21 +192,18 @@ TEST_F(OffloadGradients, AFetchedTensorThatNobodyElseNeedsIsNotCopied) {
 
 // Aliased memory is released before backward ends: when the next node gets its tensors.
 TEST_F(OffloadGradients, WhatWasLentGoesBeforeBackwardEnds) {
-  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
   constexpr int kTensors = 8;
   uint64_t most_bytes = 0;
-  at::Tensor y = carrier;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
     for (int i = 0; i < kTensors; ++i) {
-      y = Probe(y, {Activation(carrier, {64, 64}, i)},
+      y = Probe(y, {activation({64, 64}, i)},
                 [&](const at::Tensor& grad, const UnpackSaved& unpack) {
                   unpack();
                   most_bytes = std::max(most_bytes, world_.machine().memory_stats(0).in_use_bytes);
                   return grad;
                 });
     }
-  }
+  });
   const uint64_t before_bytes = world_.machine().memory_stats(0).in_use_bytes;
   y.backward({}, /*retain_graph=*/true);  // lends all tensors
   EXPECT_GE(stats().fetched_bytes, kTensors * 64u * 64 * 4);

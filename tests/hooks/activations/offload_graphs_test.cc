@@ -16,6 +16,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/tests/hooks/activations/graphs_fixture.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -24,6 +25,10 @@ namespace pinion::testing {
 namespace {
 
 using OffloadGraphs = GraphsFixture;
+
+at::Tensor Throw(const at::Tensor& /*grad*/, const UnpackSaved& /*unpack*/) {
+  throw std::runtime_error("in the middle of backward");
+}
 
 // --- Several backwards, several graphs ---
 
@@ -89,13 +94,11 @@ TEST_F(OffloadGraphs, AGraphThatIsDroppedWithoutBackwardReturnsEverything) {
 
 // A scope around a whole evaluation drops one graph after another.
 TEST_F(OffloadGraphs, AGraphThatIsDroppedInItsScopeIsForgottenBeforeTheScopeEnds) {
-  const at::Tensor carrier = NewCarrier();
-  const at::Tensor tensor = Activation(carrier, {16, 16});  // small enough to wait for a batch
+  const at::Tensor tensor = activation({16, 16});  // small enough to wait for a batch
   const auto references = [&] { return tensor.storage().getWeakStorageImpl().weak_use_count(); };
   const auto before = references();
   const OffloadScope scope(world_.session());
-  std::vector<at::Tensor> seen;
-  at::Tensor y = Observe(carrier, {tensor}, &seen);
+  at::Tensor y = Observe(carrier_, {tensor}, &seen_);
   EXPECT_GT(references(), before);
   y.reset();
   EXPECT_EQ(references(), before);
@@ -167,22 +170,18 @@ TEST_F(OffloadGraphs, AnExceptionInForwardLeavesNothingBehind) {
 }
 
 TEST_F(OffloadGraphs, BackwardCanBeTriedAgainAfterAnException) {
-  const at::Tensor carrier = NewCarrier();
   bool broken = true;
   std::vector<at::Tensor> seen_early;
   std::vector<at::Tensor> seen_late;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Observe(carrier, {Activation(carrier, {64, 64}, 1)}, &seen_early);
-    y = Probe(y, {Activation(carrier, {64, 64}, 2)},
-              [&](const at::Tensor& grad, const UnpackSaved& unpack) {
-                if (broken) throw std::runtime_error("in the middle of backward");
-                seen_late = unpack();
-                return grad;
-              });
-    y = Observe(y, {Activation(carrier, {64, 64}, 3)}, &seen_late);
-  }
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
+    y = Observe(y, {activation({64, 64}, 1)}, &seen_early);
+    y = Probe(y, {activation({64, 64}, 2)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+      if (broken) throw std::runtime_error("in the middle of backward");
+      seen_late = unpack();
+      return grad;
+    });
+    y = Observe(y, {activation({64, 64}, 3)}, &seen_late);
+  });
   EXPECT_THROW(y.backward({}, /*retain_graph=*/true), std::runtime_error);
   EXPECT_TRUE(seen_early.empty());
   broken = false;
@@ -193,21 +192,15 @@ TEST_F(OffloadGraphs, BackwardCanBeTriedAgainAfterAnException) {
 
 // The graph is kept for another attempt, which may never come.
 TEST_F(OffloadGraphs, ABackwardThatThrowsKeepsNothingThatItFetched) {
-  const at::Tensor carrier = NewCarrier();
-  std::vector<at::Tensor> seen;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Observe(carrier, {Activation(carrier, {64, 64}, 1)}, &seen);
-    y = Probe(y, {}, [](const at::Tensor&, const UnpackSaved&) -> at::Tensor {
-      throw std::runtime_error("in the middle of backward");
-    });
-    y = Observe(y, {Activation(carrier, {64, 64}, 2)}, &seen);
-    y = Observe(y, {Activation(carrier, {64, 64}, 3)}, &seen);
-  }
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
+    y = Observe(y, {activation({64, 64}, 1)}, &seen_);
+    y = Probe(y, {}, Throw);
+    y = Observe(y, {activation({64, 64}, 2)}, &seen_);
+    y = Observe(y, {activation({64, 64}, 3)}, &seen_);
+  });
   const uint64_t before = device_bytes();
   EXPECT_THROW(y.backward({}, /*retain_graph=*/true), std::runtime_error);
-  seen.clear();
+  seen_.clear();
   EXPECT_TRUE(Soon([&] { return stats().prefetches_dropped == 1; })) << stats().ToString();
   EXPECT_TRUE(Soon([&] { return device_bytes() == before; }));
 }
@@ -215,16 +208,10 @@ TEST_F(OffloadGraphs, ABackwardThatThrowsKeepsNothingThatItFetched) {
 TEST_F(OffloadGraphs, AGraphWhoseBackwardThrewReturnsEverything) {
   const TestNet net(world_.device(), at::kFloat, SeededNet(1));
   const uint64_t before = device_bytes();
-  at::Tensor loss;
-  {
-    const OffloadScope scope(world_.session());
-    const at::Tensor carrier = NewCarrier();
-    const at::Tensor gate =
-        Probe(carrier, {}, [](const at::Tensor& grad, const UnpackSaved&) -> at::Tensor {
-          throw std::runtime_error("in the middle of backward");
-        });
-    loss = at::mul(net.Loss(), gate);
-  }
+  at::Tensor loss = InScope(world_.session(), [&] {
+    const at::Tensor gate = Probe(carrier_, {}, Throw);
+    return at::mul(net.Loss(), gate);
+  });
   EXPECT_THROW(loss.backward(), std::runtime_error);
   TakeGradients(net, loss);
   loss.reset();
@@ -236,43 +223,37 @@ TEST_F(OffloadGraphs, AGraphWhoseBackwardThrewReturnsEverything) {
 // --- Scopes ---
 
 TEST_F(OffloadGraphs, TheInnermostScopeWins) {
-  const at::Tensor carrier = NewCarrier();
-  std::vector<at::Tensor> seen;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Observe(carrier, {Activation(carrier, {64, 64}, 1)}, &seen);
+  at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
+    y = Observe(y, {activation({64, 64}, 1)}, &seen_);
     EXPECT_EQ(stats().packed, 1u);
     {
       const NoOffloadScope off;
-      y = Observe(y, {Activation(carrier, {64, 64}, 2)}, &seen);
+      y = Observe(y, {activation({64, 64}, 2)}, &seen_);
       EXPECT_EQ(stats().packed, 1u);
       {
         const OffloadScope on(world_.session());
-        y = Observe(y, {Activation(carrier, {64, 64}, 3)}, &seen);
+        y = Observe(y, {activation({64, 64}, 3)}, &seen_);
         EXPECT_EQ(stats().packed, 2u);
       }
-      y = Observe(y, {Activation(carrier, {64, 64}, 4)}, &seen);
+      y = Observe(y, {activation({64, 64}, 4)}, &seen_);
       EXPECT_EQ(stats().packed, 2u);
     }
-    y = Observe(y, {Activation(carrier, {64, 64}, 5)}, &seen);
-  }
-  y = Observe(y, {Activation(carrier, {64, 64}, 6)}, &seen);
+    y = Observe(y, {activation({64, 64}, 5)}, &seen_);
+  });
+  y = Observe(y, {activation({64, 64}, 6)}, &seen_);
   EXPECT_EQ(stats().packed, 3u);
   EXPECT_EQ(stats().offloaded, 3u);
   y.backward();
-  EXPECT_TRUE(SameBytes(seen[0], ActivationValues({64, 64}, 1)));
+  EXPECT_TRUE(SameBytes(seen_[0], ActivationValues({64, 64}, 1)));
 }
 
 TEST_F(OffloadGraphs, AScopeOfADisabledSessionSwitchesOffloadOff) {
   OffloadOptions disabled = SmallWindows();
   disabled.enabled = false;
   const auto off_session = world_.NewSession(disabled);
-  const at::Tensor carrier = NewCarrier();
-  std::vector<at::Tensor> seen;
   const OffloadScope scope(world_.session());
   const OffloadScope off(off_session);
-  Observe(carrier, {Activation(carrier, {64, 64})}, &seen);
+  Observe(carrier_, {activation({64, 64})}, &seen_);
   EXPECT_EQ(stats().packed, 0u);
 }
 

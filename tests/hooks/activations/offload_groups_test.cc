@@ -6,7 +6,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/Stream.h>
@@ -16,7 +15,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -30,6 +28,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -43,51 +42,35 @@ using ::testing::HasSubstr;
 constexpr uint64_t kWindowBytes = 128 * kKiB;
 constexpr uint64_t kGroupBytes = kWindowBytes / 4;  // of waiting tensors start a copy
 
-// Disables prefetching by a window that holds at most one group.
-OffloadOptions OnDemand() {
-  OffloadOptions options = SmallWindows(kWindowBytes);
-  options.prefetch_window_bytes = 1;
-  return options;
-}
-
-EmulatedOptions RacesAllowed() {
-  EmulatedOptions options = MachineOptions();
-  options.detect_races = false;
-  return options;
-}
-
-class OffloadGroups : public ::testing::Test {
+class OffloadGroups : public OffloadFixture {
  protected:
   explicit OffloadGroups(const OffloadOptions& options = SmallWindows(kWindowBytes),
                          const EmulatedOptions& machine = MachineOptions())
-      : world_(machine, options) {}
+      : OffloadFixture(options, machine) {}
 
-  OffloadStats stats() { return world_.session()->GetStats(); }
-  EngineStats engine() { return world_.session()->GetEngineStats(0); }
-  uint64_t device_bytes() { return world_.device_bytes(); }
-  at::Tensor small(int first) { return Activation(carrier_, {kFloats}, first); }
+  at::Tensor small(int first) { return activation({kFloats}, first); }
   static at::Tensor SmallValues(int first) { return ActivationValues({kFloats}, first); }
 
-  // Saves `count` small tensors by a node each, and evicts them. Reads go to seen_.
+  // Saves by `extend` in a scope, and evicts what it saved.
+  template <typename Extend>
+  at::Tensor Evicted(const Extend& extend) {
+    return PushOut(InScope(world_.session(), carrier_, extend));
+  }
+  // Saves `count` small tensors by a node each, and evicts them. Reads go to reads_.
   at::Tensor SaveMany(int count) {
-    seen_.resize(count);
-    at::Tensor y = carrier_;
-    {
-      const OffloadScope scope(world_.session());
-      for (int i = 0; i < count; ++i) y = Observe(y, {small(i)}, &seen_[i]);
-    }
-    return PushOut(y);
+    return Evicted([&](at::Tensor& y) {
+      for (int i = 0; i < count; ++i) y = Observe(y, {small(i)}, &reads_[i]);
+    });
   }
   // Evicts earlier tensors by saving one large tensor.
   at::Tensor PushOut(const at::Tensor& y) {
     const OffloadScope scope(world_.session());
-    return Observe(y, {Activation(carrier_, {kWindowBytes / 4})}, &pushed_);
+    return Observe(y, {activation({kWindowBytes / 4})}, &pushed_);
   }
   void ExpectSeen(int count) {
-    ASSERT_GE(seen_.size(), static_cast<size_t>(count));
     for (int i = 0; i < count; ++i) {
-      ASSERT_EQ(seen_[i].size(), 1u) << i;
-      EXPECT_TRUE(SameBytes(seen_[i][0], SmallValues(i))) << i;
+      ASSERT_EQ(reads_[i].size(), 1u) << i;
+      EXPECT_TRUE(SameBytes(reads_[i][0], SmallValues(i))) << i;
     }
   }
 
@@ -95,9 +78,7 @@ class OffloadGroups : public ::testing::Test {
   static constexpr uint64_t kSmallBytes = 4 * kFloats;
   static constexpr int kPerGroup = kGroupBytes / kSmallBytes;
 
-  EmuWorld world_;
-  at::Tensor carrier_ = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
-  std::vector<std::vector<at::Tensor>> seen_;
+  std::vector<std::vector<at::Tensor>> reads_ = std::vector<std::vector<at::Tensor>>(4 * kPerGroup);
   std::vector<at::Tensor> pushed_;
 };
 
@@ -113,7 +94,7 @@ TEST_F(OffloadGroups, SmallTensorsShareOneCopyEachWay) {
   EXPECT_EQ(stats().prefetch_hits + stats().fetched_on_demand, 4u);
   EXPECT_EQ(stats().fetched_bytes, 4 * kGroupBytes);
   ExpectSeen(4 * kPerGroup);
-  seen_.clear();
+  reads_.clear();
   pushed_.clear();
   y.reset();
   world_.ExpectNothingLeft();
@@ -122,14 +103,13 @@ TEST_F(OffloadGroups, SmallTensorsShareOneCopyEachWay) {
 
 // A group's copy reads the gathered bytes, so the tensors themselves are free for the next kernel.
 TEST_F(OffloadGroups, AfterTheGatherTheTensorsGoBeforeTheirCopyIsDone) {
-  seen_.resize(kPerGroup);
   const OffloadScope scope(world_.session());
   at::Tensor y = carrier_;
   const uint64_t before = device_bytes();
-  for (int i = 0; i + 1 < kPerGroup; ++i) y = Observe(y, {small(i)}, &seen_[i]);
+  for (int i = 0; i + 1 < kPerGroup; ++i) y = Observe(y, {small(i)}, &reads_[i]);
   EXPECT_EQ(stats().groups, 0u);
   EXPECT_GE(device_bytes() - before, (kPerGroup - 1) * kSmallBytes);
-  y = Observe(y, {small(kPerGroup - 1)}, &seen_.back());
+  y = Observe(y, {small(kPerGroup - 1)}, &reads_[kPerGroup - 1]);
   std::vector<at::Tensor> seen_next;
   y = Observe(y, {small(0)}, &seen_next);  // the last operator has returned
   EXPECT_EQ(stats().groups, 1u);
@@ -156,17 +136,14 @@ TEST_F(OffloadGroups, AFewSmallTensorsShareABlockAndTravelAsPieces) {
 
 // A large tensor does not force waiting small tensors into its copy.
 TEST_F(OffloadGroups, SmallTensorsBetweenLargeOnesFindEachOther) {
-  seen_.resize(kPerGroup);
   std::vector<at::Tensor> seen_large;
-  at::Tensor y = carrier_;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
     for (int i = 0; i < kPerGroup; ++i) {
-      y = Observe(y, {small(i)}, &seen_[i]);
-      y = Observe(y, {Activation(carrier_, {8 * kKiB}, i)}, &seen_large);
+      y = Observe(y, {small(i)}, &reads_[i]);
+      y = Observe(y, {activation({8 * kKiB}, i)}, &seen_large);
     }
     y = PushOut(y);
-  }
+  });
   EXPECT_EQ(stats().groups, 1u);
   EXPECT_EQ(stats().grouped, static_cast<uint64_t>(kPerGroup));
   y.backward();
@@ -179,12 +156,9 @@ TEST_F(OffloadGroups, OddSizesTypesAndViewsComeBackAsTheyWere) {
   const std::vector<at::ScalarType> types = {at::kDouble, at::kHalf, at::kBFloat16,    at::kLong,
                                              at::kByte,   at::kBool, at::kComplexFloat};
   std::vector<at::Tensor> expected;
-  at::Tensor y = carrier_;
   const int count = 42;
-  seen_.resize(count);
   std::vector<uintptr_t> addresses;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = Evicted([&](at::Tensor& y) {
     for (int i = 0; i < count; ++i) {
       const at::Tensor values = ActivationValues({33 + i, 31}, i).to(types[i % types.size()]);
       at::Tensor tensor = values.to(world_.device());
@@ -194,16 +168,15 @@ TEST_F(OffloadGroups, OddSizesTypesAndViewsComeBackAsTheyWere) {
         expected.back() = values.transpose(0, 1).slice(0, 2);
       }
       addresses.push_back(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()));
-      y = Observe(y, {tensor}, &seen_[i]);
+      y = Observe(y, {tensor}, &reads_[i]);
     }
-  }
-  y = PushOut(y);
+  });
   EXPECT_GE(stats().grouped, static_cast<uint64_t>(count * 3 / 4));
   y.backward();
   EXPECT_GT(stats().fetched_bytes, 0u);
   for (int i = 0; i < count; ++i) {
     SCOPED_TRACE(i);
-    const at::Tensor& tensor = seen_[i].at(0);
+    const at::Tensor& tensor = reads_[i].at(0);
     EXPECT_EQ(tensor.strides(), expected[i].strides());
     EXPECT_TRUE(SameBytes(tensor, expected[i]));
     EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 512, addresses[i] % 512);
@@ -216,16 +189,14 @@ TEST_F(OffloadGroups, AGroupIsFetchedOnceHoweverManyReadIt) {
     const uint64_t fetched_before = stats().fetched_bytes;
     y.backward({}, /*retain_graph=*/true);
     ExpectSeen(2 * kPerGroup);
-    seen_.assign(seen_.size(), {});
+    reads_.assign(reads_.size(), {});
     EXPECT_EQ(stats().fetched_bytes - fetched_before, 2 * kGroupBytes) << "backward " << backward;
   }
 }
 
 TEST_F(OffloadGroups, AGroupIsHeldUntilAllOfItIsReadAndNoLonger) {
   std::vector<uint64_t> held;
-  at::Tensor y = carrier_;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = Evicted([&](at::Tensor& y) {
     for (int i = 0; i < kPerGroup; ++i) {
       y = Probe(y, {small(i)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
         unpack();
@@ -233,8 +204,7 @@ TEST_F(OffloadGroups, AGroupIsHeldUntilAllOfItIsReadAndNoLonger) {
         return grad;
       });
     }
-  }
-  y = PushOut(y);
+  });
   y.backward();
   ASSERT_EQ(held.size(), static_cast<size_t>(kPerGroup));
   EXPECT_LE(held.back() + kGroupBytes, held.front());
@@ -242,22 +212,18 @@ TEST_F(OffloadGroups, AGroupIsHeldUntilAllOfItIsReadAndNoLonger) {
 }
 
 TEST_F(OffloadGroups, APartialBackwardLetsGoOfAGroupThatItReadInPart) {
-  const at::Tensor late = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
-  seen_.resize(kPerGroup);
-  at::Tensor y = carrier_;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor late = NewCarrier();
+  const at::Tensor y = Evicted([&](at::Tensor& y) {
     for (int i = 0; i < kPerGroup; ++i) {
       if (i == kPerGroup / 2) y = at::mul(y, late);
-      y = Observe(y, {small(i)}, &seen_[i]);
+      y = Observe(y, {small(i)}, &reads_[i]);
     }
-  }
-  y = PushOut(y);
+  });
   const uint64_t before = device_bytes();
   torch::autograd::grad({y}, {late}, {}, /*retain_graph=*/true);
-  EXPECT_TRUE(seen_[0].empty());
-  EXPECT_TRUE(SameBytes(seen_[kPerGroup - 1].at(0), SmallValues(kPerGroup - 1)));
-  seen_.assign(seen_.size(), {});
+  EXPECT_TRUE(reads_[0].empty());
+  EXPECT_TRUE(SameBytes(reads_[kPerGroup - 1].at(0), SmallValues(kPerGroup - 1)));
+  reads_.assign(reads_.size(), {});
   pushed_.clear();
   EXPECT_TRUE(Soon([&] { return device_bytes() == before; }));
   y.backward();
@@ -275,65 +241,55 @@ TEST_F(OffloadGroups, AGraphThatIsDroppedWithoutBackwardReturnsEverything) {
 }
 
 TEST_F(OffloadGroups, TensorsThatGoBeforeTheirGroupLeavesAreNotCopied) {
-  seen_.resize(2);
   const OffloadScope scope(world_.session());
-  at::Tensor y = Observe(carrier_, {small(1)}, &seen_[0]);
-  for (int i = 0; i < kPerGroup; ++i) Observe(carrier_, {small(i)}, &seen_[1]);
+  at::Tensor y = Observe(carrier_, {small(1)}, &reads_[0]);
+  for (int i = 0; i < kPerGroup; ++i) Observe(carrier_, {small(i)}, &reads_[1]);
   y = PushOut(y);
   EXPECT_EQ(stats().groups, 0u) << "the other graphs are gone";
   y.backward();
-  EXPECT_TRUE(SameBytes(seen_[0][0], SmallValues(1)));
+  EXPECT_TRUE(SameBytes(reads_[0][0], SmallValues(1)));
 }
 
 TEST_F(OffloadGroups, WhatGoesWhileItWaitsIsNoCompanyForTheRest) {
   std::vector<at::Tensor> seen_gone;
-  seen_.resize(kPerGroup + 1);
   const OffloadScope scope(world_.session());
   at::Tensor gone = carrier_;
   for (int i = 0; i < kPerGroup / 2; ++i) gone = Observe(gone, {small(i)}, &seen_gone);
-  at::Tensor y = Observe(carrier_, {small(0)}, &seen_[0]);  // the earlier operators have returned
+  at::Tensor y = Observe(carrier_, {small(0)}, &reads_[0]);  // the earlier operators have returned
   gone.reset();
-  for (int i = 1; i < kPerGroup; ++i) y = Observe(y, {small(i)}, &seen_[i]);
+  for (int i = 1; i < kPerGroup; ++i) y = Observe(y, {small(i)}, &reads_[i]);
   EXPECT_EQ(engine().d2h.submitted_pieces, 0u) << "the last one's operator may still run";
-  y = Observe(y, {small(kPerGroup)}, &seen_[kPerGroup]);
+  y = Observe(y, {small(kPerGroup)}, &reads_[kPerGroup]);
   EXPECT_EQ(stats().groups, 1u);
   EXPECT_EQ(stats().grouped, static_cast<uint64_t>(kPerGroup));
 }
 
 // Half of a group belongs to a dropped graph while the other half is still in use.
 TEST_F(OffloadGroups, AGroupOutlivesAGraphThatHadPartOfIt) {
-  at::Tensor kept = carrier_;
   at::Tensor dropped = carrier_;
-  seen_.resize(kPerGroup);
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor kept = Evicted([&](at::Tensor& kept) {
     for (int i = 0; i < kPerGroup; ++i) {
       at::Tensor& y = i % 2 == 0 ? kept : dropped;
-      y = Observe(y, {small(i)}, &seen_[i]);
+      y = Observe(y, {small(i)}, &reads_[i]);
     }
-  }
-  kept = PushOut(kept);
+  });
   EXPECT_EQ(stats().groups, 1u);
   dropped.reset();
   kept.backward();
   for (int i = 0; i < kPerGroup; i += 2) {
-    EXPECT_TRUE(SameBytes(seen_[i].at(0), SmallValues(i))) << i;
+    EXPECT_TRUE(SameBytes(reads_[i].at(0), SmallValues(i))) << i;
   }
 }
 
 TEST_F(OffloadGroups, ATensorThatTheUserHoldsStaysHisAndIsUsedAsItIs) {
   const at::Tensor held = small(0);
-  seen_.resize(kPerGroup);
-  at::Tensor y = carrier_;
-  {
-    const OffloadScope scope(world_.session());
-    y = Observe(y, {held}, &seen_[0]);
-    for (int i = 1; i + 1 < kPerGroup; ++i) y = Observe(y, {small(i)}, &seen_[i]);
-  }
-  y = PushOut(y);
+  const at::Tensor y = Evicted([&](at::Tensor& y) {
+    y = Observe(y, {held}, &reads_[0]);
+    for (int i = 1; i + 1 < kPerGroup; ++i) y = Observe(y, {small(i)}, &reads_[i]);
+  });
   EXPECT_EQ(stats().evicted_not_freed, 1u);
   y.backward();
-  EXPECT_TRUE(seen_[0].at(0).is_alias_of(held));
+  EXPECT_TRUE(reads_[0].at(0).is_alias_of(held));
   ExpectSeen(kPerGroup - 1);
 }
 
@@ -345,15 +301,11 @@ class OffloadGroupsInPlace : public OffloadGroups {
 TEST_F(OffloadGroupsInPlace, AChangeAfterSavingRaisesForThatTensorAlone) {
   at::Tensor held = small(0);
   std::vector<at::Tensor> seen_held;
-  seen_.resize(kPerGroup);
-  at::Tensor y = carrier_;
   at::Tensor changed = carrier_;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = Evicted([&](at::Tensor& y) {
     changed = Observe(changed, {held}, &seen_held);
-    for (int i = 0; i < kPerGroup; ++i) y = Observe(y, {small(i)}, &seen_[i]);
-  }
-  y = PushOut(y);
+    for (int i = 0; i < kPerGroup; ++i) y = Observe(y, {small(i)}, &reads_[i]);
+  });
   EXPECT_EQ(stats().grouped, static_cast<uint64_t>(kPerGroup)) << "the changed one among them";
   held.detach().add_(1);
   EXPECT_THROW(changed.backward(), c10::Error);
@@ -364,44 +316,35 @@ TEST_F(OffloadGroupsInPlace, AChangeAfterSavingRaisesForThatTensorAlone) {
 TEST_F(OffloadGroupsInPlace, ABackwardThatChangesWhatItUnpacksSpoilsNoOtherTensorsOfTheGroup) {
   at::Tensor shared = small(3);
   std::vector<at::Tensor> seen_shared;
-  seen_.resize(kPerGroup);
-  at::Tensor y = carrier_;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = Evicted([&](at::Tensor& y) {
     y = Observe(y, {shared}, &seen_shared);
-    for (int i = 0; i < kPerGroup; ++i) y = Observe(y, {small(i)}, &seen_[i]);
+    for (int i = 0; i < kPerGroup; ++i) y = Observe(y, {small(i)}, &reads_[i]);
     y = Probe(y, {shared.view({-1})}, [](const at::Tensor& grad, const UnpackSaved& unpack) {
       const c10::NoGradGuard no_grad;
       unpack()[0].add_(1);
       return grad;
     });
     shared.reset();
-  }
-  y = PushOut(y);
+  });
   EXPECT_THROW(y.backward(), c10::Error) << "the other reader of what was changed";
   ExpectSeen(kPerGroup);
 }
 
 TEST_F(OffloadGroups, EachStreamHasGroupsOfItsOwn) {
   const c10::Stream other = world_.NewStream();
-  seen_.resize(2 * kPerGroup);
-  at::Tensor on_main = carrier_;
   at::Tensor on_other;
   ASSERT_THAT(world_.Synchronize(), IsOk());
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor on_main = Evicted([&](at::Tensor& on_main) {
     std::optional<c10::StreamGuard> guard(other);
-    const at::Tensor carrier =
-        at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
+    const at::Tensor carrier = NewCarrier();
     on_other = carrier;
     for (int i = 0; i < kPerGroup; ++i) {
       guard.emplace(other);
-      on_other = Observe(on_other, {Activation(carrier, {kFloats}, i)}, &seen_[i]);
+      on_other = Observe(on_other, {Activation(carrier, {kFloats}, i)}, &reads_[i]);
       guard.reset();
-      on_main = Observe(on_main, {small(kPerGroup + i)}, &seen_[kPerGroup + i]);
+      on_main = Observe(on_main, {small(kPerGroup + i)}, &reads_[kPerGroup + i]);
     }
-  }
-  on_main = PushOut(on_main);
+  });
   EXPECT_GE(stats().groups, 2u);
   on_main.backward();
   {
@@ -417,9 +360,7 @@ TEST_F(OffloadGroups, TensorsOfAGroupMayBeReadOnOtherStreams) {
     SCOPED_TRACE(evicted ? "evicted" : "gathered on the device");
     const c10::Stream other = world_.NewStream();
     std::vector<at::Tensor> copies;
-    at::Tensor y = carrier_;
-    {
-      const OffloadScope scope(world_.session());
+    at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
       for (int i = 0; i < kPerGroup; ++i) {
         y = Probe(y, {small(i)}, [&, i](const at::Tensor& grad, const UnpackSaved& unpack) {
           std::optional<c10::StreamGuard> guard;
@@ -428,7 +369,7 @@ TEST_F(OffloadGroups, TensorsOfAGroupMayBeReadOnOtherStreams) {
           return grad;
         });
       }
-    }
+    });
     if (evicted) y = PushOut(y);
     y.backward();
     for (int i = 0; i < kPerGroup; ++i) {
@@ -445,12 +386,9 @@ TEST_F(OffloadGroups, WithoutHostMemoryForTheGroupItsTensorsStayOnTheDevice) {
   options.allocator.max_locked_bytes = 16 * kKiB;
   world_.DropSession();  // all users of a host tier have the same options
   const auto session = world_.NewSession(options);
-  seen_.resize(kPerGroup);
-  at::Tensor y = carrier_;
-  {
-    const OffloadScope scope(session);
-    for (int i = 0; i < kPerGroup; ++i) y = Observe(y, {small(i)}, &seen_[i]);
-  }
+  const at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
+    for (int i = 0; i < kPerGroup; ++i) y = Observe(y, {small(i)}, &reads_[i]);
+  });
   const OffloadStats stats = session->GetStats();
   EXPECT_EQ(stats.kept_no_host_memory, static_cast<uint64_t>(kPerGroup));
   EXPECT_EQ(stats.offloaded, 0u);
@@ -466,7 +404,6 @@ TEST_F(OffloadGroups, WithoutHostMemoryForTheGroupItsTensorsStayOnTheDevice) {
 TEST_F(OffloadGroups, WithoutDeviceMemoryToGatherTheTensorsAreCopiedOneByOne) {
   std::vector<at::Tensor> activations;
   for (int i = 0; i < kPerGroup; ++i) activations.push_back(small(i));
-  seen_.resize(kPerGroup);
   at::Tensor y = carrier_;
   {
     const OffloadScope scope(world_.session());
@@ -475,7 +412,7 @@ TEST_F(OffloadGroups, WithoutDeviceMemoryToGatherTheTensorsAreCopiedOneByOne) {
         ASSERT_THAT(world_.Synchronize(), IsOk());
         ASSERT_THAT(world_.machine().SetMemoryLimit(0, device_bytes() + 4 * kKiB), IsOk());
       }
-      y = Observe(y, {activations[i]}, &seen_[i]);
+      y = Observe(y, {activations[i]}, &reads_[i]);
     }
     activations.clear();
   }
@@ -490,12 +427,11 @@ TEST_F(OffloadGroups, WithoutDeviceMemoryToGatherTheTensorsAreCopiedOneByOne) {
 }
 
 TEST_F(OffloadGroups, AStreamThatBeginsToCaptureKeepsWhatWaits) {
-  seen_.resize(kPerGroup);
   at::Tensor y = carrier_;
   const StreamHandle stream = world_.machine().default_stream(0);
   {
     const OffloadScope scope(world_.session());
-    for (int i = 0; i + 1 < kPerGroup; ++i) y = Observe(y, {small(i)}, &seen_[i]);
+    for (int i = 0; i + 1 < kPerGroup; ++i) y = Observe(y, {small(i)}, &reads_[i]);
     ASSERT_THAT(world_.machine().SetCapturing(stream, true), IsOk());
   }
   ASSERT_THAT(world_.machine().SetCapturing(stream, false), IsOk());
@@ -507,7 +443,8 @@ TEST_F(OffloadGroups, AStreamThatBeginsToCaptureKeepsWhatWaits) {
 
 class OffloadGroupsOnDemand : public OffloadGroups {
  protected:
-  OffloadGroupsOnDemand() : OffloadGroups(OnDemand()) {}
+  // The prefetch window holds at most one group.
+  OffloadGroupsOnDemand() : OffloadGroups(Windows(kWindowBytes, 1)) {}
 };
 
 TEST_F(OffloadGroupsOnDemand, OneFetchServesTheWholeGroup) {
@@ -535,7 +472,7 @@ SmallTensorsRun RunSmallTensors(bool share) {
   if (!share) options.link->h2d.piece_us = 0;  // so that sharing gains nothing
   SmallTensorsRun run;
   EmuWorld world(MachineOptions(), options);
-  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
+  const at::Tensor carrier = NewCarrier(world);
   for (const bool warm : {false, true}) {  // the first step pins host memory
     std::vector<std::vector<at::Tensor>> seen(kTensors);
     std::vector<at::Tensor> activations;
@@ -545,13 +482,11 @@ SmallTensorsRun RunSmallTensors(bool share) {
     EXPECT_TRUE(world.Synchronize().ok());
     const double begin_ms = world.machine().now_ms();
     const uint64_t calls_before = world.machine().calls(DeviceCall::kAny);
-    at::Tensor y = carrier;
-    {
-      const OffloadScope scope(world.session());
+    const at::Tensor y = InScope(world.session(), carrier, [&](at::Tensor& y) {
       for (int i = 0; i < kTensors; ++i) {
         y = Observe(y, {std::exchange(activations[i], at::Tensor())}, &seen[i]);
       }
-    }
+    });
     y.backward();
     EXPECT_TRUE(world.Synchronize().ok());
     run.step_ms = world.machine().now_ms() - begin_ms;
@@ -568,10 +503,7 @@ SmallTensorsRun RunSmallTensors(bool share) {
 TEST(OffloadManySmallTensors, ShareSoManyCopiesThatTheStepIsFaster) {
   const SmallTensorsRun alone = RunSmallTensors(/*share=*/false);
   const SmallTensorsRun shared = RunSmallTensors(/*share=*/true);
-  ASSERT_EQ(alone.seen.size(), shared.seen.size());
-  for (size_t i = 0; i < alone.seen.size(); ++i) {
-    EXPECT_TRUE(SameBytes(alone.seen[i], shared.seen[i])) << i;
-  }
+  ExpectSame(alone.seen, shared.seen);
   EXPECT_EQ(alone.stats.groups, 0u);
   EXPECT_EQ(shared.stats.grouped, shared.stats.offloaded);
   EXPECT_EQ(alone.stats.offloaded_bytes, shared.stats.offloaded_bytes);

@@ -10,7 +10,6 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
-#include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -28,14 +27,15 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/allocator/base/bytes.h"
 #include "pinion/hooks/activations/module_heads.h"
 #include "pinion/hooks/activations/no_offload_module.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/autocast_region.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
 
@@ -63,18 +63,23 @@ class TwoLayersImpl : public torch::nn::Module {
 };
 TORCH_MODULE(TwoLayers);
 
-class OffloadHeads : public ::testing::Test {
+class OffloadHeads : public OffloadFixture {
  protected:
-  explicit OffloadHeads(const OffloadOptions& options = SmallWindows(1))
-      : world_(MachineOptions(), options) {
+  explicit OffloadHeads(const OffloadOptions& options = SmallWindows(1)) : OffloadFixture(options) {
     model_->to(world_.device());
   }
 
-  OffloadStats stats() { return world_.session()->GetStats(); }
   at::Tensor activation(int first = 0) { return Activation(carrier_, {32, kWidth}, first); }
   at::Tensor input() { return at::mul(activation(1), 0.01); }
   const at::Tensor& weight() { return model_->head_weight(); }
 
+  // Returns what `forward` returns in a scope that knows the heads.
+  template <typename Forward>
+  at::Tensor InScopeWith(const torch::nn::Module& module, const ModuleHeads& heads,
+                         const Forward& forward) {
+    const OffloadScope scope(world_.session(), module, heads);
+    return forward();
+  }
   // Runs forward in a scope with heads, in a scope with the module alone, or without a scope.
   enum class In { kHeads, kModule, kNothing };
   at::Tensor Loss(In in) {
@@ -92,16 +97,12 @@ class OffloadHeads : public ::testing::Test {
   }
   void ExpectSameGradientsAsWithout() {
     const std::vector<at::Tensor> plain = Gradients(In::kNothing);
-    const std::vector<at::Tensor> offloaded = Gradients(In::kHeads);
-    for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(SameBytes(plain[i], offloaded[i])) << i;
+    ExpectSame(plain, Gradients(In::kHeads));
   }
 
-  EmuWorld world_;
   TwoLayers model_;
   // Found before the model moves to the device, where its parameters get other storages.
   const ModuleHeads heads_ = FindHeads(*model_);
-  at::Tensor carrier_ = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
-  std::vector<at::Tensor> seen_;
 };
 
 TEST_F(OffloadHeads, WhatTheHeadSavesStaysAndTheRestLeaves) {
@@ -128,15 +129,12 @@ TEST_F(OffloadHeads, TheOrderInWhichANodeSavesDoesNotMatter) {
     SCOPED_TRACE(at);
     const OffloadStats before = stats();
     std::vector<at::Tensor> other;
-    at::Tensor y;
-    {
-      const OffloadScope scope(world_.session(), *model_, heads_);
+    const at::Tensor y = InScopeWith(*model_, heads_, [&] {
       std::vector<at::Tensor> saved = {activation(1), activation(2)};
       saved.insert(saved.begin() + at, weight().t());
-      y = Observe(carrier_, saved, &seen_);
-      saved.clear();
-      y = Observe(y, {activation(3)}, &other);
-    }
+      const at::Tensor first = Observe(carrier_, std::exchange(saved, {}), &seen_);
+      return Observe(first, {activation(3)}, &other);
+    });
     EXPECT_EQ(stats().kept_head - before.kept_head, 2u);
     EXPECT_EQ(stats().offloaded - before.offloaded, 1u) << "the second node's";
     y.backward();
@@ -146,32 +144,26 @@ TEST_F(OffloadHeads, TheOrderInWhichANodeSavesDoesNotMatter) {
 }
 
 TEST_F(OffloadHeads, ATensorThatTheNodeBeforeItHasSavedIsNotCopiedEither) {
-  at::Tensor y;
   std::vector<at::Tensor> seen_before;
-  {
-    const OffloadScope scope(world_.session(), *model_, heads_);
+  const at::Tensor y = InScopeWith(*model_, heads_, [&] {
     const at::Tensor hidden = activation(1);
-    y = Observe(carrier_, {hidden}, &seen_before);
-    y = Observe(y, {hidden, weight()}, &seen_);
-  }
+    return Observe(Observe(carrier_, {hidden}, &seen_before), {hidden, weight()}, &seen_);
+  });
   EXPECT_EQ(stats().kept_head, 1u);
   EXPECT_EQ(stats().shared, 1u);
-  EXPECT_EQ(world_.session()->GetEngineStats(0).d2h.submitted_bytes, 0u);
+  EXPECT_EQ(engine().d2h.submitted_bytes, 0u);
   y.backward();
   EXPECT_TRUE(SameBytes(seen_before[0], ActivationValues({32, kWidth}, 1)));
 }
 
 TEST_F(OffloadHeads, ATensorThatHasLeftBeforeStaysOnTheDeviceAsLongAsTheHeadNeedsIt) {
-  at::Tensor y;
   std::vector<at::Tensor> seen_first;
   std::vector<at::Tensor> seen_other;
-  {
-    const OffloadScope scope(world_.session(), *model_, heads_);
-    at::Tensor hidden = activation(1);
-    y = Observe(carrier_, {hidden}, &seen_first);
-    y = Observe(y, {activation(2)}, &seen_other);
-    y = Observe(y, {hidden, weight()}, &seen_);
-  }
+  at::Tensor y = InScopeWith(*model_, heads_, [&] {
+    const at::Tensor hidden = activation(1);
+    const at::Tensor first = Observe(carrier_, {hidden}, &seen_first);
+    return Observe(Observe(first, {activation(2)}, &seen_other), {hidden, weight()}, &seen_);
+  });
   ASSERT_EQ(stats().offloaded, 2u);
   ASSERT_EQ(stats().evicted_bytes, 2u * 32 * kWidth * 4);
   y.backward();
@@ -203,15 +195,10 @@ TEST_F(OffloadHeads, AChangeOfWhatItHasSavedRaisesWhatAutogradRaises) {
     const at::Tensor hidden = activation(1);
     std::vector<at::Tensor> saved = {hidden, weight()};
     if (weight_first) std::swap(saved[0], saved[1]);
-    at::Tensor y;
-    {
-      const OffloadScope scope(world_.session(), *model_, heads_);
-      y = Observe(carrier_, saved, &seen_);
-    }
+    const at::Tensor y =
+        InScopeWith(*model_, heads_, [&] { return Observe(carrier_, saved, &seen_); });
     hidden.detach().add_(1);
-    EXPECT_THAT([&] { y.backward(); },
-                ::testing::Throws<c10::Error>(::testing::Property(
-                    &c10::Error::what, HasSubstr("has been modified by an inplace operation"))));
+    EXPECT_THAT(ErrorOf([&] { y.backward(); }), HasSubstr(kInPlaceMessage));
   }
   EXPECT_EQ(stats().kept_head, 2u);
 }
@@ -223,12 +210,10 @@ TEST_F(OffloadHeads, AutocastsCopyOfASmallWeightTellsItToo) {
   module.register_module("lm_head", head);
   module.to(world_.device());
   at::Tensor hidden = Activation(carrier_, {64, 16});
-  at::Tensor y;
-  {
+  const at::Tensor y = InScopeWith(module, FindHeads(module), [&] {
     const AutocastRegion autocast(world_.device().type());
-    const OffloadScope scope(world_.session(), module, FindHeads(module));
-    y = head->forward(at::gelu(std::exchange(hidden, at::Tensor())));
-  }
+    return head->forward(at::gelu(std::exchange(hidden, at::Tensor())));
+  });
   EXPECT_EQ(stats().kept_small, 1u) << "the cast";
   EXPECT_EQ(stats().kept_head, 1u) << "the layer's input";
   EXPECT_EQ(stats().offloaded, 1u) << "what goes into gelu";
@@ -247,15 +232,13 @@ TEST_F(OffloadHeads, ATiedEmbeddingIsNoHead) {
       module.to(world_.device());
       const OffloadStats before = stats();
       const auto maybe_cast = [&](const at::Tensor& x) { return cast ? x.to(at::kBFloat16) : x; };
-      at::Tensor y;
-      {
-        const OffloadScope scope(world_.session(), module, FindHeads(module));
+      const at::Tensor y = InScopeWith(module, FindHeads(module), [&] {
         const at::TensorOptions indices = at::TensorOptions(world_.device()).dtype(at::kLong);
-        y = at::embedding(embedding->weight, at::zeros({tokens}, indices));
-        y = at::gelu(maybe_cast(y));
+        const at::Tensor hidden =
+            at::gelu(maybe_cast(at::embedding(embedding->weight, at::zeros({tokens}, indices))));
         EXPECT_EQ(stats().kept_head - before.kept_head, 0u);
-        y = at::mm(y, maybe_cast(embedding->weight.t()));
-      }
+        return at::mm(hidden, maybe_cast(embedding->weight.t()));
+      });
       EXPECT_EQ(stats().kept_head - before.kept_head, cast ? 2u : 1u)
           << "what goes into the product";
       EXPECT_EQ(stats().offloaded - before.offloaded, 1u) << "what goes into gelu";
@@ -271,11 +254,9 @@ TEST_F(OffloadHeads, ABufferOfItTellsItToo) {
   torch::nn::Module module;
   module.register_module("head", head);
   module.to(world_.device());
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session(), module, FindHeads(module));
-    y = Observe(carrier_, {activation(1), head->buffers()[0]}, &seen_);
-  }
+  const at::Tensor y = InScopeWith(module, FindHeads(module), [&] {
+    return Observe(carrier_, {activation(1), head->buffers()[0]}, &seen_);
+  });
   EXPECT_EQ(stats().kept_head, 1u);
   EXPECT_EQ(stats().kept_parameter, 1u);
   EXPECT_EQ(stats().offloaded, 0u);
@@ -286,19 +267,18 @@ TEST_F(OffloadHeads, ANodeOfAnotherThreadWithTheSameNumberIsNoHeads) {
   const at::Tensor hidden = activation(1);
   const at::Tensor other = activation(2);
   std::vector<at::Tensor> other_seen;
-  at::Tensor y;
   at::Tensor other_y;
-  {
-    const OffloadScope scope(world_.session(), *model_, heads_);
+  const at::Tensor y = InScopeWith(*model_, heads_, [&] {
     const uint64_t number = at::sequence_number::peek();
-    y = Observe(carrier_, {hidden, weight()}, &seen_);
+    const at::Tensor made = Observe(carrier_, {hidden, weight()}, &seen_);
     std::thread([&, state = at::ThreadLocalState()] {
       const at::ThreadLocalStateGuard guard(state);
       while (at::sequence_number::peek() < number) at::sequence_number::get_and_increment();
       ASSERT_EQ(at::sequence_number::peek(), number);
       other_y = Observe(carrier_, {other}, &other_seen);
     }).join();
-  }
+    return made;
+  });
   EXPECT_EQ(stats().kept_head, 1u);
   EXPECT_EQ(stats().offloaded, 1u) << "the other thread's";
   other_y.backward();
@@ -319,11 +299,7 @@ TEST_F(OffloadHeads, AnExceptionInTheHeadLeavesNothingBehind) {
 }
 
 TEST_F(OffloadHeads, AScopeWithoutHeadsInsideOffloadsThem) {
-  at::Tensor loss;
-  {
-    const OffloadScope scope(world_.session(), *model_, heads_);
-    loss = Loss(In::kModule);
-  }
+  const at::Tensor loss = InScopeWith(*model_, heads_, [&] { return Loss(In::kModule); });
   EXPECT_EQ(stats().kept_head, 0u);
   EXPECT_GT(stats().offloaded, 0u);
 }
@@ -332,13 +308,10 @@ TEST_F(OffloadHeads, AScopeWithoutHeadsInsideOffloadsThem) {
 TEST_F(OffloadHeads, AHeadWhoseInputNeedsNoGradientIsNotKnown) {
   torch::nn::Linear head(kWidth, kWidth);
   head->to(world_.device());
-  at::Tensor y;
-  {
-    torch::nn::Module module;
-    module.register_module("head", head);
-    const OffloadScope scope(world_.session(), module, FindHeads(module));
-    y = head->forward(activation().detach());
-  }
+  torch::nn::Module module;
+  module.register_module("head", head);
+  const at::Tensor y =
+      InScopeWith(module, FindHeads(module), [&] { return head->forward(activation().detach()); });
   EXPECT_EQ(stats().kept_head, 0u);
   EXPECT_EQ(stats().offloaded, 1u);
 }
@@ -354,8 +327,7 @@ TEST_F(OffloadHeads, AFrozenHeadUnderAutocastIsNotKnownUnlessItIsWrapped) {
   const auto offloaded_by = [&](auto& run) {
     const uint64_t before = stats().offloaded;
     const AutocastRegion autocast(world_.device().type());
-    const OffloadScope scope(world_.session(), module, FindHeads(module));
-    run->forward(at::gelu(activation()));
+    InScopeWith(module, FindHeads(module), [&] { return run->forward(at::gelu(activation())); });
     return stats().offloaded - before;
   };
   EXPECT_EQ(offloaded_by(head), 2u) << "what goes into gelu, and the cast";
@@ -363,38 +335,30 @@ TEST_F(OffloadHeads, AFrozenHeadUnderAutocastIsNotKnownUnlessItIsWrapped) {
   EXPECT_EQ(stats().kept_head, 0u);
 }
 
-TEST(OffloadHeadsErrors, TensorsThatFindNoHostMemoryAreKeptForThatReason) {
-  if (TestsRunOnGpu()) GTEST_SKIP() << "a segment of CUDA holds all of them";
-  OffloadOptions options = SmallWindows(1);
-  options.allocator.max_locked_bytes = options.allocator.segment_bytes;
-  EmuWorld world(MachineOptions(), options);
-  TwoLayers model;
-  model->to(world.device());
-  const ModuleHeads heads = FindHeads(*model);
-  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
-  std::vector<at::Tensor> seen;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world.session(), *model, heads);
-    y = Observe(carrier, {Activation(carrier, {64, 8192})}, &seen);  // 2 MiB
-    y = Observe(y, {Activation(carrier, {64, 64}), model->head_weight()}, &seen);
+class OffloadHeadsErrors : public OffloadHeads {
+ protected:
+  static OffloadOptions OneSegment() {
+    OffloadOptions options = SmallWindows(1);
+    options.allocator.max_locked_bytes = options.allocator.segment_bytes;
+    return options;
   }
-  EXPECT_EQ(world.session()->GetStats().kept_no_host_memory, 1u);
-  EXPECT_EQ(world.session()->GetStats().kept_head, 1u);
-  y.backward();
-}
+  OffloadHeadsErrors() : OffloadHeads(OneSegment()) {}
+};
 
-OffloadOptions Planned() {
-  OffloadOptions options = SmallWindows();
-  options.eviction_window_bytes = OffloadOptions::kAutoWindow;
-  options.prefetch_window_bytes = OffloadOptions::kAutoWindow;
-  options.memory_target_bytes = OffloadOptions::kAutoTarget;
-  return options;
+TEST_F(OffloadHeadsErrors, TensorsThatFindNoHostMemoryAreKeptForThatReason) {
+  if (TestsRunOnGpu()) GTEST_SKIP() << "a segment of CUDA holds all of them";
+  const at::Tensor y = InScopeWith(*model_, heads_, [&] {
+    const at::Tensor large = Activation(carrier_, {64, 8192});  // 2 MiB
+    return Observe(Observe(carrier_, {large}, &seen_), {activation(), weight()}, &seen_);
+  });
+  EXPECT_EQ(stats().kept_no_host_memory, 1u);
+  EXPECT_EQ(stats().kept_head, 1u);
+  y.backward();
 }
 
 class PlannedOffloadHeads : public OffloadHeads {
  protected:
-  PlannedOffloadHeads() : OffloadHeads(Planned()) {}
+  PlannedOffloadHeads() : OffloadHeads(WithTarget(OffloadOptions::kAutoTarget)) {}
 };
 
 TEST_F(PlannedOffloadHeads, WithAMemoryTargetThePlanDecides) {

@@ -16,6 +16,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/activations/offload_world.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
@@ -47,9 +48,7 @@ TEST(OffloadHostCost, EachParcelIsLookedAtOnceToFetchAheadWhetherItIsAwayOrNot) 
   constexpr int kTensors = 200;
   for (const bool away : {false, true}) {
     SCOPED_TRACE(away ? "away" : "on the device");
-    OffloadOptions options = SmallWindows(away ? 1 : 32 * kMiB);
-    options.prefetch_window_bytes = 64 * kKiB;
-    OffloadWorld world(options);
+    OffloadWorld world(Windows(away ? 1 : 32 * kMiB, 64 * kKiB));
     world.Save(std::vector<int64_t>(kTensors, 32)).backward();
     const OffloadStats stats = world.QuietStats();
     ASSERT_EQ(stats.reused_on_device, away ? 0u : static_cast<uint64_t>(kTensors));
@@ -60,13 +59,9 @@ TEST(OffloadHostCost, EachParcelIsLookedAtOnceToFetchAheadWhetherItIsAwayOrNot) 
 }
 
 TEST(OffloadHostCost, ABackwardInsideAnotherFetchesNothingAheadThatIsThere) {
-  OffloadOptions options = SmallWindows(1);
-  options.prefetch_window_bytes = kMiB;
-  OffloadWorld world(options);
-  at::Tensor y;
-  {
-    const OffloadScope scope(world.session());
-    y = Probe(world.carrier, {world.activation(64)}, OffloadWorld::Use);
+  OffloadWorld world(Windows(1, kMiB));
+  const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
+    y = Probe(y, {world.activation(64)}, OffloadWorld::Use);
     const at::Tensor inner = Probe(world.carrier, {world.activation(64)}, OffloadWorld::Use);
     y = Probe(y, {world.activation(64)},
               [inner](const at::Tensor& grad, const UnpackSaved& unpack) {
@@ -74,7 +69,7 @@ TEST(OffloadHostCost, ABackwardInsideAnotherFetchesNothingAheadThatIsThere) {
                 inner.backward();
                 return grad;
               });
-  }
+  });
   y.backward();
   EXPECT_EQ(world.stats().prefetch_hits, 2u);
   EXPECT_EQ(world.stats().fetched_bytes, 3 * 64 * kKiB);
@@ -102,13 +97,11 @@ TEST(OffloadHostCost, WhatBackwardIsDoneWithIsWaitedForOnceHoweverSmallItIs) {
   for (const bool small : {false, true}) {
     SCOPED_TRACE(small ? "one byte" : "64 KiB");
     OffloadWorld world(EverySize(kMiB), SlowCopies());
-    at::Tensor y = world.carrier;
-    {
-      const OffloadScope scope(world.session());
+    const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
       for (int i = 0; i < 4; ++i) {
         y = Probe(y, {small ? OneByte(world) : world.activation(64)}, OffloadWorld::Use);
       }
-    }
+    });
     const uint64_t before = world.waits();
     y.backward();
     EXPECT_EQ(world.stats().reused_on_device, 4u) << world.stats().ToString();
@@ -117,14 +110,10 @@ TEST(OffloadHostCost, WhatBackwardIsDoneWithIsWaitedForOnceHoweverSmallItIs) {
 }
 
 TEST(OffloadHostCost, AGroupIsWaitedForOnceHoweverManyTensorsAreReadFromIt) {
-  OffloadOptions options = SmallWindows(128 * kKiB);
-  options.prefetch_window_bytes = 1;
-  OffloadWorld world(options, SlowCopies());
-  at::Tensor y = world.carrier;
-  {
-    const OffloadScope scope(world.session());
+  OffloadWorld world(Windows(128 * kKiB, 1), SlowCopies());
+  const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
     for (int i = 0; i < 16; ++i) y = Probe(y, {world.activation(2)}, OffloadWorld::Use);
-  }
+  });
   world.session()->FreeDeviceMemory(0);
   const uint64_t before = world.waits();
   y.backward();
@@ -167,9 +156,7 @@ TEST(OffloadHostCost, ATensorThatLeavesAsksOnceInPackAndOnceInUnpackWhetherItsSt
       OffloadSession::Create(SmallWindows(64 * kKiB), OwnBackend([&](int) { return device; }))
           .value();
   int queries = 0;
-  at::Tensor y = world.carrier;
-  {
-    const OffloadScope scope(session);
+  const at::Tensor y = InScope(session, world.carrier, [&](at::Tensor& y) {
     y = Probe(y, {world.activation(64)}, OffloadWorld::Use);  // sets the device up
     device->FailCalls([&queries](const std::string& call, uint64_t) {
       queries += call == "IsCapturing" ? 1 : 0;
@@ -179,7 +166,7 @@ TEST(OffloadHostCost, ATensorThatLeavesAsksOnceInPackAndOnceInUnpackWhetherItsSt
       y = Probe(y, {world.activation(64)}, OffloadWorld::Use);
     }
     EXPECT_EQ(queries, kTensors);
-  }
+  });
   EXPECT_GE(session->GetStats().evicted_bytes, kTensors * 63 * kKiB);
   queries = 0;
   y.backward();

@@ -12,7 +12,6 @@
 #include <ATen/ops/sigmoid.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/sum.h>
-#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/optim/adam.h>
@@ -31,16 +30,16 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/autocast_region.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/test_net.h"
 
 namespace pinion::testing {
 namespace offload_in_place_test {
 
 using ::testing::HasSubstr;
-
-constexpr const char* kInPlaceMessage = "has been modified by an inplace operation";
 
 // --- Operators in place that save their own result ---
 
@@ -90,14 +89,8 @@ at::Tensor WriteInPlace(const at::Tensor& x, const Operator& op, const View& vie
   return at::sum(h);
 }
 
-at::Tensor GradientOf(const at::Tensor& x, const Operator& op, const View& view,
-                      const std::shared_ptr<OffloadSession>& session) {
-  at::Tensor loss;
-  {
-    std::optional<OffloadScope> scope;
-    if (session != nullptr) scope.emplace(session);
-    loss = WriteInPlace(x, op, view);
-  }
+// Runs backward and takes the gradient, on the CPU.
+at::Tensor GradientOf(const at::Tensor& loss, const at::Tensor& x) {
   loss.backward();
   const at::Tensor grad = x.grad().cpu();
   x.mutable_grad().reset();
@@ -117,9 +110,11 @@ TEST_P(OffloadInPlaceResults, TheyLeaveAsTheyWereWrittenThroughAnyView) {
   for (const Operator& op : kOperators) {
     for (const View& view : kViews) {
       SCOPED_TRACE(std::string(op.name) + " on " + view.name);
-      const at::Tensor plain = GradientOf(x, op, view, nullptr);
+      const auto gradient = [&](const std::shared_ptr<OffloadSession>& session) {
+        return GradientOf(InScope(session, [&] { return WriteInPlace(x, op, view); }), x);
+      };
       const auto session = world.NewSession(SmallWindows(1));
-      EXPECT_TRUE(SameBytes(plain, GradientOf(x, op, view, session)));
+      EXPECT_TRUE(SameBytes(gradient(nullptr), gradient(session)));
       const OffloadStats stats = session->GetStats();
       EXPECT_EQ(stats.offloaded, uint64_t{kWrites});
       EXPECT_EQ(stats.evicted_bytes, kWrites * view.size_bytes);
@@ -130,33 +125,8 @@ TEST_P(OffloadInPlaceResults, TheyLeaveAsTheyWereWrittenThroughAnyView) {
   }
 }
 
-// The error, if any, and the gradient of a run.
-struct Outcome {
-  std::string error;
-  at::Tensor gradient;
-};
-
-Outcome Backward(const at::Tensor& loss, const at::Tensor& x) {
-  Outcome outcome;
-  try {
-    loss.backward();
-    outcome.gradient = x.grad().cpu();
-  } catch (const c10::Error& error) {
-    outcome.error = error.what_without_backtrace();
-  }
-  x.mutable_grad().reset();
-  return outcome;
-}
-
-// A write while the D2H copy reads is formally a race, but harmless: no reader gets the copy.
 class OffloadInPlaceAgain : public ::testing::Test {
  protected:
-  static EmulatedOptions RacesAllowed() {
-    EmulatedOptions options = MachineOptions();
-    options.detect_races = false;
-    return options;
-  }
-
   // Halves the operator's result before the operator's backward reads it.
   at::Tensor WriteTwice(const Operator& op, const View& view) const {
     const at::Tensor y = at::mul(x_, 0.25);
@@ -174,14 +144,10 @@ TEST_F(OffloadInPlaceAgain, ASecondWriteThroughAnyViewRaisesAutogradsError) {
   for (const Operator& op : kOperators) {
     for (const View& view : kViews) {
       SCOPED_TRACE(std::string(op.name) + " on " + view.name);
-      EXPECT_THAT(Backward(WriteTwice(op, view), x_).error, HasSubstr(kInPlaceMessage));
+      EXPECT_THAT(ErrorOf([&] { WriteTwice(op, view).backward(); }), HasSubstr(kInPlaceMessage));
       const uint64_t offloaded = world_.session()->GetStats().offloaded;
-      at::Tensor loss;
-      {
-        const OffloadScope scope(world_.session());
-        loss = WriteTwice(op, view);
-      }
-      EXPECT_THAT(Backward(loss, x_).error, HasSubstr(kInPlaceMessage));
+      const at::Tensor loss = InScope(world_.session(), [&] { return WriteTwice(op, view); });
+      EXPECT_THAT(ErrorOf([&] { loss.backward(); }), HasSubstr(kInPlaceMessage));
       EXPECT_EQ(world_.session()->GetStats().offloaded, offloaded + 1);
     }
   }
@@ -208,17 +174,14 @@ TEST_F(OffloadInPlaceAgain, WhatABranchSavedBeforeTheWriteIsNotTakenForTheResult
       const auto session = world_.NewSession(SmallWindows(1));
       const auto run = [&](bool offload) {
         at::Tensor branch;
-        at::Tensor loss;
-        {
-          std::optional<OffloadScope> scope;
-          if (offload) scope.emplace(session);
+        const at::Tensor loss = InScope(offload ? session : nullptr, [&] {
           const at::Tensor y = at::mul(x_, 0.25);
           branch = at::sin(view.of(y));
           at::Tensor written = view.of(y);
           op.write(written);
-          loss = at::sum(y);
-        }
-        return Backward(loss, x_).gradient;
+          return at::sum(y);
+        });
+        return GradientOf(loss, x_);
       };
       EXPECT_TRUE(SameBytes(run(/*offload=*/false), run(/*offload=*/true)));
       EXPECT_EQ(session->GetStats().offloaded, 2u);
@@ -230,14 +193,10 @@ TEST_F(OffloadInPlaceAgain, WhatABranchSavedBeforeTheWriteIsNotTakenForTheResult
 // TRL returns a stashed tensor with its current, changed bytes.
 TEST_F(OffloadInPlaceAgain, TrlComputesWithWhatItHasBecome) {
   const Operator& sigmoid = kOperators[1];
-  Outcome right = Backward(at::sum(at::mul(at::sigmoid(at::mul(x_, 0.25)), 0.5)), x_);
-  Outcome trl;
-  {
-    const TrlScope scope(std::make_shared<TrlOffload>(TrlOptions{}, world_.device()));
-    trl = Backward(WriteTwice(sigmoid, kViews[0]), x_);
-  }
-  EXPECT_EQ(trl.error, "") << "nobody is told";
-  EXPECT_FALSE(SameBytes(trl.gradient, right.gradient));
+  const at::Tensor right = GradientOf(at::sum(at::mul(at::sigmoid(at::mul(x_, 0.25)), 0.5)), x_);
+  const TrlScope scope(std::make_shared<TrlOffload>(TrlOptions{}, world_.device()));
+  // Raises no error.
+  EXPECT_FALSE(SameBytes(GradientOf(WriteTwice(sigmoid, kViews[0]), x_), right));
 }
 
 // --- Optimizers inside of backward ---
@@ -332,14 +291,8 @@ TEST(OffloadOptimizerInBackward, StepsHaveTheLossesAndParametersThatTheyHaveWith
         OffloadOptions options = SmallWindows(1);
         options.cast_weights_again = cast_again;
         EmuWorld world(MachineOptions(), options);
-        const std::vector<at::Tensor> offloaded = Train(world.device(), world.session(),
-                                                        {.autocast = autocast,
-
-                                                         .backward_in_scope = backward_in_scope});
-        ASSERT_EQ(offloaded.size(), plain.size());
-        for (size_t i = 0; i < plain.size(); ++i) {
-          EXPECT_TRUE(SameBytes(plain[i], offloaded[i])) << i;
-        }
+        ExpectSame(plain, Train(world.device(), world.session(),
+                                {.autocast = autocast, .backward_in_scope = backward_in_scope}));
         const OffloadStats stats = world.QuietStats();
         EXPECT_GT(stats.evicted_bytes, 0u);
         EXPECT_GT(stats.prefetch_hits, 0u);
@@ -386,16 +339,9 @@ TEST(OffloadOptimizerInBackward, CastsOfAnotherForwardAreRefusedUnlessTheyAreCop
     OffloadOptions options = SmallWindows(1);
     options.cast_weights_again = cast_again;
     EmuWorld world(MachineOptions(), options);
-    std::string error;
-    try {
-      const std::vector<at::Tensor> offloaded = TwoInFlight(world, world.session());
-      EXPECT_TRUE(SameBytes(plain[0], offloaded[0]) && SameBytes(plain[1], offloaded[1]));
-    } catch (const c10::Error& e) {
-      error = e.what_without_backtrace();
-    }
-    EXPECT_EQ(error.find("set OffloadOptions::cast_weights_again to false") != std::string::npos,
-              cast_again)
-        << error;
+    EXPECT_THAT(
+        ErrorOf([&] { ExpectSame(plain, TwoInFlight(world, world.session())); }),
+        HasSubstr(cast_again ? "set OffloadOptions::cast_weights_again to false" : "no error"));
     EXPECT_GT(world.QuietStats().evicted_bytes, 0u);
     world.ExpectNothingLeft();
   }

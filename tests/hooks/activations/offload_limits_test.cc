@@ -2,15 +2,12 @@
 // or there is a clear error, and nothing is left behind.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/ones.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -19,12 +16,12 @@
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
 #include "pinion/hooks/activations/offload_options.h"
-#include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
+#include "pinion/tests/hooks/activations/offload_world.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
-#include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
 namespace offload_limits_test {
@@ -32,14 +29,6 @@ namespace offload_limits_test {
 using ::testing::HasSubstr;
 
 constexpr uint64_t kTensorBytes = 64 * kKiB;
-
-at::Tensor NewCarrier(EmuWorld& world) {
-  return at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
-}
-
-at::Tensor LargeActivation(const at::Tensor& carrier, int first) {
-  return Activation(carrier, {128, 128}, first);
-}
 
 // --- Host memory ---
 
@@ -76,40 +65,23 @@ TEST(OffloadHostBudget, ATensorThatCannotBePinnedStaysOnTheDevice) {
 
 // --- Device memory ---
 
-// Limits device memory to `size_bytes` more than what is in use.
-void LeaveRoom(EmuWorld& world, uint64_t size_bytes) {
-  ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
-  const uint64_t in_use = world.machine().memory_stats(0).in_use_bytes;
-  ASSERT_THAT(world.machine().SetMemoryLimit(0, in_use + size_bytes), IsOk());
-}
-
-OffloadOptions EvictAllPrefetchAll() {
-  OffloadOptions options = SmallWindows(1);
-  options.prefetch_window_bytes = kMiB;
-  return options;
-}
-
 TEST(OffloadDeviceMemory, APrefetchThatDoesNotFitIsDropped) {
-  EmuWorld world(MachineOptions(), EvictAllPrefetchAll());
-  const at::Tensor carrier = NewCarrier(world);
-  std::vector<std::vector<at::Tensor>> seen(4);
+  OffloadWorld world(Windows(1, kMiB));
   std::vector<bool> same;
-  at::Tensor y = carrier;
-  {
-    const OffloadScope scope(world.session());
+  const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
     for (int i = 0; i < 4; ++i) {
-      y = Probe(y, {LargeActivation(carrier, i)},
+      y = Probe(y, {world.activation(64, i)},
                 [&same, i](const at::Tensor& grad, const UnpackSaved& unpack) {
-                  same.push_back(SameBytes(unpack()[0], ActivationValues({128, 128}, i)));
+                  same.push_back(SameBytes(unpack()[0], ActivationValues(KiB(64), i)));
                   return grad;
                 });
     }
-  }
-  LeaveRoom(world, kTensorBytes + kTensorBytes / 2);
+  });
+  world.LeaveRoom(kTensorBytes + kTensorBytes / 2);
   y.backward();
   EXPECT_THAT(same, ::testing::ElementsAre(true, true, true, true));
-  EXPECT_GT(world.session()->GetStats().prefetches_refused, 0u);
-  EXPECT_EQ(world.session()->GetStats().fetched_on_demand, 4u);
+  EXPECT_GT(world.stats().prefetches_refused, 0u);
+  EXPECT_EQ(world.stats().fetched_on_demand, 4u);
 }
 
 // After a failed allocation, LibTorch's CUDA allocator empties its cache and waits for the device.
@@ -118,21 +90,18 @@ TEST(OffloadDeviceMemory, PrefetchesThatDoNotFitAreTriedLessAndLessOften) {
   constexpr int kTensors = 16;
   for (const bool room_later : {false, true}) {
     SCOPED_TRACE(room_later ? "there is room later" : "there is never room");
-    EmuWorld world(MachineOptions(), EvictAllPrefetchAll());
-    const at::Tensor carrier = NewCarrier(world);
-    at::Tensor y = carrier;
-    {
-      const OffloadScope scope(world.session());
+    OffloadWorld world(Windows(1, kMiB));
+    const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
       for (int i = 0; i < kTensors; ++i) {
-        y = Probe(y, {LargeActivation(carrier, i)},
+        y = Probe(y, {world.activation(64, i)},
                   [&, i](const at::Tensor& grad, const UnpackSaved& unpack) {
                     unpack();
-                    if (room_later && i == kTensors / 2) LeaveRoom(world, 8 * kTensorBytes);
+                    if (room_later && i == kTensors / 2) world.LeaveRoom(8 * kTensorBytes);
                     return grad;
                   });
       }
-    }
-    LeaveRoom(world, kTensorBytes + kTensorBytes / 2);
+    });
+    world.LeaveRoom(kTensorBytes + kTensorBytes / 2);
     y.backward();
     const OffloadStats stats = world.QuietStats();
     EXPECT_GT(stats.prefetches_refused, 0u);
@@ -142,17 +111,14 @@ TEST(OffloadDeviceMemory, PrefetchesThatDoNotFitAreTriedLessAndLessOften) {
 }
 
 TEST(OffloadDeviceMemory, AHugeTensorWidensTheAutomaticWindowUntilTheNextScopeEnds) {
-  EmuWorld world(MachineOptions(), SmallWindows(OffloadOptions::kAutoWindow));
-  const at::Tensor carrier = NewCarrier(world);
+  OffloadWorld world(SmallWindows(OffloadOptions::kAutoWindow));
   const auto evicted_bytes = [&](at::IntArrayRef sizes) {
-    const uint64_t before = world.session()->GetStats().evicted_bytes;
+    const uint64_t before = world.stats().evicted_bytes;
     std::vector<at::Tensor> seen;
-    at::Tensor y = carrier;
-    {
-      const OffloadScope scope(world.session());
-      for (int i = 0; i < 8; ++i) y = Observe(y, {Activation(carrier, sizes, i)}, &seen);
-    }
-    return world.session()->GetStats().evicted_bytes - before;
+    const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
+      for (int i = 0; i < 8; ++i) y = Observe(y, {Activation(world.carrier, sizes, i)}, &seen);
+    });
+    return world.stats().evicted_bytes - before;
   };
   evicted_bytes({256, 256});
   EXPECT_EQ(evicted_bytes({32, 32}), 0u);
@@ -160,53 +126,45 @@ TEST(OffloadDeviceMemory, AHugeTensorWidensTheAutomaticWindowUntilTheNextScopeEn
 }
 
 TEST(OffloadDeviceMemory, ATensorThatIsNeededTakesThePlaceOfUnreadPrefetches) {
-  EmuWorld world(MachineOptions(), EvictAllPrefetchAll());
-  const at::Tensor carrier = NewCarrier(world);
-  const auto dropped = [&] { return world.session()->GetStats().prefetches_dropped; };
+  OffloadWorld world(Windows(1, kMiB));
+  const auto dropped = [&] { return world.stats().prefetches_dropped; };
   bool same = false;
   std::vector<std::vector<at::Tensor>> seen(2);
   at::Tensor needed;
-  at::Tensor y = carrier;
-  {
-    const OffloadScope scope(world.session());
-    for (int i = 0; i < 2; ++i) y = Observe(y, {LargeActivation(carrier, i)}, &seen[i]);
-    y = Probe(y, {LargeActivation(carrier, 2)},
-              [&](const at::Tensor& grad, const UnpackSaved& unpack) {
-                const std::vector<at::Tensor> read = unpack();
-                // The two tensors before it are prefetched by this point.
-                LeaveRoom(world, kTensorBytes + kTensorBytes / 2);
-                EXPECT_EQ(dropped(), 0u);
-                needed.backward();
-                EXPECT_GE(dropped(), 2u);
-                LeaveRoom(world, 8 * kTensorBytes);
-                return grad;
-              });
-    needed = Probe(carrier, {Activation(carrier, {256, 128}, 7)},
+  const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
+    for (int i = 0; i < 2; ++i) y = Observe(y, {world.activation(64, i)}, &seen[i]);
+    y = Probe(y, {world.activation(64, 2)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+      const std::vector<at::Tensor> read = unpack();
+      // The two tensors before it are prefetched by this point.
+      world.LeaveRoom(kTensorBytes + kTensorBytes / 2);
+      EXPECT_EQ(dropped(), 0u);
+      needed.backward();
+      EXPECT_GE(dropped(), 2u);
+      world.LeaveRoom(8 * kTensorBytes);
+      return grad;
+    });
+    needed = Probe(world.carrier, {world.activation(128, 7)},
                    [&](const at::Tensor& grad, const UnpackSaved& unpack) {
-                     same = SameBytes(unpack()[0], ActivationValues({256, 128}, 7));
+                     same = SameBytes(unpack()[0], ActivationValues(KiB(128), 7));
                      return grad;
                    });
-  }
+  });
   y.backward();
   EXPECT_TRUE(same);
-  EXPECT_TRUE(SameBytes(seen[0][0], ActivationValues({128, 128}, 0)));
-  EXPECT_TRUE(SameBytes(seen[1][0], ActivationValues({128, 128}, 1)));
+  EXPECT_TRUE(SameBytes(seen[0][0], ActivationValues(KiB(64), 0)));
+  EXPECT_TRUE(SameBytes(seen[1][0], ActivationValues(KiB(64), 1)));
 }
 
 TEST(OffloadDeviceMemory, ATensorThatDoesNotFitAtAllIsAnOutOfMemoryErrorThatPasses) {
-  EmuWorld world(MachineOptions(), SmallWindows(1));
-  const at::Tensor carrier = NewCarrier(world);
+  OffloadWorld world(SmallWindows(1));
   std::vector<at::Tensor> seen;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world.session());
-    y = Observe(carrier, {LargeActivation(carrier, 1)}, &seen);
-  }
-  LeaveRoom(world, kTensorBytes / 2);
+  const at::Tensor y = InScope(
+      world.session(), [&] { return Observe(world.carrier, {world.activation(64, 1)}, &seen); });
+  world.LeaveRoom(kTensorBytes / 2);
   EXPECT_THROW(y.backward({}, /*retain_graph=*/true), c10::OutOfMemoryError);
-  LeaveRoom(world, 2 * kTensorBytes);
+  world.LeaveRoom(2 * kTensorBytes);
   y.backward();
-  EXPECT_TRUE(SameBytes(seen[0], ActivationValues({128, 128}, 1)));
+  EXPECT_TRUE(SameBytes(seen[0], ActivationValues(KiB(64), 1)));
 }
 
 // Nothing depends on a prefetch, so its errors are left to the fetch on demand.
@@ -216,27 +174,24 @@ TEST(OffloadDeviceMemory, APrefetchThatMeetsABrokenDeviceFailsNothing) {
     SCOPED_TRACE(broken ? "broken" : "whole");
     EmulatedOptions machine = MachineOptions();
     if (broken) machine.faults.calls = {{DeviceCall::kAllocate, allocations, /*sticky=*/true}};
-    EmuWorld world(machine, EvictAllPrefetchAll());
-    const at::Tensor carrier = NewCarrier(world);
+    OffloadWorld world(Windows(1, kMiB), machine);
     std::vector<at::Tensor> seen;
     bool later_was_read = false;
-    at::Tensor y;
-    {
-      const OffloadScope scope(world.session());
-      y = Observe(carrier, {LargeActivation(carrier, 1)}, &seen);
-      y = Probe(y, {LargeActivation(carrier, 2)},
+    const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
+      y = Observe(y, {world.activation(64, 1)}, &seen);
+      y = Probe(y, {world.activation(64, 2)},
                 [&](const at::Tensor& grad, const UnpackSaved& unpack) {
                   later_was_read = unpack()[0].defined();
                   allocations = world.machine().calls(DeviceCall::kAllocate);
                   return grad;
                 });
-    }
+    });
     if (broken) {
       EXPECT_THROW(y.backward({}, /*retain_graph=*/true), c10::Error);
       EXPECT_THROW(y.backward(), c10::Error) << "and not a thread that waits for ever";
     } else {
       y.backward();
-      EXPECT_EQ(world.session()->GetStats().prefetch_hits, 1u) << "the test's premise";
+      EXPECT_EQ(world.stats().prefetch_hits, 1u) << "the test's premise";
     }
     EXPECT_TRUE(later_was_read);
   }
@@ -275,11 +230,7 @@ TEST_P(OffloadFaults, EveryCallOfAStepMayFailOnce) {
     const TestNet net(world.device(), at::kFloat, TinyNet(call));
     calls_before = world.machine().calls(call);
     SeedGenerators();
-    at::Tensor loss;
-    {
-      const OffloadScope scope(world.session());
-      loss = net.Loss();
-    }
+    const at::Tensor loss = InScope(world.session(), [&] { return net.Loss(); });
     calls_in_forward = world.machine().calls(call);
     loss.backward();
     plain = TakeGradients(net, loss);

@@ -21,6 +21,7 @@
 #include "pinion/device/device.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/activations/offload_world.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
@@ -90,19 +91,17 @@ TEST_F(OffloadMeanwhile, ATensorMayGoDuringEachCallToTheDevice) {
     SCOPED_TRACE(++number);
     const auto session = NewSession(SmallWindows(256 * kKiB));
     at::Tensor first;
-    at::Tensor second;
-    {
-      const OffloadScope scope(session);
+    const at::Tensor second = InScope(session, world_.carrier, [&](at::Tensor& second) {
       first =
           Probe(world_.carrier, {world_.activation(40)}, OffloadWorld::Use);  // waits for a batch
       device_->FailCalls([&first, left = number](const std::string&, uint64_t) mutable {
         if (--left == 0) first.reset();
         return absl::OkStatus();
       });
-      second = Probe(world_.carrier, {world_.activation(64)}, OffloadWorld::Use);
+      second = Probe(second, {world_.activation(64)}, OffloadWorld::Use);
       // Offloaded in one batch with the second tensor.
       Probe(world_.carrier, {world_.activation(64)}, OffloadWorld::Use);
-    }
+    });
     device_->FailCalls([](const std::string&, uint64_t) { return absl::OkStatus(); });
     gone = !first.defined();
     EXPECT_EQ(session->GetStats().packed, 3u);
@@ -149,13 +148,11 @@ TEST_F(OffloadMeanwhile, AnotherThreadMayEndAScopeDuringEachCallToTheDevice) {
     if (!Soon([&] { return ended->try_wait(); })) ++late;
     return absl::OkStatus();
   });
-  at::Tensor dropped;
   at::Tensor y = world_.carrier;
-  {
-    const OffloadScope scope(session);
+  at::Tensor dropped = InScope(session, [&] {
     for (int i = 0; i < 4; ++i) y = Probe(y, {world_.activation(32)}, OffloadWorld::Use);
-    dropped = Probe(world_.carrier, {world_.activation(32)}, OffloadWorld::Use);
-  }
+    return Probe(world_.carrier, {world_.activation(32)}, OffloadWorld::Use);
+  });
   dropped.reset();
   y.backward();
   y.reset();
@@ -167,9 +164,7 @@ TEST_F(OffloadMeanwhile, AnotherThreadMayEndAScopeDuringEachCallToTheDevice) {
 }
 
 TEST_F(OffloadMeanwhile, APrefetchThatNobodyWillReadIsDroppedWhenItWasSubmitted) {
-  OffloadOptions options = SmallWindows(1);
-  options.prefetch_window_bytes = 64 * kKiB;
-  const auto session = NewSession(options);
+  const auto session = NewSession(Windows(1, 64 * kKiB));
   at::Tensor doomed;
   at::Tensor y;
   {
@@ -187,77 +182,45 @@ TEST_F(OffloadMeanwhile, APrefetchThatNobodyWillReadIsDroppedWhenItWasSubmitted)
   EXPECT_GE(session->GetStats().prefetch_hits, 2u) << "its place in the window is free again";
 }
 
+// The second reader is another thread, during the H2D copy of the tensor that both read.
 TEST_F(OffloadMeanwhile, WhatIsBeingFetchedIsNotFetchedByAnotherReaderToo) {
-  const auto session = NewSession(SmallWindows(1));
-  UnpackSaved unpack;
-  std::vector<at::Tensor> seen;
-  std::thread reader;
-  at::Tensor y;
-  {
-    const OffloadScope scope(session);
-    const at::Tensor shared = world_.activation(64, 1);
-    y = Probe(world_.carrier, {shared},
-              [&](const at::Tensor& grad, const UnpackSaved& unpack_in_backward) {
-                if (reader.joinable()) reader.join();
-                unpack = unpack_in_backward;
-                return grad;
-              });
-    y = Probe(y, {shared}, OffloadWorld::Use);
+  for (const bool prefetched : {false, true}) {
+    SCOPED_TRACE(prefetched ? "prefetched" : "fetched on demand");
+    const auto session = NewSession(prefetched ? Windows(1, 64 * kKiB) : SmallWindows(1));
+    UnpackSaved unpack;
+    std::vector<at::Tensor> seen;
+    std::thread reader;
+    const at::Tensor y = InScope(session, world_.carrier, [&](at::Tensor& y) {
+      const at::Tensor read_twice = world_.activation(64, 1);
+      y = Probe(y, {read_twice}, [&](const at::Tensor& grad, const UnpackSaved& in_backward) {
+        // The end of backward frees prefetches, read or unread.
+        if (reader.joinable()) reader.join();
+        unpack = in_backward;
+        return grad;
+      });
+      y = Probe(y, {prefetched ? world_.activation(64, 2) : read_twice}, OffloadWorld::Use);
+    });
+    y.backward({}, /*retain_graph=*/true);
+    const uint64_t before = session->GetEngineStats(0).h2d.submitted_transfers;
+    // Before a prefetch, a copy fetches the tensor that backward reads first.
+    const int copies = prefetched ? 2 : 1;
+    device_->ActAtCopy(CopyDirection::kHostToDevice, copies, [&] {
+      reader = std::thread([&] { seen = unpack(); });
+      absl::SleepFor(absl::Milliseconds(50));  // gives the other thread time
+    });
+    y.backward({}, /*retain_graph=*/true);
+    ASSERT_EQ(seen.size(), 1u);
+    EXPECT_TRUE(SameBytes(seen[0], ActivationValues(KiB(64), 1)));
+    EXPECT_EQ(session->GetEngineStats(0).h2d.submitted_transfers, before + copies);
   }
-  y.backward({}, /*retain_graph=*/true);
-  const uint64_t before = session->GetEngineStats(0).h2d.submitted_transfers;
-  device_->ActAtCopy(CopyDirection::kHostToDevice, 1, [&] {
-    reader = std::thread([&] { seen = unpack(); });
-    absl::SleepFor(absl::Milliseconds(50));  // gives the other thread time
-  });
-  y.backward({}, /*retain_graph=*/true);
-  ASSERT_EQ(seen.size(), 1u);
-  EXPECT_TRUE(SameBytes(seen[0], ActivationValues(KiB(64), 1)));
-  EXPECT_EQ(session->GetEngineStats(0).h2d.submitted_transfers, before + 1);
-}
-
-TEST_F(OffloadMeanwhile, WhatIsBeingPrefetchedIsNotFetchedByItsReaderToo) {
-  OffloadOptions options = SmallWindows(1);
-  options.prefetch_window_bytes = 64 * kKiB;
-  const auto session = NewSession(options);
-  UnpackSaved unpack;
-  std::vector<at::Tensor> seen;
-  std::thread reader;
-  at::Tensor y;
-  {
-    const OffloadScope scope(session);
-    y = Probe(world_.carrier, {world_.activation(64, 1)},
-              [&](const at::Tensor& grad, const UnpackSaved& unpack_in_backward) {
-                // The end of backward frees prefetches, read or unread.
-                if (reader.joinable()) reader.join();
-                unpack = unpack_in_backward;
-                return grad;
-              });
-    y = Probe(y, {world_.activation(64, 2)}, OffloadWorld::Use);
-  }
-  y.backward({}, /*retain_graph=*/true);
-  const uint64_t before = session->GetEngineStats(0).h2d.submitted_transfers;
-  // The first copy fetches the tensor that backward reads first.
-  device_->ActAtCopy(CopyDirection::kHostToDevice, 2, [&] {
-    reader = std::thread([&] { seen = unpack(); });
-    absl::SleepFor(absl::Milliseconds(50));  // gives the other thread time
-  });
-  y.backward({}, /*retain_graph=*/true);
-  ASSERT_EQ(seen.size(), 1u);
-  EXPECT_TRUE(SameBytes(seen[0], ActivationValues(KiB(64), 1)));
-  EXPECT_EQ(session->GetEngineStats(0).h2d.submitted_transfers, before + 2);
 }
 
 TEST_F(OffloadMeanwhile, WhatIsBeingPrefetchedIsNotPrefetchedByAnotherThreadToo) {
-  OffloadOptions options = SmallWindows(1);
-  options.prefetch_window_bytes = kMiB;
-  const auto session = NewSession(options);
+  const auto session = NewSession(Windows(1, kMiB));
   const at::Tensor held = world_.activation(64, 2);
   std::thread reader;
-  at::Tensor y;
-  {
-    const OffloadScope scope(session);
-    y = Probe(world_.carrier, {world_.activation(64, 1)}, OffloadWorld::Use);
+  const at::Tensor y = InScope(session, world_.carrier, [&](at::Tensor& y) {
+    y = Probe(y, {world_.activation(64, 1)}, OffloadWorld::Use);
     y = Probe(y, {held}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
       device_->ActAtCopy(CopyDirection::kHostToDevice, 1, [&] {
         reader = std::thread([&] { unpack(); });
@@ -267,7 +230,7 @@ TEST_F(OffloadMeanwhile, WhatIsBeingPrefetchedIsNotPrefetchedByAnotherThreadToo)
       reader.join();
       return grad;
     });
-  }
+  });
   y.backward();
   EXPECT_EQ(session->GetStats().reused_on_device, 2u) << "the test's premise";
   EXPECT_EQ(session->GetEngineStats(0).h2d.submitted_transfers, 1u);

@@ -2,7 +2,6 @@
 // groups without memory for gathering.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/ones.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 
@@ -18,6 +17,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/activations/offload_world.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
@@ -70,13 +70,11 @@ TEST(OffloadMemory, AWindowCountsTheWholeStorageOfASliceAndOnceForAllSlices) {
     SCOPED_TRACE(window_kib);
     OffloadWorld world(SmallWindows(window_kib * kKiB));
     at::Tensor whole = world.activation(1024);
-    at::Tensor y = world.carrier;
-    {
-      const OffloadScope scope(world.session());
+    const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
       for (int i = 0; i < 4; ++i) {
         y = Probe(y, {whole.narrow(0, i * 64 * 1024, 64 * 1024)}, OffloadWorld::Use);
       }
-    }
+    });
     whole.reset();
     EXPECT_EQ(world.stats().offloaded, 4u);
     EXPECT_EQ(world.stats().evicted_bytes, window_kib == 768 ? 1024 * kKiB : 0u);
@@ -90,13 +88,11 @@ TEST(OffloadMemory, AStorageCountsUntilItsLastSliceHasGone) {
   at::Tensor whole = world.activation(1024);
   at::Tensor first;
   at::Tensor second;
-  at::Tensor later;
-  {
-    const OffloadScope scope(world.session());
+  at::Tensor later = InScope(world.session(), [&] {
     first = Probe(world.carrier, {whole.narrow(0, 0, 64 * 1024)}, OffloadWorld::Use);
     second = Probe(world.carrier, {whole.narrow(0, 64 * 1024, 64 * 1024)}, OffloadWorld::Use);
-    later = Probe(world.carrier, {world.activation(32)}, OffloadWorld::Use);
-  }
+    return Probe(world.carrier, {world.activation(32)}, OffloadWorld::Use);
+  });
   whole.reset();
   ASSERT_EQ(world.stats().offloaded, 3u);
   second.reset();
@@ -112,12 +108,10 @@ TEST(OffloadMemory, ASliceMayGoWhileAnotherOneOfItsStorageHasNotLeft) {
   OffloadWorld world(SmallWindows(2 * kMiB));
   const at::Tensor whole = world.activation(1024);
   std::vector<at::Tensor> seen;
-  at::Tensor first;
   at::Tensor second;
-  {
-    const OffloadScope scope(world.session());
-    first = Probe(world.carrier, {whole.narrow(0, 0, 64 * 1024)}, OffloadWorld::Use);
-  }
+  at::Tensor first = InScope(world.session(), [&] {
+    return Probe(world.carrier, {whole.narrow(0, 0, 64 * 1024)}, OffloadWorld::Use);
+  });
   {
     const OffloadScope scope(world.session());
     second = Observe(world.carrier, {whole.narrow(0, 64 * 1024, 64 * 1024)}, &seen);
@@ -139,11 +133,8 @@ TEST(OffloadMemory, WithoutOverlapATensorWhoseCopyIsNotKnownToBeDoneStaysOnTheDe
   const std::shared_ptr<Device> device = failing;
   const auto session =
       OffloadSession::Create(options, OwnBackend([device](int) { return device; })).value();
-  at::Tensor y;
-  {
-    const OffloadScope scope(session);
-    y = Probe(world.carrier, {world.activation(64)}, OffloadWorld::Use);
-  }
+  const at::Tensor y = InScope(
+      session, [&] { return Probe(world.carrier, {world.activation(64)}, OffloadWorld::Use); });
   session->FreeDeviceMemory(0);
   EXPECT_EQ(session->GetStats().offloaded, 1u);
   EXPECT_EQ(session->GetStats().evicted_bytes, 0u);
@@ -188,7 +179,7 @@ TEST(OffloadMemory, GathersThatDoNotFitAreTriedLessAndLessOften) {
   for (int i = 0; i < kGroups * kPerGroup; ++i) activations.push_back(world.activation(2, i));
   std::vector<at::Tensor> carriers;
   for (size_t i = 0; i < activations.size(); ++i) {
-    carriers.push_back(at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true));
+    carriers.push_back(NewCarrier(world));
   }
   const uint64_t before = OutOfMemoryErrors(world);
   std::vector<at::Tensor> nodes;

@@ -20,6 +20,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -52,25 +53,28 @@ class MaskedLayersImpl : public torch::nn::Module {
 };
 TORCH_MODULE(MaskedLayers);
 
-class OffloadModule : public ::testing::Test {
+class OffloadModule : public OffloadFixture {
  protected:
   OffloadModule() { model_->to(world_.device()); }
+
+  // Returns what `forward` returns in a scope that knows the module.
+  template <typename Forward>
+  at::Tensor InScopeWith(const torch::nn::Module& module, const Forward& forward) {
+    const OffloadScope scope(world_.session(), module);
+    return forward();
+  }
 
   at::Tensor input() {
     return ActivationValues({kWidth, kWidth}).to(world_.device()).requires_grad_(true);
   }
-  OffloadStats stats() { return world_.session()->GetStats(); }
 
-  EmuWorld world_{MachineOptions(), SmallWindows(1)};
   MaskedLayers model_;
 };
 
 TEST_F(OffloadModule, FrozenParametersAndBuffersStayToo) {
-  at::Tensor loss;
-  {
-    const OffloadScope scope(world_.session(), *model_);
-    loss = model_->forward(Activation(input(), {kWidth, kWidth}));
-  }
+  const at::Tensor loss = InScopeWith(*model_, [&] {
+    return model_->forward(Activation(input(), {kWidth, kWidth}));
+  });
   EXPECT_EQ(stats().kept_parameter, 3u);  // two weights and the mask
   EXPECT_EQ(stats().kept_held, 0u);
   EXPECT_GT(stats().offloaded, 0u);
@@ -83,10 +87,9 @@ TEST_F(OffloadModule, AScopeOfAModuleWithoutParametersKnowsThatItHasNone) {
   const auto session = world_.NewSession(options);
   const auto saved_with = [&](const torch::nn::Module* module) {
     const OffloadStats before = session->GetStats();
-    std::vector<at::Tensor> seen;
     const OffloadScope scope =
         module == nullptr ? OffloadScope(session) : OffloadScope(session, *module);
-    Observe(input(), {input()}, &seen);
+    Observe(input(), {input()}, &seen_);
     const OffloadStats after = session->GetStats();
     return std::pair(after.kept_parameter - before.kept_parameter,
                      after.offloaded - before.offloaded);
@@ -102,12 +105,9 @@ TEST_F(OffloadModule, ABufferWithoutAStorageIsNothingToKeep) {
   module.register_buffer("sparse",
                          at::sparse_coo_tensor(at::zeros({1, 1}, at::kLong), at::ones({1}), {9}));
   module.register_buffer("none", at::Tensor());
-  std::vector<at::Tensor> seen;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session(), module);
-    y = Observe(input(), {Activation(input(), {kWidth, kWidth})}, &seen);
-  }
+  const at::Tensor y = InScopeWith(module, [&] {
+    return Observe(input(), {Activation(input(), {kWidth, kWidth})}, &seen_);
+  });
   EXPECT_EQ(stats().offloaded, 1u);
   y.sum().backward();
 }
@@ -116,11 +116,8 @@ TEST_F(OffloadModule, ABufferWithoutAStorageIsNothingToKeep) {
 // parameter, but its owner keeps it on the device.
 TEST_F(OffloadModule, AnInputThatRequiresAGradientIsNotCopiedThroughItsViews) {
   const at::Tensor x = input();
-  at::Tensor loss;
-  {
-    const OffloadScope scope(world_.session(), *model_);
-    loss = at::sum(at::mul(x.view({-1}), x.view({-1})));
-  }
+  const at::Tensor loss =
+      InScopeWith(*model_, [&] { return at::sum(at::mul(x.view({-1}), x.view({-1}))); });
   EXPECT_EQ(stats().kept_held, 1u);
   EXPECT_EQ(stats().offloaded, 0u);
   EXPECT_EQ(stats().evicted_not_freed, 0u);
@@ -129,13 +126,8 @@ TEST_F(OffloadModule, AnInputThatRequiresAGradientIsNotCopiedThroughItsViews) {
 TEST_F(OffloadModule, GradientsOfAModuleAreBitwiseTheSame) {
   const at::Tensor x = input();
   const auto gradient = [&](bool offload) {
-    at::Tensor loss;
-    if (offload) {
-      const OffloadScope scope(world_.session(), *model_);
-      loss = model_->forward(at::mul(x, 2));
-    } else {
-      loss = model_->forward(at::mul(x, 2));
-    }
+    const auto forward = [&] { return model_->forward(at::mul(x, 2)); };
+    const at::Tensor loss = offload ? InScopeWith(*model_, forward) : forward();
     loss.backward();
     const at::Tensor grad = model_->weight().grad().cpu();
     model_->zero_grad();

@@ -6,7 +6,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/rand.h>
 #include <c10/core/ScalarType.h>
-#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -20,7 +19,6 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device.h"
 #include "pinion/device/device_backend.h"
@@ -33,8 +31,12 @@
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/emulated/emu_device.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
+#include "pinion/tests/hooks/activations/offload_world.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/test_net.h"
+#include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
 
@@ -71,14 +73,21 @@ TEST(OffloadOptionsTest, ADisabledSessionDoesNothing) {
   EXPECT_EQ(world.session()->GetStats().packed, 0u);
 }
 
+// Returns a session that is made while the environment has the variable.
+std::shared_ptr<OffloadSession> NewSessionWith(EmuWorld& world, const char* variable,
+                                               const char* value) {
+  EXPECT_EQ(setenv(variable, value, 1), 0);
+  const std::shared_ptr<OffloadSession> session = world.NewSession(SmallWindows());
+  EXPECT_EQ(unsetenv(variable), 0);
+  return session;
+}
+
 TEST(OffloadOptionsTest, TheEnvironmentVariableDisablesEverySession) {
-  ASSERT_EQ(setenv("PINION_DISABLE", "1", 1), 0);
   EmuWorld world;
-  ASSERT_EQ(unsetenv("PINION_DISABLE"), 0);
-  EXPECT_FALSE(world.session()->options().enabled);
-  const TestNet net(world.device(), at::kFloat);
-  TrainStep(net, world.session());
-  EXPECT_EQ(world.session()->GetStats().packed, 0u);
+  const auto session = NewSessionWith(world, "PINION_DISABLE", "1");
+  EXPECT_FALSE(session->options().enabled);
+  TrainStep(TestNet(world.device(), at::kFloat), session);
+  EXPECT_EQ(session->GetStats().packed, 0u);
 }
 
 TEST(OffloadOptionsTest, TensorsGoToTheAllocatorThatTheProgramHandsInAndSessionsMayShareIt) {
@@ -93,35 +102,20 @@ TEST(OffloadOptionsTest, TensorsGoToTheAllocatorThatTheProgramHandsInAndSessions
                               FakeHost().Probe())
           .value();
   options.allocator = unused;
-  {
-    const TestNet net(c10::Device("emu:0"), at::kFloat);
-    for (uint64_t session_number = 1; session_number <= 2; ++session_number) {
-      const uint64_t before = allocator->GetStats().allocations;
-      const std::shared_ptr<OffloadSession> session =
-          OffloadSession::Create(options, EmulatedBackend(machine), allocator).value();
-      ExpectSameGradients(TrainStep(net, nullptr), TrainStep(net, session));
-      ASSERT_GT(session->GetStats().offloaded, 0u);
-      ASSERT_GT(session->GetStats().fetched_bytes, 0u);
-      EXPECT_GT(allocator->GetStats().allocations, before);
-      EXPECT_EQ(session->GetAllocatorStats().allocations, allocator->GetStats().allocations);
-    }
+  const TestNet net(c10::Device("emu:0"), at::kFloat);
+  for (uint64_t session_number = 1; session_number <= 2; ++session_number) {
+    const uint64_t before = allocator->GetStats().allocations;
+    const std::shared_ptr<OffloadSession> session =
+        OffloadSession::Create(options, EmulatedBackend(machine), allocator).value();
+    ExpectSameGradients(TrainStep(net, nullptr), TrainStep(net, session));
+    ASSERT_GT(session->GetStats().offloaded, 0u);
+    ASSERT_GT(session->GetStats().fetched_bytes, 0u);
+    EXPECT_GT(allocator->GetStats().allocations, before);
+    EXPECT_EQ(session->GetAllocatorStats().allocations, allocator->GetStats().allocations);
   }
 }
 
 // --- What cannot work is refused where it is given ---
-
-// Collects the log for its lifetime.
-class ScopedLog {
- public:
-  ScopedLog()
-      : before_(SetLogSink([this](LogSeverity, const std::string& line) { text_ += line; })) {}
-  ~ScopedLog() { SetLogSink(before_); }
-  const std::string& text() const { return text_; }
-
- private:
-  std::string text_;
-  const LogSink before_;
-};
 
 DeviceBackend WithoutDevices() {
   return {"cuda", [](int) { return absl::NotFoundError("no CUDA device: install a driver"); }};
@@ -174,11 +168,7 @@ TEST(OffloadSessionCreate, AGraphThatOutlivesItsSessionSharesItsPoolWithTheNext)
   auto session = world.NewSession(options);
   const at::Tensor x =
       at::rand({kMiB / 4}, at::TensorOptions().device(world.device())).requires_grad_();
-  at::Tensor loss;
-  {
-    const OffloadScope scope(session);
-    loss = x.mul(2).sin().sum();
-  }
+  const at::Tensor loss = InScope(session, [&] { return x.mul(2).sin().sum(); });
   EXPECT_EQ(session->GetStats().offloaded, 1u);
   session = nullptr;
   const auto next = world.NewSession(options);
@@ -198,12 +188,8 @@ TEST(OffloadSessionScope, ATensorOnAnotherAcceleratorRaisesAndACpuTensorDoesNot)
   TrainStep(TestNet(at::kCPU, at::kFloat), session);
   EXPECT_GT(session->GetStats().kept_unsupported, 0u);
   const TestNet net(world.device(), at::kFloat);
-  try {
-    TrainStep(net, session);
-    FAIL() << "forward should have thrown";
-  } catch (const c10::Error& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("made for \"cuda\""), HasSubstr("emu:0")));
-  }
+  EXPECT_THAT(ErrorOf([&] { TrainStep(net, session); }),
+              AllOf(HasSubstr("made for \"cuda\""), HasSubstr("emu:0")));
 }
 
 TEST(OffloadSessionScope, ADeviceThatCanNeverBeSetUpRaises) {
@@ -219,26 +205,20 @@ TEST(OffloadSessionScope, ADeviceThatCanNeverBeSetUpRaises) {
     const auto session = OffloadSession::Create(SmallWindows(), OwnBackend(open)).value();
     opens = never;
     const TestNet net(world.device(), at::kFloat);
-    try {
-      TrainStep(net, session);
-      ADD_FAILURE() << "forward should have thrown: " << never;
-    } catch (const c10::Error& error) {
-      EXPECT_THAT(error.what(),
-                  AllOf(HasSubstr("setting up offload"), HasSubstr("of that number")));
-    }
+    EXPECT_THAT(ErrorOf([&] { TrainStep(net, session); }),
+                AllOf(HasSubstr("setting up offload"), HasSubstr("of that number")))
+        << never;
   }
 }
 
 TEST(OffloadSessionCreate, ASwitchThatIsOnIsNamedInTheLog) {
   EmuWorld world;
   for (const char* name : {"PINION_DISABLE", "PINION_VERIFY"}) {
-    const ScopedLog log;
-    ASSERT_EQ(setenv(name, "1", 1), 0);
-    world.NewSession(SmallWindows());
-    ASSERT_EQ(unsetenv(name), 0);
+    const CapturedLog log;
+    NewSessionWith(world, name, "1");
     EXPECT_THAT(log.text(), HasSubstr(std::string(name) + "=1"));
   }
-  const ScopedLog log;
+  const CapturedLog log;
   world.NewSession(SmallWindows());
   EXPECT_EQ(log.text(), "");
 }
@@ -246,13 +226,10 @@ TEST(OffloadSessionCreate, ASwitchThatIsOnIsNamedInTheLog) {
 TEST(OffloadSessionCreate, AWordSwitchesOnAndOffAsANumberDoes) {
   EmuWorld world;
   const auto enabled = [&](const char* value) {
-    EXPECT_EQ(setenv("PINION_DISABLE", value, 1), 0);
-    const bool is_enabled = world.NewSession(SmallWindows())->options().enabled;
-    EXPECT_EQ(unsetenv("PINION_DISABLE"), 0);
-    return is_enabled;
+    return NewSessionWith(world, "PINION_DISABLE", value)->options().enabled;
   };
   for (const char* on : {"1", "true", "TRUE", "yes"}) EXPECT_FALSE(enabled(on)) << on;
-  const ScopedLog log;
+  const CapturedLog log;
   for (const char* off : {"0", "false", "no", ""}) EXPECT_TRUE(enabled(off)) << off;
   EXPECT_EQ(log.text(), "");
 }
@@ -260,10 +237,8 @@ TEST(OffloadSessionCreate, AWordSwitchesOnAndOffAsANumberDoes) {
 TEST(OffloadSessionCreate, ASwitchThatIsNeitherOnNorOffIsNamedInTheLog) {
   EmuWorld world;
   for (const char* name : {"PINION_DISABLE", "PINION_VERIFY"}) {
-    const ScopedLog log;
-    ASSERT_EQ(setenv(name, "maybe", 1), 0);
-    const std::shared_ptr<OffloadSession> session = world.NewSession(SmallWindows());
-    ASSERT_EQ(unsetenv(name), 0);
+    const CapturedLog log;
+    const auto session = NewSessionWith(world, name, "maybe");
     EXPECT_TRUE(session->options().enabled);
     EXPECT_FALSE(session->options().verify);
     EXPECT_THAT(log.text(), HasSubstr(std::string(name) + "=maybe switches nothing on"));
@@ -273,7 +248,7 @@ TEST(OffloadSessionCreate, ASwitchThatIsNeitherOnNorOffIsNamedInTheLog) {
 // A scope in the forward of a checkpointed block is reopened when backward recomputes the block.
 TEST(OffloadSessionScope, AScopeInsideABackwardSaysThatNothingLeaves) {
   EmuWorld world;
-  const ScopedLog log;
+  const CapturedLog log;
   const at::Tensor x = at::ones({64}, at::TensorOptions().device(world.device())).requires_grad_();
   const at::Tensor y = x.mul(2);
   y.register_hook([&](const at::Tensor&) { const OffloadScope scope(world.session()); });
@@ -340,12 +315,10 @@ TEST(OffloadOptionsLink, ALinkThatIsGivenIsTakenWithoutOverlapAsWell) {
 }
 
 TEST(OffloadOptionsLink, ADeviceThatCannotBeMeasuredIsTakenForPcie4) {
-  EmuWorld world(MachineOptions(), WithoutLink());
+  OffloadWorld world(WithoutLink());
   const TestNet net(world.device(), at::kFloat);
   const Gradients plain = TrainStep(net, nullptr);
-  ASSERT_THAT(world.Synchronize(), IsOk());
-  const uint64_t in_use = world.device_bytes();
-  ASSERT_THAT(world.machine().SetMemoryLimit(0, in_use + 512 * kKiB), IsOk());
+  world.LeaveRoom(512 * kKiB);
   ExpectSameGradients(plain, TrainStep(net, world.session()));
   EXPECT_EQ(world.session()->GetLink(0)->h2d.gb_per_s, AssumedLink().h2d.gb_per_s);
   EXPECT_GT(world.session()->GetStats().offloaded, 0u);

@@ -37,6 +37,7 @@
 #include "pinion/hooks/autograd/kept_tensor.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/test_net.h"
 
@@ -53,16 +54,6 @@ constexpr int kLayers = 3;
 
 // One tensor per device.
 using Parts = std::vector<at::Tensor>;
-
-// Takes the gradients, on the CPU.
-std::vector<at::Tensor> TakeGradients(const std::vector<at::Tensor>& leaves) {
-  std::vector<at::Tensor> gradients;
-  for (const at::Tensor& leaf : leaves) {
-    gradients.push_back(leaf.grad().cpu());
-    leaf.mutable_grad().reset();
-  }
-  return gradients;
-}
 
 // Collectives like NCCL's: on a stream per device, after the compute of all devices, with in-place
 // writes that raise no version. The caller computes on until the join.
@@ -281,9 +272,8 @@ class CopiesAfterOneStream : public SavedTensorPacker {
 };
 
 EmulatedOptions TwoDevices() {
-  EmulatedOptions options = MachineOptions();
+  EmulatedOptions options = CollectRaces();
   options.device_count = kDevices;
-  options.abort_on_race = false;
   return options;
 }
 
@@ -298,9 +288,7 @@ TEST_F(OffloadTensorParallel, StepsHaveTheBitsThatTheyHaveWithoutOffloadAndNoRac
   ASSERT_TRUE(world_.machine().races().empty())
       << "the test's premise: " << world_.machine().races()[0];
   for (int step = 0; step < 3; ++step) {
-    const std::vector<at::Tensor> offloaded =
-        net_.Step([this] { return OffloadScope(world_.session()); });
-    for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(SameBytes(plain[i], offloaded[i])) << i;
+    ExpectSame(plain, net_.Step([this] { return OffloadScope(world_.session()); }));
   }
   EXPECT_TRUE(world_.machine().races().empty()) << world_.machine().races()[0];
   const OffloadStats stats = world_.QuietStats();
@@ -420,15 +408,13 @@ class OffloadShardedParameters : public ::testing::TestWithParam<bool> {
     module.Loss().backward();
     const std::vector<at::Tensor> plain = module.Gradients();
     for (int step = 0; step < kSteps; ++step) {
-      at::Tensor loss;
-      {
-        std::optional<OffloadScope> scope;
-        GetParam() ? scope.emplace(session, module) : scope.emplace(session);
-        loss = module.Loss();
-      }
+      const at::Tensor loss = [&] {
+        const OffloadScope scope =
+            GetParam() ? OffloadScope(session, module) : OffloadScope(session);
+        return module.Loss();
+      }();
       loss.backward();
-      const std::vector<at::Tensor> offloaded = module.Gradients();
-      for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(SameBytes(plain[i], offloaded[i])) << i;
+      ExpectSame(plain, module.Gradients());
     }
     EXPECT_GT(session->GetStats().fetched_bytes, 0u);
     return session->GetStats();
@@ -463,11 +449,9 @@ TEST_P(OffloadShardedParameters, WhatIsGatheredOfAShardStaysThoughTheModuleDoesN
 }
 
 TEST_P(OffloadShardedParameters, WithAMemoryTargetStepsHaveTheSameBits) {
-  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
-  options.memory_target_bytes = 1;  // offloads everything
   for (const bool requires_grad : {true, false}) {
     ShardedModule module(world_.device(), Has::kShards, requires_grad);
-    EXPECT_GE(TrainWithSameBits(module, options).evicted_bytes,
+    EXPECT_GE(TrainWithSameBits(module, WithTarget(1)).evicted_bytes,
               kSteps * Activations(requires_grad) * kActivationBytes);
   }
 }

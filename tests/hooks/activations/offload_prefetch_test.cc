@@ -2,7 +2,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/ones.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +14,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 
@@ -23,26 +23,20 @@ namespace offload_prefetch_test {
 
 constexpr uint64_t kTensorBytes = 32 * kKiB;  // large enough for a copy of its own
 
-class OffloadPrefetch : public ::testing::Test {
+class OffloadPrefetch : public OffloadFixture {
  protected:
-  static OffloadOptions Options() {
-    OffloadOptions options = SmallWindows(1);  // evicts all saved tensors
-    options.prefetch_window_bytes = 2 * kTensorBytes;
-    return options;
-  }
-  at::Tensor NewActivation(int first) {
-    return Activation(carrier_, {kTensorBytes / sizeof(float)}, first);
-  }
+  OffloadPrefetch() : OffloadFixture(Windows(1, 2 * kTensorBytes)) {}
+
+  at::Tensor NewActivation(int first) { return activation({kTensorBytes / sizeof(float)}, first); }
   // Saves tensors of `kib` KiB in this order, and reads them in the order `reads`. A second scope,
   // with places of its own, saves them again in that order. Returns the statistics.
   OffloadStats Read(const std::vector<int64_t>& kib, const std::vector<size_t>& reads) {
-    at::Tensor y = carrier_;
     std::vector<at::Tensor> saved;
     for (const int64_t size : kib) saved.push_back(Activation(carrier_, {size * 256}));
-    {
-      const OffloadScope scope(world_.session());
-      y = Probe(y, saved, [](const at::Tensor& grad, const UnpackSaved&) { return grad; });
-    }
+    at::Tensor y = InScope(world_.session(), [&] {
+      return Probe(carrier_, saved,
+                   [](const at::Tensor& grad, const UnpackSaved&) { return grad; });
+    });
     {
       const OffloadScope scope(world_.session());
       for (auto read = reads.rbegin(); read != reads.rend(); ++read) {
@@ -58,23 +52,18 @@ class OffloadPrefetch : public ::testing::Test {
     for (const at::Tensor& saved : unpack()) at::mul(saved, 2);
     return grad;
   }
-
-  EmuWorld world_{MachineOptions(), Options()};
-  at::Tensor carrier_ = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
 };
 
 // Peers fetch a tensor only when backward reads it (torchtune#1905, torchtitan#2379).
 // An attention mask, say, or the target of a loss that is the network's input as well.
 TEST_F(OffloadPrefetch, ATensorThatWasSavedFirstAndLastIsFetchedForItsFirstRead) {
   constexpr uint64_t kNodes = 12;
-  at::Tensor y = carrier_;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
     const at::Tensor mask = NewActivation(0);
     y = Probe(y, {mask}, Use);
     for (uint64_t i = 1; i < kNodes; ++i) y = Probe(y, {NewActivation(static_cast<int>(i))}, Use);
     y = Probe(y, {mask}, Use);
-  }
+  });
   y.backward();
   const OffloadStats stats = world_.QuietStats();
   ASSERT_EQ(stats.offloaded, kNodes);
@@ -87,16 +76,14 @@ TEST_F(OffloadPrefetch, ATensorThatWasSavedFirstAndLastIsFetchedForItsFirstRead)
 // Saved at the beginning and in the middle; backward first reads it in the middle.
 TEST_F(OffloadPrefetch, ATensorThatIsSavedAgainInTheMiddleIsFetchedAheadThere) {
   constexpr uint64_t kNodes = 12;
-  at::Tensor y = carrier_;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
     const at::Tensor mask = NewActivation(0);
     y = Probe(y, {mask}, Use);
     for (uint64_t i = 1; i < kNodes; ++i) {
       y = Probe(y, {NewActivation(static_cast<int>(i))}, Use);
       if (i == kNodes / 2) y = Probe(y, {mask}, Use);
     }
-  }
+  });
   y.backward();
   const OffloadStats stats = world_.QuietStats();
   ASSERT_EQ(stats.evicted_bytes, kNodes * kTensorBytes);
@@ -106,14 +93,12 @@ TEST_F(OffloadPrefetch, ATensorThatIsSavedAgainInTheMiddleIsFetchedAheadThere) {
 
 TEST_F(OffloadPrefetch, ATensorThatEveryNodeReadsDoesNotEndIt) {
   constexpr uint64_t kNodes = 12;
-  at::Tensor y = carrier_;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
     const at::Tensor mask = NewActivation(0);
     for (uint64_t i = 1; i < kNodes; ++i) {
       y = Probe(y, {mask, NewActivation(static_cast<int>(i))}, Use);
     }
-  }
+  });
   y.backward();
   const OffloadStats stats = world_.QuietStats();
   ASSERT_EQ(stats.offloaded, kNodes);
@@ -126,13 +111,11 @@ TEST_F(OffloadPrefetch, ATensorThatEveryNodeReadsDoesNotEndIt) {
 // One node saves all of them, and reads them in the order of saving.
 TEST_F(OffloadPrefetch, WhatIsReadFromTheFirstToTheLastIsLookedAtOnce) {
   constexpr uint64_t kTensors = 200;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = InScope(world_.session(), [&] {
     std::vector<at::Tensor> saved;
     for (uint64_t i = 0; i < kTensors; ++i) saved.push_back(NewActivation(static_cast<int>(i)));
-    y = Probe(carrier_, std::exchange(saved, {}), Use);
-  }
+    return Probe(carrier_, std::exchange(saved, {}), Use);
+  });
   y.backward();
   const OffloadStats stats = world_.QuietStats();
   ASSERT_EQ(stats.evicted_bytes, kTensors * kTensorBytes);
@@ -171,16 +154,14 @@ TEST_F(OffloadPrefetch, WhatWasSavedLastMayBeReadInBetween) {
 
 // The tensors of one scope were saved between those of another.
 TEST_F(OffloadPrefetch, AScopeInsideAnotherOnesTimeIsFetchedAheadToo) {
-  at::Tensor y = carrier_;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
     y = Probe(y, {NewActivation(1)}, Use);
     std::thread([&] {
       const OffloadScope other(world_.session());
       for (int i = 2; i < 4; ++i) y = Probe(y, {NewActivation(i)}, Use);
     }).join();
     y = Probe(y, {NewActivation(4)}, Use);
-  }
+  });
   y.backward();
   const OffloadStats stats = world_.QuietStats();
   ASSERT_EQ(stats.evicted_bytes, 4 * kTensorBytes);
@@ -190,14 +171,12 @@ TEST_F(OffloadPrefetch, AScopeInsideAnotherOnesTimeIsFetchedAheadToo) {
 
 TEST_F(OffloadPrefetch, WhatTheUserHoldsIsNotFetched) {
   std::vector<at::Tensor> held;
-  at::Tensor y = carrier_;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
     for (int i = 0; i < 4; ++i) {
       held.push_back(NewActivation(i));
       y = Probe(y, {held.back()}, Use);
     }
-  }
+  });
   y.backward();
   const OffloadStats stats = world_.QuietStats();
   ASSERT_EQ(stats.evicted_bytes, 4 * kTensorBytes);
@@ -207,16 +186,14 @@ TEST_F(OffloadPrefetch, WhatTheUserHoldsIsNotFetched) {
 
 TEST_F(OffloadPrefetch, UnpackingOutsideOfABackwardFetchesAheadToo) {
   std::vector<UnpackSaved> unpacks;
-  at::Tensor y = carrier_;
-  {
-    const OffloadScope scope(world_.session());
+  at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
     for (int i = 0; i < 4; ++i) {
       y = Probe(y, {NewActivation(i)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
         unpacks.push_back(unpack);
         return grad;
       });
     }
-  }
+  });
   y.backward({}, /*retain_graph=*/true);
   for (const UnpackSaved& unpack : unpacks) unpack();
   y.reset();

@@ -13,6 +13,7 @@
 #include "pinion/device/process_exit.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -36,19 +37,17 @@ void LeaveALiveGraph(bool unread_prefetch) {
   static Graph graph;
   graph.carrier = at::ones({1}, at::TensorOptions(world->device())).requires_grad_(true);
   UnpackSaved unpack;
-  at::Tensor later;
-  {
-    const OffloadScope scope(world->session());
+  const at::Tensor later = InScope(world->session(), [&] {
     graph.loss = graph.carrier;
     for (int i = 0; i < 6; ++i) {
       graph.loss = Observe(graph.loss, {Activation(graph.carrier, {64, 64}, i)}, &graph.seen);
     }
-    later = Probe(graph.carrier, {Activation(graph.carrier, {64, 64}, 7)},
-                  [&](const at::Tensor& grad, const UnpackSaved& unpack_in_backward) {
-                    unpack = unpack_in_backward;
-                    return grad;
-                  });
-  }
+    return Probe(graph.carrier, {Activation(graph.carrier, {64, 64}, 7)},
+                 [&](const at::Tensor& grad, const UnpackSaved& unpack_in_backward) {
+                   unpack = unpack_in_backward;
+                   return grad;
+                 });
+  });
   later.backward({}, /*retain_graph=*/true);
   // Outside of a backward, because its end would drop the prefetch.
   if (unread_prefetch) unpack();

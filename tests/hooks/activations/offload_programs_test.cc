@@ -39,9 +39,11 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/autocast_region.h"
 #include "pinion/tests/hooks/support/counting_allocator.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
 
@@ -49,22 +51,6 @@ namespace pinion::testing {
 namespace offload_programs_test {
 
 using ::testing::HasSubstr;
-
-// Takes the gradients, on the CPU.
-std::vector<at::Tensor> TakeGradients(const std::vector<at::Tensor>& parameters) {
-  std::vector<at::Tensor> gradients;
-  for (const at::Tensor& parameter : parameters) {
-    at::Tensor& grad = parameter.mutable_grad();
-    gradients.push_back(grad.defined() ? grad.cpu() : at::Tensor());
-    grad.reset();
-  }
-  return gradients;
-}
-
-void ExpectSame(const std::vector<at::Tensor>& expected, const std::vector<at::Tensor>& actual) {
-  ASSERT_EQ(expected.size(), actual.size());
-  for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(SameBytes(expected[i], actual[i])) << i;
-}
 
 // --- Experts ---
 
@@ -111,12 +97,7 @@ class Experts {
   }
 
   std::vector<at::Tensor> Step(int kind, const std::shared_ptr<OffloadSession>& session) {
-    at::Tensor loss;
-    {
-      std::optional<OffloadScope> scope;
-      if (session != nullptr) scope.emplace(session);
-      loss = Loss(kind);
-    }
+    const at::Tensor loss = InScope(session, [&] { return Loss(kind); });
     loss.backward();
     logged_.reset();
     return TakeGradients(parameters_);
@@ -158,9 +139,8 @@ TEST_P(OffloadExperts, HundredsOfStepsOfAnyRowsHaveTheSameBitsAndLeaveNothing) {
     EXPECT_GE(experts.without_rows(), kKinds * 4 / 5);
     peak_bytes = world.peak_device_bytes();
   }
-  OffloadOptions options = SmallWindows(GetParam() ? OffloadOptions::kAutoWindow : 1 << 10);
-  if (GetParam()) options.memory_target_bytes = peak_bytes * 9 / 10;
-  EmuWorld world(MachineOptions(), options);
+  EmuWorld world(MachineOptions(),
+                 GetParam() ? WithTarget(peak_bytes * 9 / 10) : SmallWindows(1 << 10));
   Experts experts(world.device());
   constexpr int kSteps = 15 * kKinds;
   Has early;
@@ -234,18 +214,21 @@ class AdaptedImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Adapted);
 
+at::Tensor Forward(Adapted& model, const std::shared_ptr<OffloadSession>& session) {
+  std::optional<OffloadScope> scope;
+  if (session != nullptr) scope.emplace(session, *model);
+  return model->forward();
+}
+
 std::vector<at::Tensor> StepOf(Adapted& model, Precision precision,
                                const std::shared_ptr<OffloadSession>& session,
                                std::string* live = nullptr) {
   SeedGenerators();
-  at::Tensor loss;
-  {
+  const at::Tensor loss = [&] {
     std::optional<AutocastRegion> region;
     if (precision != Precision::kFull) region.emplace(model->parameters()[0].device().type());
-    std::optional<OffloadScope> scope;
-    if (session != nullptr) scope.emplace(session, *model);
-    loss = model->forward();
-  }
+    return Forward(model, session);
+  }();
   if (live != nullptr) *live = ToString(session->LiveTensors());
   loss.backward();
   return TakeGradients(model->parameters());
@@ -278,18 +261,12 @@ TEST_P(OffloadAdapters, HaveTheSameGradientsAndFrozenWeightsOfTheComputesPrecisi
 }
 
 // A skipped step, for example after a loss that is not finite, leaves its graph unread.
-at::Tensor SkippedStep(Adapted& model, const std::shared_ptr<OffloadSession>& session) {
-  std::optional<OffloadScope> scope;
-  if (session != nullptr) scope.emplace(session, *model);
-  return model->forward();
-}
-
 TEST(OffloadSkippedStep, OfAdaptersLeavesNothingBehind) {
   EmuWorld world(MachineOptions(), SmallWindows(1));
   Adapted model(world.device(), Precision::kFull);
-  SkippedStep(model, nullptr);  // allocates cuBLAS's workspace
+  Forward(model, nullptr);  // allocates cuBLAS's workspace
   const uint64_t before = world.device_bytes();
-  SkippedStep(model, world.session());
+  Forward(model, world.session());
   world.ExpectNothingLeft();
   EXPECT_EQ(world.device_bytes(), before);
   EXPECT_GT(world.QuietStats().evicted_bytes, 0u);
@@ -302,7 +279,7 @@ TEST(OffloadSkippedStep, IsRememberedByTrl) {
   const uint64_t before = world.device_bytes();
   const TrlScope scope(
       std::make_shared<TrlOffload>(TrlOptions{.parameters = model->parameters()}, world.device()));
-  SkippedStep(model, nullptr);
+  Forward(model, nullptr);
   EXPECT_TRUE(world.Synchronize().ok());
   EXPECT_GT(world.device_bytes(), before);
 }
@@ -351,11 +328,10 @@ TEST(OffloadTwoEncoders, IntoOneDecoderHaveTheSameBits) {
   const std::vector<at::Tensor> plain = TakeGradients(model->parameters());
   const ModuleHeads heads = FindHeads(*model, {.warn_if_no_head = false});
   for (int step = 0; step < 3; ++step) {
-    at::Tensor loss;
-    {
+    const at::Tensor loss = [&] {
       const OffloadScope scope(world.session(), *model, heads);
-      loss = model->forward();
-    }
+      return model->forward();
+    }();
     loss.backward();
     ExpectSame(plain, TakeGradients(model->parameters()));
   }
@@ -371,12 +347,8 @@ TEST(OffloadTwoEncoders, InTrlWhatHasAPitchComesBackWithoutIt) {
   TwoEncoders model(world.device());
   const TrlScope scope(std::make_shared<TrlOffload>(
       TrlOptions{.max_fwd_stash_size = 1, .parameters = model->parameters()}, world.device()));
-  try {
-    model->forward().backward();
-    FAIL() << "backward should have thrown";
-  } catch (const c10::Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("expected a pitch of 80, got 64"));
-  }
+  EXPECT_THAT(ErrorOf([&] { model->forward().backward(); }),
+              HasSubstr("expected a pitch of 80, got 64"));
 }
 
 // --- The framework's allocator ---
@@ -403,10 +375,8 @@ class OffloadAllocatorCalls : public ::testing::Test {
 
 // record_stream and emptied caches let reserved memory grow (pytorch#147168, torchtitan#735).
 TEST_F(OffloadAllocatorCalls, AStepRecordsNoStreamAndEmptiesNoCache) {
-  OffloadOptions planned = SmallWindows(OffloadOptions::kAutoWindow);
-  planned.memory_target_bytes = 1;
   const CountingAllocator allocator(world_.device().type());
-  for (const auto& session : {world_.session(), world_.NewSession(planned)}) {
+  for (const auto& session : {world_.session(), world_.NewSession(WithTarget(1))}) {
     for (const bool autocast : {false, true}) {
       for (int step = 0; step < 3; ++step) {
         std::optional<AutocastRegion> region;

@@ -10,7 +10,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -22,6 +21,7 @@
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/tier/torch_tier.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -69,21 +69,16 @@ class OffloadPromise : public ::testing::Test {
   Packs RunStep(const std::shared_ptr<OffloadSession>& session, const Make& make, bool holds) {
     Packs packs;
     at::Tensor held;
-    at::Tensor y = carrier_;
-    {
-      const OffloadScope scope(session);
+    at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
       for (size_t i = 0; i < kNodes; ++i) {
         Tensors saved = make(i);
         if (i == 0 && holds) held = saved.front();
-        y = Probe(y, saved, [](const at::Tensor& grad, const UnpackSaved& unpack) {
-          unpack();
-          return grad;
-        });
+        y = Probe(y, saved, Read);
         saved.clear();
         packs.promises.push_back(share_->promise());
         packs.evicted_bytes.push_back(session->GetStats().evicted_bytes);
       }
-    }
+    });
     y.backward();
     y.reset();
     EXPECT_THAT(world_.Synchronize(), IsOk());
@@ -119,7 +114,7 @@ class OffloadPromise : public ::testing::Test {
   }
 
   EmuWorld world_;
-  at::Tensor carrier_ = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
+  at::Tensor carrier_ = NewCarrier(world_);
   const std::shared_ptr<DeviceShare> share_ =
       TorchHostTier(SmallTier(), world_.backend(), world_.device().type())
           .value()

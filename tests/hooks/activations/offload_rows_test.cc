@@ -5,10 +5,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/relu.h>
-#include <c10/util/Exception.h>
 
 #include <cstdint>
-#include <optional>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -20,6 +19,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/activations/offload_world.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
@@ -42,18 +42,16 @@ OffloadOptions TensorWindow(uint64_t tensors) {
 }
 
 TEST(OffloadTensorWindow, ATensorGoesWhenSoManyWereSavedAfterIt) {
-  for (const uint64_t window : {1u, 2u, 5u}) {
+  for (const int window : {1, 2, 5}) {
     SCOPED_TRACE(window);
     OffloadWorld world(TensorWindow(window));
-    const at::Tensor y = world.Save({64, 32, 128, 64, 256, 64, 64});
-    const OffloadStats stats = world.stats();
-    ASSERT_EQ(stats.offloaded, 7u);
-    uint64_t kib = 0;
-    const uint64_t sizes[] = {64, 32, 128, 64, 256, 64, 64};
-    for (uint64_t i = 0; i + window < 7; ++i) kib += sizes[i];
-    EXPECT_EQ(stats.evicted_bytes, kib * kKiB);
+    const std::vector<int64_t> sizes = {64, 32, 128, 64, 256, 64, 64};
+    const at::Tensor y = world.Save(sizes);
+    ASSERT_EQ(world.stats().offloaded, sizes.size());
+    const auto kib = std::accumulate(sizes.begin(), sizes.end() - window, uint64_t{0});
+    EXPECT_EQ(world.stats().evicted_bytes, kib * kKiB);
     y.backward();
-    EXPECT_EQ(world.QuietStats().reused_on_device, window);
+    EXPECT_EQ(world.QuietStats().reused_on_device, static_cast<uint64_t>(window));
     EXPECT_EQ(world.stats().fetched_bytes, kib * kKiB);
   }
 }
@@ -166,12 +164,10 @@ TEST(OffloadLeaves, AreCopiedOnRequestAndFreedIfNobodyHoldsThem) {
     at::Tensor dropped = new_input();
     std::vector<at::Tensor> seen_held;
     std::vector<at::Tensor> seen_dropped;
-    at::Tensor y;
-    {
-      const OffloadScope scope(world.session());
-      y = Observe(world.carrier, {held}, &seen_held);
+    const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
+      y = Observe(y, {held}, &seen_held);
       y = Observe(y, {dropped}, &seen_dropped);
-    }
+    });
     dropped.reset();
     EXPECT_EQ(world.stats().offloaded, copies ? 2u : 0u);
     EXPECT_EQ(world.stats().kept_held, copies ? 0u : 2u);
@@ -185,21 +181,15 @@ TEST(OffloadLeaves, AreCopiedOnRequestAndFreedIfNobodyHoldsThem) {
 // The program references them when they are saved, and releases them before their memory is needed.
 // Both recorded and planned steps must evict them.
 TEST(OffloadLeaves, WithAMemoryTargetTheyAreCopiedWhateverIsAskedFor) {
-  OffloadOptions options = SmallWindows();
-  options.eviction_window_bytes = OffloadOptions::kAutoWindow;
-  options.prefetch_window_bytes = OffloadOptions::kAutoWindow;
-  options.memory_target_bytes = 1;
-  OffloadWorld world(options);
+  OffloadWorld world(WithTarget(1));
   for (uint64_t step = 1; step <= 4; ++step) {
     std::vector<at::Tensor> seen;
     std::vector<at::Tensor> other_seen;
-    at::Tensor y;
-    {
-      const OffloadScope scope(world.session());
+    at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
       at::Tensor leaf = ActivationValues({64, 64}, 1).to(world.device());
-      y = Observe(world.carrier, {leaf}, &seen);
+      y = Observe(y, {leaf}, &seen);
       y = Observe(y, {world.activation(32)}, &other_seen);
-    }
+    });
     y.backward();
     EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({64, 64}, 1)));
     seen.clear();
@@ -258,18 +248,14 @@ TEST_F(OffloadStillThere, BeforeItsCopyWasSubmittedItIsUsedAsItIs) {
 
 TEST_F(OffloadStillThere, WhileItsCopyIsQueuedOrRunsItIsUsedAsItIs) {
   if (TestsRunOnGpu()) GTEST_SKIP() << "needs copies that are stuck";
-  std::optional<OffloadScope> scope(world_.session());
-  const at::Tensor y = Save();
-  scope.reset();
+  const at::Tensor y = InScope(world_.session(), [&] { return Save(); });
   ASSERT_GE(submitted(), 1u);
   ASSERT_EQ(completed(), 0u);
   ExpectUsedAsTheyAre(y);
 }
 
 TEST_F(OffloadStillThere, OnceItsCopyIsDoneItIsUsedAsItIs) {
-  std::optional<OffloadScope> scope(world_.session());
-  const at::Tensor y = Save();
-  scope.reset();
+  const at::Tensor y = InScope(world_.session(), [&] { return Save(); });
   ASSERT_THAT(world_.Synchronize(), IsOk());
   ASSERT_EQ(completed(), submitted());
   ASSERT_GT(completed(), 0u);
@@ -279,17 +265,13 @@ TEST_F(OffloadStillThere, OnceItsCopyIsDoneItIsUsedAsItIs) {
 // ----------------------------------------------------------------------- who holds what, by whom
 
 TEST(OffloadLiveTensors, EachIsListedWithItsMakerItsScopeAndItsPlace) {
-  OffloadOptions options = SmallWindows(64 * kKiB);
-  OffloadWorld world(options);
-  at::Tensor old;
-  std::vector<at::Tensor> seen;
-  {
-    const OffloadScope scope(world.session());
+  OffloadWorld world(SmallWindows(64 * kKiB));
+  at::Tensor old = InScope(world.session(), world.carrier, [&](at::Tensor& old) {
     at::Tensor shared = at::relu(world.activation(64));
-    old = Probe(world.carrier, {shared, shared.view({-1, 32})}, OffloadWorld::Use);
+    old = Probe(old, {shared, shared.view({-1, 32})}, OffloadWorld::Use);
     shared.reset();
     old = Probe(old, {world.activation(32)}, OffloadWorld::Use);
-  }
+  });
   {
     const OffloadScope scope(world.session());
     Probe(world.carrier, {world.activation(64)}, OffloadWorld::Use);  // its graph is dropped

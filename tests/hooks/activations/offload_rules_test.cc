@@ -22,7 +22,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -36,6 +35,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/probe.h"
@@ -45,38 +45,20 @@
 namespace pinion::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-constexpr const char* kInPlaceMessage = "has been modified by an inplace operation";
-
-// A write while the D2H copy reads is formally a race. It is harmless because reading the copy
-// raises an error, which these tests check.
-EmulatedOptions RacesAllowed() {
-  EmulatedOptions options = MachineOptions();
-  options.detect_races = false;
-  return options;
-}
-
-// A window of one byte evicts everything at once.
-class OffloadRules : public ::testing::Test {
+class OffloadRules : public OffloadFixture {
  protected:
   explicit OffloadRules(const EmulatedOptions& machine = MachineOptions())
-      : world_(machine, SmallWindows(1)) {}
+      : OffloadFixture(SmallWindows(1), machine) {}
 
-  OffloadStats stats() { return world_.session()->GetStats(); }
-  at::Tensor activation(at::IntArrayRef sizes, int first = 0) {
-    return Activation(carrier_, sizes, first);
-  }
   // Saves tensors in a scope; only the caller and autograd reference them.
   at::Tensor Save(const std::vector<at::Tensor>& tensors) {
     const OffloadScope scope(world_.session());
     return Observe(carrier_, tensors, &seen_);
   }
-
-  EmuWorld world_;
-  at::Tensor carrier_ = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
-  std::vector<at::Tensor> seen_;
 };
 
 // A node that changes its saved tensor.
@@ -84,11 +66,6 @@ at::Tensor ChangeSaved(const at::Tensor& grad, const UnpackSaved& unpack) {
   const c10::NoGradGuard no_grad;
   unpack()[0].add_(1);
   return grad;
-}
-
-auto ThrowsInPlaceError() {
-  return ::testing::Throws<c10::Error>(
-      ::testing::Property(&c10::Error::what, HasSubstr(kInPlaceMessage)));
 }
 
 class OffloadRulesRecycling : public OffloadRules {
@@ -188,15 +165,13 @@ TEST_F(OffloadRules, EveryTypeComesBackBitByBit) {
                                              at::kByte,     at::kBool,          at::kComplexFloat};
   std::vector<std::vector<at::Tensor>> seen(types.size());
   std::vector<at::Tensor> expected;
-  at::Tensor y = carrier_;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
     for (size_t i = 0; i < types.size(); ++i) {
       expected.push_back(ActivationValues({40, 60}, static_cast<int>(i)).to(types[i]));
       // Without history, like a mask, and referenced only by its node.
       y = Observe(y, {expected.back().to(world_.device())}, &seen[i]);
     }
-  }
+  });
   EXPECT_EQ(stats().offloaded, types.size());
   y.backward();
   EXPECT_EQ(stats().reused_on_device, 0u);
@@ -209,26 +184,16 @@ TEST_F(OffloadRules, EveryTypeComesBackBitByBit) {
 // --- Which tensors ---
 
 TEST_F(OffloadRules, TheSmallestThatIsOffloadedHasMinOffloadBytes) {
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Observe(carrier_, {activation({1023 / 4}), activation({1024 / 4})}, &seen_);
-  }
-  EXPECT_EQ(stats().kept_small, 1u);
-  EXPECT_EQ(stats().offloaded, 1u);
-  EXPECT_EQ(stats().offloaded_bytes, 1024u);
-}
-
-TEST_F(OffloadRules, ByteTensorsHaveTheSameBoundary) {
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    const at::TensorOptions bytes = at::TensorOptions(world_.device()).dtype(at::kByte);
-    y = Observe(carrier_, {at::zeros({1023}, bytes), at::zeros({1024}, bytes)}, &seen_);
-  }
-  EXPECT_EQ(stats().kept_small, 1u);
-  EXPECT_EQ(stats().offloaded, 1u);
-  EXPECT_EQ(stats().offloaded_bytes, 1024u);
+  const at::TensorOptions bytes = at::TensorOptions(world_.device()).dtype(at::kByte);
+  const at::Tensor y = InScope(world_.session(), [&] {
+    return Observe(carrier_,
+                   {activation({1023 / 4}), activation({1024 / 4}), at::zeros({1023}, bytes),
+                    at::zeros({1024}, bytes)},
+                   &seen_);
+  });
+  EXPECT_EQ(stats().kept_small, 2u);
+  EXPECT_EQ(stats().offloaded, 2u);
+  EXPECT_EQ(stats().offloaded_bytes, 2 * 1024u);
 }
 
 // The copied bytes count, not the logical ones.
@@ -256,7 +221,7 @@ TEST_F(OffloadRules, AnInputThatTheUserHoldsIsNotCopied) {
   const at::Tensor y = Save({input});
   EXPECT_EQ(stats().kept_held, 1u);
   EXPECT_EQ(stats().offloaded, 0u);
-  EXPECT_EQ(world_.session()->GetEngineStats(0).d2h.submitted_bytes, 0u);
+  EXPECT_EQ(engine().d2h.submitted_bytes, 0u);
   y.backward();
   EXPECT_TRUE(SameBytes(seen_[0], input));
 }
@@ -273,7 +238,7 @@ TEST_F(OffloadRules, ADropoutMaskIsOffloaded) {
   EXPECT_EQ(stats().kept_held, 0u);
   EXPECT_EQ(stats().offloaded, 2u);
   EXPECT_EQ(stats().evicted_not_freed, 0u);
-  EXPECT_EQ(world_.session()->GetEngineStats(0).d2h.submitted_bytes, 2u * 128 * 128);
+  EXPECT_EQ(engine().d2h.submitted_bytes, 2u * 128 * 128);
 }
 
 TEST_F(OffloadRules, WhatIsNotAPlainTensorOfTheDevicePassesThrough) {
@@ -321,28 +286,22 @@ TEST_F(OffloadRules, ACapturedBackwardReadsNothingThatIsOffloaded) {
   const at::Tensor weight = at::ones({64, 64}, at::TensorOptions(world_.device()));
   weight.requires_grad_(true);
   for (const uint64_t window_bytes : {1, 1 << 20}) {
-    OffloadOptions options = SmallWindows(window_bytes);
-    options.prefetch_window_bytes = kMiB;
-    const auto session = world_.NewSession(options);
-    at::Tensor y;
-    {
-      const OffloadScope scope(session);
-      y = Probe(carrier_, {weight}, read_in_capture);
+    const auto session = world_.NewSession(Windows(window_bytes, kMiB));
+    at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
+      y = Probe(y, {weight}, read_in_capture);
       y = Probe(y, {activation({64, 64})}, read_in_capture);
       y = Observe(y, {activation({64, 64})}, &seen_);
-    }
+    });
     y.backward({}, /*retain_graph=*/true);
     const OffloadStats stats = session->GetStats();
     // Of the two offloaded tensors, the one that is not read in a capture.
     EXPECT_EQ(stats.reused_on_device, window_bytes == 1 ? 0u : 1u) << "the test's premise";
     EXPECT_EQ(stats.prefetch_hits, 0u);
   }
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Probe(carrier_, {activation({64, 64})}, read_in_capture);
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
+    y = Probe(y, {activation({64, 64})}, read_in_capture);
     y.backward({}, /*retain_graph=*/true);
-  }
+  });
   constexpr const char* kRefused = "Capture its forward as well";
   EXPECT_THAT(errors, ElementsAre(HasSubstr(kRefused), "no error", HasSubstr(kRefused), "no error",
                                   HasSubstr(kRefused)));
@@ -357,12 +316,10 @@ TEST_F(OffloadRulesRecycling, ARecycledAddressIsNotTheTensorThatLivedThere) {
   const at::Tensor source = activation({64, 64}, 2);
   const void* const address = first.const_data_ptr();
   std::vector<at::Tensor> seen_first;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Observe(carrier_, {first}, &seen_first);
+  at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
+    y = Observe(y, {first}, &seen_first);
     first.reset();
-  }
+  });
   {
     const OffloadScope scope(world_.session());
     // Memory freed behind pending work is only reused after that work.
@@ -387,10 +344,8 @@ TEST_F(OffloadRulesRecycling, ARecycledAddressIsNotTheTensorThatLivedThere) {
 TEST_F(OffloadRulesInPlace, TheSameStorageAtAnotherVersionIsAnotherCopy) {
   at::Tensor t = activation({32, 32});
   std::vector<at::Tensor> seen_before;
-  const at::Tensor before = [&] {
-    const OffloadScope scope(world_.session());
-    return Observe(carrier_, {t}, &seen_before);
-  }();
+  const at::Tensor before =
+      InScope(world_.session(), [&] { return Observe(carrier_, {t}, &seen_before); });
   t.detach().add_(1000);
   const at::Tensor after = Save({t});
   EXPECT_EQ(stats().offloaded, 2u);
@@ -406,10 +361,8 @@ TEST_F(OffloadRulesInPlace, TheSameNumberOfAnotherVersionCounterIsAnotherCopy) {
   at::Tensor other = t.variable_data();
   t.detach().add_(1);
   std::vector<at::Tensor> seen_first;
-  const at::Tensor first = [&] {
-    const OffloadScope scope(world_.session());
-    return Observe(carrier_, {t}, &seen_first);
-  }();
+  const at::Tensor first =
+      InScope(world_.session(), [&] { return Observe(carrier_, {t}, &seen_first); });
   other.add_(1);
   const at::Tensor second = Save({other});
   t.reset();
@@ -424,14 +377,12 @@ TEST_F(OffloadRulesInPlace, ASaveAtAnotherCounterEndsTheSharingOfOlderCopies) {
   at::Tensor t = activation({32, 32});
   at::Tensor other = t.variable_data();
   std::vector<at::Tensor> seen_other;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Observe(carrier_, {t}, &seen_);
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
+    y = Observe(y, {t}, &seen_);
     other.add_(1);  // raises no version of `t`
     y = Observe(y, {other}, &seen_other);
     y = Observe(y, {t}, &seen_);
-  }
+  });
   EXPECT_EQ(stats().shared, 0u);
   EXPECT_EQ(stats().offloaded, 2u);
   EXPECT_EQ(stats().kept_held, 1u) << "the one in between, a leaf";
@@ -456,29 +407,20 @@ TEST_F(OffloadRulesInPlace, ASaveOfOtherBytesAtAnotherCounterEndsNoSharing) {
 
 // --- Changes in place after saving ---
 
-// Returns autograd's error for a square whose operand was changed, or an empty string. Sets
-// *gradient if there is one.
-std::string SquareThenChange(EmuWorld& world, bool offload, int64_t size, bool hold,
-                             float* gradient) {
+// Returns autograd's error for a square whose operand was changed.
+std::string SquareThenChange(EmuWorld& world, bool offload, int64_t size, bool hold) {
   const at::Tensor a =
       at::ones({size}, at::TensorOptions(world.device())).mul(4).requires_grad_(true);
-  at::Tensor loss;
   at::Tensor b;
-  {
-    std::optional<OffloadScope> scope;
-    if (offload) scope.emplace(world.session());
+  const at::Tensor loss = InScope(offload ? world.session() : nullptr, [&] {
     b = at::mul(a, 1);
-    loss = at::sum(at::mul(b, b));
-  }
+    return at::sum(at::mul(b, b));
+  });
   b.detach().add_(200);
   if (!hold) b.reset();
-  try {
-    loss.backward();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  *gradient = a.grad()[0].item<float>();
-  return "";
+  const std::string error = ErrorOf([&] { loss.backward(); });
+  EXPECT_FALSE(a.grad().defined()) << "of a backward that should not have run";
+  return error;
 }
 
 // Saved-tensor hooks disable autograd's own check. A hook that returns the kept tensor unchecked,
@@ -487,12 +429,9 @@ TEST_F(OffloadRulesInPlace, AChangeAfterSavingRaisesWhatAutogradRaises) {
   for (const int64_t size : {16, 1024}) {    // too small to offload; offloaded
     for (const bool hold : {true, false}) {  // still on the device in backward, or not
       SCOPED_TRACE("size " + std::to_string(size) + (hold ? ", held" : ", gone"));
-      float gradient = 0;
-      EXPECT_THAT(SquareThenChange(world_, /*offload=*/false, size, hold, &gradient),
-                  HasSubstr(kInPlaceMessage));
-      EXPECT_THAT(SquareThenChange(world_, /*offload=*/true, size, hold, &gradient),
-                  HasSubstr(kInPlaceMessage));
-      EXPECT_EQ(gradient, 0) << "of a backward that should not have run";
+      for (const bool offload : {false, true}) {
+        EXPECT_THAT(SquareThenChange(world_, offload, size, hold), HasSubstr(kInPlaceMessage));
+      }
     }
   }
   EXPECT_GT(stats().kept_small, 0u);
@@ -503,15 +442,10 @@ TEST_F(OffloadRulesInPlace, TheErrorNamesTheTensorItsOperatorTheVersionsAndAReme
   at::Tensor t = activation({32, 40});
   const at::Tensor y = Save({t});
   t.detach().add_(1);
-  try {
-    y.backward();
-    FAIL() << "backward should have thrown";
-  } catch (const c10::Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("[Float [32, 40]]"));
-    EXPECT_THAT(error.what(), HasSubstr("which is output 0 of " + t.grad_fn()->name()));
-    EXPECT_THAT(error.what(), HasSubstr("is at version 1; expected version 0"));
-    EXPECT_THAT(error.what(), HasSubstr("set_detect_anomaly"));
-  }
+  EXPECT_THAT(
+      ErrorOf([&] { y.backward(); }),
+      AllOf(HasSubstr("[Float [32, 40]]"), HasSubstr("which is output 0 of " + t.grad_fn()->name()),
+            HasSubstr("is at version 1; expected version 0"), HasSubstr("set_detect_anomaly")));
 }
 
 // Two nodes save views of one tensor, and the first to run changes what it unpacked. The second
@@ -520,15 +454,13 @@ TEST_F(OffloadRulesInPlace, ABackwardThatChangesWhatItUnpacksIsFoundOutByTheNext
   for (const bool offload : {false, true}) {
     SCOPED_TRACE(offload ? "with offload" : "without");
     at::Tensor t = activation({32, 32});
-    at::Tensor y;
-    {
-      std::optional<OffloadScope> scope;
-      if (offload) scope.emplace(world_.session());
-      y = Observe(carrier_, {t}, &seen_);
-      y = Probe(y, {t.view({-1})}, ChangeSaved);
-    }
+    const at::Tensor y =
+        InScope(offload ? world_.session() : nullptr, carrier_, [&](at::Tensor& y) {
+          y = Observe(y, {t}, &seen_);
+          y = Probe(y, {t.view({-1})}, ChangeSaved);
+        });
     t.reset();
-    EXPECT_THAT([&] { y.backward(); }, ThrowsInPlaceError());
+    EXPECT_THAT(ErrorOf([&] { y.backward(); }), HasSubstr(kInPlaceMessage));
   }
   EXPECT_EQ(stats().fetched_on_demand, 1u);
 }
@@ -539,15 +471,12 @@ TEST_F(OffloadRulesInPlace, ABackwardThatChangesWhatItUnpacksDoesNotRunTwice) {
     for (const int64_t side : {8, 32}) {  // too small to offload; offloaded
       SCOPED_TRACE((offload ? "with offload, " : "without, ") + std::to_string(side));
       at::Tensor t = activation({side, side});
-      at::Tensor y;
-      {
-        std::optional<OffloadScope> scope;
-        if (offload) scope.emplace(world_.session());
-        y = Probe(carrier_, {t}, ChangeSaved);
-      }
+      const at::Tensor y = InScope(offload ? world_.session() : nullptr,
+                                   [&] { return Probe(carrier_, {t}, ChangeSaved); });
       t.reset();
       y.backward({}, /*retain_graph=*/true);
-      EXPECT_THAT([&] { y.backward({}, /*retain_graph=*/true); }, ThrowsInPlaceError());
+      EXPECT_THAT(ErrorOf([&] { y.backward({}, /*retain_graph=*/true); }),
+                  HasSubstr(kInPlaceMessage));
     }
   }
   EXPECT_EQ(stats().kept_small, 1u);
@@ -564,14 +493,11 @@ TEST_F(OffloadRules, ASavedTensorMayBeAGradientInEveryBackwardOfARetainedGraph) 
     const at::Tensor x =
         at::ones({32, 32}, at::TensorOptions(world_.device())).requires_grad_(true);
     const at::Tensor hidden = at::mul(x, 1);
-    at::Tensor y = at::sum(at::mul(hidden, 2));
-    {
-      const OffloadScope scope(session);
-      y = at::add(
-          y,
-          at::sum(Probe(hidden, {activation({32, 32})},
-                        [](const at::Tensor&, const UnpackSaved& unpack) { return unpack()[0]; })));
-    }
+    const at::Tensor returned = InScope(session, [&] {
+      return Probe(hidden, {activation({32, 32})},
+                   [](const at::Tensor&, const UnpackSaved& unpack) { return unpack()[0]; });
+    });
+    const at::Tensor y = at::add(at::sum(at::mul(hidden, 2)), at::sum(returned));
     for (int i = 0; i < 3; ++i) {
       y.backward({}, /*retain_graph=*/true);
       EXPECT_TRUE(SameBytes(x.grad(), ActivationValues({32, 32}).add(2)));
@@ -590,14 +516,12 @@ void DropMemory(const at::Tensor& tensor) {
 }
 
 TEST_F(OffloadRules, AStorageThatIsResizedBeforeItsCopyIsNotRead) {
-  at::Tensor t = activation({16, 16});  // small enough to wait for a batch
-  at::Tensor y;
+  const at::Tensor t = activation({16, 16});  // small enough to wait for a batch
   const auto session = world_.NewSession(SmallWindows(64 * kKiB));
-  {
-    const OffloadScope scope(session);
-    y = Observe(carrier_, {t}, &seen_);
+  const at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
+    y = Observe(y, {t}, &seen_);
     DropMemory(t);
-  }
+  });
   EXPECT_EQ(session->GetStats().offloaded, 0u);
   EXPECT_EQ(session->GetStats().kept_copy_failed, 1u);
   EXPECT_THROW(y.backward(), c10::Error);

@@ -18,6 +18,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/tests/hooks/activations/graphs_fixture.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -29,7 +30,6 @@ namespace offload_scopes_test {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using OffloadScopes = GraphsFixture;
 
 constexpr int64_t kSide = 64;  // a tensor fills a window of the fixture
 
@@ -38,26 +38,31 @@ at::Tensor ObserveOne(const at::Tensor& y, const at::Tensor& carrier, int first,
   return Observe(y, {Activation(carrier, {kSide, kSide}, first)}, seen);
 }
 
+class OffloadScopes : public GraphsFixture {
+ protected:
+  // Expects activation i in seen[i].
+  static void ExpectSeen(const std::vector<std::vector<at::Tensor>>& seen, at::IntArrayRef sizes) {
+    for (size_t i = 0; i < seen.size(); ++i) {
+      EXPECT_TRUE(SameBytes(seen[i].at(0), ActivationValues(sizes, static_cast<int>(i)))) << i;
+    }
+  }
+};
+
 // A module's own scope inside its caller's is part of the caller's forward.
 TEST_F(OffloadScopes, BackwardFetchesAheadAcrossNestedScopesOfOneSession) {
   constexpr int kTensors = 12;
-  const at::Tensor carrier = NewCarrier();
   const auto step = [&](bool nested) {
     std::vector<std::vector<at::Tensor>> seen(kTensors);
     const OffloadStats before = stats();
-    at::Tensor y = carrier;
-    {
-      const OffloadScope outer(world_.session());
+    const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
       for (int i = 0; i < kTensors; ++i) {
         std::optional<OffloadScope> inner;
         if (nested && i % 3 == 1) inner.emplace(world_.session());
-        y = ObserveOne(y, carrier, i, &seen[i]);
+        y = ObserveOne(y, carrier_, i, &seen[i]);
       }
-    }
+    });
     y.backward();
-    for (int i = 0; i < kTensors; ++i) {
-      EXPECT_TRUE(SameBytes(seen[i].at(0), ActivationValues({kSide, kSide}, i)));
-    }
+    ExpectSeen(seen, {kSide, kSide});
     return stats().fetched_on_demand - before.fetched_on_demand;
   };
   const uint64_t flat = step(false);
@@ -69,64 +74,54 @@ TEST_F(OffloadScopes, BackwardFetchesAheadAcrossNestedScopesOfOneSession) {
 TEST_F(OffloadScopes, SmallTensorsOfNestedScopesShareACopy) {
   constexpr int kTensors = 16;
   const auto session = world_.NewSession(SmallWindows(kMiB));
-  const at::Tensor carrier = NewCarrier();
   std::vector<std::vector<at::Tensor>> seen(kTensors);
-  at::Tensor y = carrier;
-  {
-    const OffloadScope outer(session);
+  const at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
     for (int i = 0; i < kTensors; ++i) {
       const OffloadScope inner(session);
-      y = Observe(y, {Activation(carrier, {512}, i)}, &seen[i]);
+      y = Observe(y, {activation({512}, i)}, &seen[i]);
     }
-  }
+  });
   EXPECT_EQ(session->GetStats().groups, 1u);
   EXPECT_EQ(session->GetStats().grouped, kTensors);
   y.backward();
-  for (int i = 0; i < kTensors; ++i) {
-    EXPECT_TRUE(SameBytes(seen[i].at(0), ActivationValues({512}, i)));
-  }
+  ExpectSeen(seen, {512});
 }
 
 // Threads number their nodes independently. The end of another thread's scope, or another node
 // number, must not make an operator's tensors count as ready to offload.
 TEST_F(OffloadScopes, WhatOneThreadSavesIsNotReadWhenTheScopeOfAnotherEnds) {
-  const at::Tensor carrier = NewCarrier();
   const at::Tensor other_carrier = NewCarrier();
-  std::vector<at::Tensor> seen;
   std::vector<at::Tensor> other_seen;
   std::latch saved(1);
   std::latch other_done(1);
   at::Tensor y;
   std::thread forward([&] {
     const OffloadScope scope(world_.session());
-    at::Tensor noise = Activation(carrier, {kSide, kSide}, 1);
-    y = Observe(carrier, {noise}, &seen);
+    at::Tensor noise = activation({kSide, kSide}, 1);
+    y = Observe(carrier_, {noise}, &seen_);
     saved.count_down();
     other_done.wait();
     noise.variable_data().copy_(ActivationValues({kSide, kSide}, 7));  // the operator continues
   });
   saved.wait();
-  at::Tensor other;
-  {
-    const OffloadScope scope(world_.session());
-    for (int i = 0; i < 4; ++i) other = ObserveOne(other_carrier, other_carrier, i, &other_seen);
-  }
+  const at::Tensor other = InScope(world_.session(), other_carrier, [&](at::Tensor& y) {
+    for (int i = 0; i < 4; ++i) y = ObserveOne(other_carrier, other_carrier, i, &other_seen);
+  });
   EXPECT_EQ(stats().offloaded, 5u);
   other_done.count_down();
   forward.join();
   y.backward();
   other.backward();
-  EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({kSide, kSide}, 7)));
+  EXPECT_TRUE(SameBytes(seen_.at(0), ActivationValues({kSide, kSide}, 7)));
 }
 
 // A task inherits the scope of the thread that started it, and may outlive it.
 TEST_F(OffloadScopes, ATaskThatOutlivesTheScopeThatItWasStartedInMayOpenOneOfItsOwn) {
   for (const bool before : {true, false}) {
     SCOPED_TRACE(before ? "opened before the other has ended" : "opened afterwards");
-    const at::Tensor carrier = NewCarrier();
     const uint64_t evicted_before = stats().evicted_bytes;
     std::vector<std::vector<at::Tensor>> seen(4);
-    at::Tensor y = carrier;
+    at::Tensor y = carrier_;
     std::latch opened(1), ended(1);
     std::optional<OffloadScope> started_in(std::in_place, world_.session());
     std::thread task([&, state = at::ThreadLocalState()] {
@@ -136,7 +131,7 @@ TEST_F(OffloadScopes, ATaskThatOutlivesTheScopeThatItWasStartedInMayOpenOneOfIts
       opened.count_down();
       ended.wait();
       if (!before) own.emplace(world_.session());
-      for (int i = 0; i < 4; ++i) y = ObserveOne(y, carrier, i, &seen[i]);
+      for (int i = 0; i < 4; ++i) y = ObserveOne(y, carrier_, i, &seen[i]);
     });
     opened.wait();
     started_in.reset();
@@ -145,33 +140,26 @@ TEST_F(OffloadScopes, ATaskThatOutlivesTheScopeThatItWasStartedInMayOpenOneOfIts
     EXPECT_EQ(stats().kept_scope_ended, 0u);
     EXPECT_GT(stats().evicted_bytes, evicted_before);
     y.backward();
-    for (int i = 0; i < 4; ++i) {
-      EXPECT_TRUE(SameBytes(seen[i].at(0), ActivationValues({kSide, kSide}, i)));
-    }
+    ExpectSeen(seen, {kSide, kSide});
   }
 }
 
 TEST_F(OffloadScopes, ACallbackThatCarriesAScopeWhichHasEndedMayOpenOneOfItsOwn) {
-  const at::Tensor carrier = NewCarrier();
-  std::vector<at::Tensor> seen;
-  at::Tensor y;
   std::optional<OffloadScope> carried(std::in_place, world_.session());
   const at::ThreadLocalState state;
   carried.reset();
-  {
+  const at::Tensor y = [&] {
     const at::ThreadLocalStateGuard guard(state);
     const OffloadScope own(world_.session());
-    y = ObserveOne(carrier, carrier, 1, &seen);
-  }
+    return ObserveOne(carrier_, carrier_, 1, &seen_);
+  }();
   EXPECT_EQ(stats().kept_scope_ended, 0u);
   EXPECT_EQ(stats().offloaded, 1u);
   y.backward();
-  EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({kSide, kSide}, 1)));
+  EXPECT_TRUE(SameBytes(seen_.at(0), ActivationValues({kSide, kSide}, 1)));
 }
 
 TEST_F(OffloadScopes, ScopesThatEndInTheOrderInWhichTheyBeganAreToldOfByNameAndLeaveNothingBehind) {
-  const at::Tensor carrier = NewCarrier();
-  std::vector<at::Tensor> seen;
   std::optional<OffloadScope> outer(std::in_place, world_.session());
   std::optional<NoOffloadScope> inner(std::in_place);
   {
@@ -182,7 +170,7 @@ TEST_F(OffloadScopes, ScopesThatEndInTheOrderInWhichTheyBeganAreToldOfByNameAndL
   }
   const CapturedLog log;
   inner.reset();
-  ObserveOne(carrier, carrier, 1, &seen);
+  ObserveOne(carrier_, carrier_, 1, &seen_);
   EXPECT_EQ(stats().packed, 0u);
   EXPECT_EQ(c10::ThreadLocalDebugInfo::current(), nullptr);
   EXPECT_THAT(log.text(), IsEmpty());
@@ -192,10 +180,7 @@ TEST_F(OffloadScopes, AScopeWhoseSavedTensorsAreAllOnTheCpuSaysOnceThatItOffload
   const at::Tensor on_host = at::ones({kSide, kSide}).requires_grad_();
   for (int step = 0; step < 3; ++step) {
     const CapturedLog log;
-    {
-      const OffloadScope scope(world_.session());
-      if (step > 0) on_host.mul(2).sin().sum();
-    }
+    InScope(world_.session(), [&] { return step > 0 ? on_host.mul(2).sin().sum() : at::Tensor(); });
     if (step == 1) {
       EXPECT_THAT(log.text(), AllOf(HasSubstr("saved no strided tensor on "),
                                     HasSubstr("Move the model and its inputs there")));
@@ -206,18 +191,17 @@ TEST_F(OffloadScopes, AScopeWhoseSavedTensorsAreAllOnTheCpuSaysOnceThatItOffload
 }
 
 TEST_F(OffloadScopes, AScopeThatEndsOnAnotherThreadIsToldOfByNameAndPacksNothingFromThenOn) {
-  const at::Tensor carrier = NewCarrier();
   std::vector<at::Tensor> seen_inside;
   std::vector<at::Tensor> seen_behind;
-  at::Tensor y = carrier;
+  at::Tensor y = carrier_;
   std::optional<OffloadScope> scope(std::in_place, world_.session());
-  y = ObserveOne(y, carrier, 1, &seen_inside);
+  y = ObserveOne(y, carrier_, 1, &seen_inside);
   {
     const CapturedLog log;
     std::thread([&] { scope.reset(); }).join();
     EXPECT_THAT(log.text(), HasSubstr("OffloadScope has ended on another thread"));
   }
-  y = ObserveOne(y, carrier, 2, &seen_behind);
+  y = ObserveOne(y, carrier_, 2, &seen_behind);
   EXPECT_EQ(stats().packed, 1u);
   EXPECT_EQ(stats().offloaded, 1u);
   EXPECT_EQ(c10::ThreadLocalDebugInfo::current(), nullptr);
@@ -228,15 +212,13 @@ TEST_F(OffloadScopes, AScopeThatEndsOnAnotherThreadIsToldOfByNameAndPacksNothing
 
 // A scope follows the thread state: at::launch and fork/join pass it on.
 TEST_F(OffloadScopes, WhatOneThreadSavesIsNotReadWhenAnotherThreadSavesInTheSameScope) {
-  const at::Tensor carrier = NewCarrier();
   const at::Tensor other_carrier = NewCarrier();
-  std::vector<at::Tensor> seen;
   std::vector<at::Tensor> other_seen;
   at::Tensor y;
   {
     const OffloadScope scope(world_.session());
-    at::Tensor noise = Activation(carrier, {kSide, kSide}, 1);
-    y = Observe(carrier, {noise}, &seen);
+    at::Tensor noise = activation({kSide, kSide}, 1);
+    y = Observe(carrier_, {noise}, &seen_);
     std::thread([&, state = at::ThreadLocalState()] {
       const at::ThreadLocalStateGuard guard(state);
       at::Tensor other = other_carrier;
@@ -246,81 +228,58 @@ TEST_F(OffloadScopes, WhatOneThreadSavesIsNotReadWhenAnotherThreadSavesInTheSame
     noise.variable_data().copy_(ActivationValues({kSide, kSide}, 7));  // the operator continues
   }
   y.backward();
-  EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({kSide, kSide}, 7)));
+  EXPECT_TRUE(SameBytes(seen_.at(0), ActivationValues({kSide, kSide}, 7)));
 }
 
 TEST_F(OffloadScopes, TheScopeOfOneThreadDoesNotCutThePrefetchOfAnother) {
   constexpr int kTensors = 12;
-  const at::Tensor carrier = NewCarrier();
-  std::vector<at::Tensor> seen;
   std::vector<at::Tensor> other_seen;
-  at::Tensor y = carrier;
   std::vector<at::Tensor> others;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
     for (int i = 0; i < kTensors; ++i) {
-      y = ObserveOne(y, carrier, i, &seen);
+      y = ObserveOne(y, carrier_, i, &seen_);
       std::thread([&] {
         const at::Tensor other_carrier = NewCarrier();
         const OffloadScope other_scope(world_.session());
         others.push_back(ObserveOne(other_carrier, other_carrier, 100 + i, &other_seen));
       }).join();
     }
-  }
+  });
   y.backward();
   EXPECT_LT(stats().fetched_on_demand, 3u) << stats().ToString();
   EXPECT_GT(stats().prefetch_hits, kTensors - 4u);
-  EXPECT_TRUE(SameBytes(seen.at(0), ActivationValues({kSide, kSide}, 0)));
+  EXPECT_TRUE(SameBytes(seen_.at(0), ActivationValues({kSide, kSide}, 0)));
 }
 
 // Too large to share a copy.
 constexpr int64_t kLargeSide = 128;
 constexpr uint64_t kLargeBytes = kLargeSide * kLargeSide * 4;
 
-// Evicts immediately and prefetches as early as possible.
-OffloadOptions EvictAllPrefetchAll() {
-  OffloadOptions options = SmallWindows(1);
-  options.prefetch_window_bytes = kMiB;
-  return options;
-}
-
 TEST_F(OffloadScopes, ABackwardThatGoesToAndFroBetweenScopesFetchesEachTensorOnce) {
   constexpr int kTensors = 6;
-  const auto session = world_.NewSession(EvictAllPrefetchAll());
-  const at::Tensor carrier = NewCarrier();
-  std::vector<at::Tensor> seen;
-  at::Tensor y = carrier;
-  {
-    const OffloadScope scope(session);
+  const auto session = world_.NewSession(Windows(1, kMiB));
+  const at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
     for (int i = 0; i < kTensors; ++i) {
-      y = Observe(y, {Activation(carrier, {kLargeSide, kLargeSide}, i)}, &seen);
+      y = Observe(y, {activation({kLargeSide, kLargeSide}, i)}, &seen_);
       std::thread([&] {
         const OffloadScope other_scope(session);
-        y = Observe(y, {Activation(carrier, {kLargeSide, kLargeSide}, 100 + i)}, &seen);
+        y = Observe(y, {activation({kLargeSide, kLargeSide}, 100 + i)}, &seen_);
       }).join();
     }
-  }
+  });
   y.backward();
   EXPECT_EQ(session->GetStats().fetched_bytes, 2 * kTensors * kLargeBytes);
   EXPECT_EQ(session->GetStats().prefetch_hits, kTensors - 1u);
 }
 
 TEST_F(OffloadScopes, WhatANodeHasReadIsNotFetchedAheadForTheNextThingThatItReads) {
-  const auto session = world_.NewSession(EvictAllPrefetchAll());
-  const at::Tensor carrier = NewCarrier();
-  const auto activation = [&](int first) {
-    return Activation(carrier, {kLargeSide, kLargeSide}, first);
-  };
-  at::Tensor other = activation(2);
-  std::vector<at::Tensor> seen;
-  at::Tensor y = carrier;
-  {
-    const OffloadScope other_scope(session);
-    y = Observe(y, {other}, &seen);
-  }
+  const auto session = world_.NewSession(Windows(1, kMiB));
+  const auto large = [&](int first) { return activation({kLargeSide, kLargeSide}, first); };
+  at::Tensor other = large(2);
+  at::Tensor y = InScope(session, [&] { return Observe(carrier_, {other}, &seen_); });
   {
     const OffloadScope scope(session);
-    y = Observe(y, {activation(1), std::exchange(other, at::Tensor()), activation(3)}, &seen);
+    y = Observe(y, {large(1), std::exchange(other, at::Tensor()), large(3)}, &seen_);
   }
   y.backward();
   EXPECT_EQ(session->GetStats().shared, 1u) << "the test's premise";

@@ -25,7 +25,9 @@
 #include "pinion/device/device_backend.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
 #include "pinion/tests/support/captured_log.h"
@@ -34,6 +36,8 @@
 namespace pinion::testing {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 // Fails permanently at the submission of a copy in one direction, after that copy has begun.
@@ -110,13 +114,12 @@ TEST_F(OffloadStickyError, EveryCallOfAStepMayFailForGood) {
       return number < at ? absl::OkStatus() : absl::InternalError("injected, sticky");
     });
     const auto session = SessionOn(failing);
-    try {
-      const Gradients gradients = TrainStep(net, session);
-      EXPECT_TRUE(SameGradients(plain, gradients)) << "a wrong gradient without an error";
-    } catch (const c10::Error& error) {
-      ++errors;
-      EXPECT_THAT(error.what(), HasSubstr("injected, sticky"));
-    }
+    const std::string error = ErrorOf([&] {
+      EXPECT_TRUE(SameGradients(plain, TrainStep(net, session)))
+          << "a wrong gradient without an error";
+    });
+    EXPECT_THAT(error, AnyOf("no error", HasSubstr("injected, sticky")));
+    errors += error != "no error";
     for (const at::Tensor& parameter : net.parameters()) parameter.mutable_grad().reset();
     EXPECT_TRUE(Soon([&] { return session->GetStats().live_handles == 0; }));
     EXPECT_EQ(session->GetAllocatorStats().booked_bytes.current, 0u);
@@ -148,13 +151,9 @@ TEST_F(OffloadStickyError, BackwardNamesTheFirstCallThatFailedAndHostDataIsKept)
   const uint64_t booked = session->GetAllocatorStats().booked_bytes.current;
   EXPECT_GT(booked, 0u);
   for (int attempt = 0; attempt < 2; ++attempt) {
-    try {
-      y.backward({}, /*retain_graph=*/true);
-      FAIL() << "backward should have thrown";
-    } catch (const c10::Error& error) {
-      EXPECT_THAT(error.what(), HasSubstr("fetching a saved tensor"));
-      EXPECT_THAT(error.what(), HasSubstr("emu:0 failed for good at CopyAsync: the link is gone"));
-    }
+    EXPECT_THAT(ErrorOf([&] { y.backward({}, /*retain_graph=*/true); }),
+                AllOf(HasSubstr("fetching a saved tensor"),
+                      HasSubstr("emu:0 failed for good at CopyAsync: the link is gone")));
     EXPECT_EQ(session->GetAllocatorStats().booked_bytes.current, booked);
   }
 }
@@ -187,11 +186,9 @@ TEST_F(OffloadStickyError, MemoryUnderACopyOutOfAGroupThatFailedForGoodIsNotUsed
   const auto session = SessionOn(breaking, /*window_bytes=*/kMiB);
   const at::Tensor carrier = NewCarrier();
   std::vector<at::Tensor> seen;
-  at::Tensor y = carrier;
-  {
-    const OffloadScope scope(session);
+  const at::Tensor y = InScope(session, carrier, [&](at::Tensor& y) {
     for (int i = 0; i < kTensors; ++i) y = Observe(y, {Activation(carrier, {512}, i)}, &seen);
-  }
+  });
   EXPECT_EQ(session->GetStats().kept_copy_failed, static_cast<uint64_t>(kTensors));
   UseFreedMemory({128, 128});
   y.backward();
@@ -240,12 +237,10 @@ TEST_F(OffloadStickyError, TheLogTellsHowMuchMemoryIsLeaked) {
   });
   const auto session = SessionOn(failing, /*window_bytes=*/kMiB);
   const at::Tensor carrier = NewCarrier();
-  at::Tensor y;
-  {
-    const OffloadScope scope(session);
-    y = Probe(carrier, {Activation(carrier, {64, 64})},
-              [](const at::Tensor& grad, const UnpackSaved&) { return grad; });
-  }
+  at::Tensor y = InScope(session, [&] {
+    return Probe(carrier, {Activation(carrier, {64, 64})},
+                 [](const at::Tensor& grad, const UnpackSaved&) { return grad; });
+  });
   const CapturedLog log;
   broken = true;
   y.reset();

@@ -8,14 +8,13 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <optional>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/hooks/activations/offload_session.h"
 #include "pinion/tests/hooks/activations/graphs_fixture.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
 
@@ -30,18 +29,11 @@ TEST_F(OffloadStreams, EachTensorComesBackToItsOwnDevice) {
   const TestNet on_1(world_.device(1), at::kFloat, SeededNet(2));
   const Gradients plain_0 = TrainStep(on_0, nullptr);
   const Gradients plain_1 = TrainStep(on_1, nullptr);
-  at::Tensor loss;
-  {
-    const OffloadScope scope(world_.session());
-    loss = at::add(on_0.Loss(), on_1.Loss().to(world_.device(0)));
-  }
+  const at::Tensor loss = InScope(
+      world_.session(), [&] { return at::add(on_0.Loss(), on_1.Loss().to(world_.device(0))); });
   loss.backward();
-  const Gradients both_0 = TakeGradients(on_0, loss);
-  const Gradients both_1 = TakeGradients(on_1, loss);
-  for (size_t i = 0; i < plain_0.parameters.size(); ++i) {
-    EXPECT_TRUE(SameBytes(plain_0.parameters[i], both_0.parameters[i]));
-    EXPECT_TRUE(SameBytes(plain_1.parameters[i], both_1.parameters[i]));
-  }
+  ExpectSame(plain_0.parameters, TakeGradients(on_0, loss).parameters);
+  ExpectSame(plain_1.parameters, TakeGradients(on_1, loss).parameters);
   EXPECT_GT(world_.session()->GetEngineStats(0).h2d.submitted_bytes, 0u);
   EXPECT_GT(world_.session()->GetEngineStats(1).h2d.submitted_bytes, 0u);
 }
@@ -78,7 +70,6 @@ TEST_F(OffloadStreams, BackwardMayBeCalledOnAnotherStreamThanForward) {
 // The memory belongs to the stream of its allocation and returns to it. The D2H copy is ordered
 // after the stream that saved the tensor.
 TEST_F(OffloadStreams, AForkThatSavesWhatTheMainStreamAllocatedMayBeJoinedBeforeTheEviction) {
-  const at::Tensor carrier = NewCarrier();
   const c10::Stream main =
       c10::impl::VirtualGuardImpl(world_.device().type()).getStream(world_.device());
   const c10::Stream fork = world_.NewStream();
@@ -90,20 +81,18 @@ TEST_F(OffloadStreams, AForkThatSavesWhatTheMainStreamAllocatedMayBeJoinedBefore
   std::vector<at::Tensor> seen_first;
   std::vector<at::Tensor> seen_second;
   at::Tensor first;
-  at::Tensor second;
-  {
-    const OffloadScope scope(world_.session());
-    at::Tensor x = Activation(carrier, {64, 64}, 1);
+  const at::Tensor second = InScope(world_.session(), carrier_, [&](at::Tensor& second) {
+    at::Tensor x = activation({64, 64}, 1);
     join(main, fork);
     {
       const c10::StreamGuard guard(fork);
-      first = Observe(carrier, {x}, &seen_first);
+      first = Observe(carrier_, {x}, &seen_first);
     }
     join(fork, main);
     x.reset();
-    second = Observe(carrier, {Activation(carrier, {128, 64}, 2)}, &seen_second);  // evicts x
-    for (int i = 0; i < 4; ++i) Activation(carrier, {64, 64}, 7);  // would reuse its memory
-  }
+    second = Observe(second, {activation({128, 64}, 2)}, &seen_second);  // evicts x
+    for (int i = 0; i < 4; ++i) activation({64, 64}, 7);                 // would reuse its memory
+  });
   first.backward();
   join(fork, main);
   EXPECT_TRUE(SameBytes(seen_first[0], ActivationValues({64, 64}, 1)));
@@ -111,7 +100,6 @@ TEST_F(OffloadStreams, AForkThatSavesWhatTheMainStreamAllocatedMayBeJoinedBefore
 
 // A user-defined node may change streams before it unpacks.
 TEST_F(OffloadStreams, UnpackingOnAnotherStreamWaitsForWhatItNeeds) {
-  const at::Tensor carrier = NewCarrier();
   const c10::Stream other = world_.NewStream();
   std::vector<at::Tensor> on_device;
   std::vector<at::Tensor> fetched;
@@ -122,14 +110,12 @@ TEST_F(OffloadStreams, UnpackingOnAnotherStreamWaitsForWhatItNeeds) {
       return grad;
     };
   };
-  const at::Tensor held = Activation(carrier, {64, 64}, 1);
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Probe(carrier, {held}, on_other_stream(&on_device));
-    y = Probe(y, {Activation(carrier, {64, 64}, 2)}, on_other_stream(&fetched));
-    y = Probe(y, {Activation(carrier, {64, 64}, 3)}, on_other_stream(&fetched));
-  }
+  const at::Tensor held = activation({64, 64}, 1);
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
+    y = Probe(y, {held}, on_other_stream(&on_device));
+    y = Probe(y, {activation({64, 64}, 2)}, on_other_stream(&fetched));
+    y = Probe(y, {activation({64, 64}, 3)}, on_other_stream(&fetched));
+  });
   y.backward();
   EXPECT_TRUE(SameBytes(on_device[0], ActivationValues({64, 64}, 1)));
   EXPECT_TRUE(SameBytes(fetched[0], ActivationValues({64, 64}, 3)));

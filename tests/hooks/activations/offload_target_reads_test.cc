@@ -14,6 +14,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -39,91 +40,81 @@ class OffloadTargetReads : public ::testing::Test {
                    return grad;
                  });
   }
-  // Two nodes read the same tensor; before each, another node needs much memory.
-  void RunStep(const std::shared_ptr<OffloadSession>& session) {
-    at::Tensor y = carrier_;
-    {
-      const OffloadScope scope(session);
-      at::Tensor twice = Activation(carrier_, {kTensorBytes / 4}, /*first=*/1);
-      y = Node(y, twice, 16);
-      y = Node(y, Activation(carrier_, {kTensorBytes / 4}, /*first=*/2), kTransientBytes);
-      y = Node(y, std::exchange(twice, at::Tensor()), 16);
-      y = Node(y, Activation(carrier_, {kTensorBytes / 4}, /*first=*/3), kTransientBytes);
+  at::Tensor activation(int first) { return Activation(carrier_, {kTensorBytes / 4}, first); }
+  // Runs a step whose forward is `extend`. Each backward must read the tensors in this order.
+  template <typename Extend>
+  void RunStep(const std::shared_ptr<OffloadSession>& session, int backwards,
+               const std::vector<float>& order, const Extend& extend) {
+    at::Tensor y = InScope(session, carrier_, extend);
+    for (int after_it = backwards - 1; after_it >= 0; --after_it) {
+      seen_.clear();
+      y.backward({}, /*retain_graph=*/after_it > 0);
+      EXPECT_EQ(seen_, order);
     }
-    y.backward();
     y.reset();
     EXPECT_THAT(world_.Synchronize(), IsOk());
   }
 
   EmuWorld world_;
-  at::Tensor carrier_ = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
+  at::Tensor carrier_ = NewCarrier(world_);
   std::vector<float> seen_;
 };
 
 TEST_F(OffloadTargetReads, WhatIsReadTwiceIsAwayBetweenItsReads) {
-  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
-  options.memory_target_bytes =
-      world_.device_bytes() + kTransientBytes + kTensorBytes + kTensorBytes / 2;
+  OffloadOptions options =
+      WithTarget(world_.device_bytes() + kTransientBytes + kTensorBytes + kTensorBytes / 2);
   const std::shared_ptr<OffloadSession> session = world_.NewSession(options);
-  RunStep(session);
+  // Two nodes read the same tensor; before each, another node needs much memory.
+  const auto run_step = [&] {
+    RunStep(session, /*backwards=*/1, {3, 1, 2, 1}, [&](at::Tensor& y) {
+      at::Tensor twice = activation(1);
+      y = Node(y, twice, 16);
+      y = Node(y, activation(2), kTransientBytes);
+      y = Node(y, std::exchange(twice, at::Tensor()), 16);
+      y = Node(y, activation(3), kTransientBytes);
+    });
+  };
+  run_step();
   for (int step = 0; step < 3; ++step) {
     SCOPED_TRACE(step);
     world_.ResetPeak();
-    seen_.clear();
     const OffloadStats before = session->GetStats();
-    RunStep(session);
+    run_step();
     const OffloadStats after = session->GetStats();
     EXPECT_LE(world_.peak_device_bytes(), options.memory_target_bytes);
-    EXPECT_THAT(seen_, ::testing::ElementsAre(3, 1, 2, 1));
     EXPECT_EQ(after.offloaded - before.offloaded, 2u) << "it has left once, and so has another";
     EXPECT_EQ(after.fetched_bytes - before.fetched_bytes, 3u * kTensorBytes) << "it came twice";
   }
 }
 
 TEST_F(OffloadTargetReads, AStepThatSavesOnceMoreWhatItHasLetGoOfIsKnown) {
-  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
-  options.memory_target_bytes = world_.device_bytes() + 8 * kTensorBytes;
-  const std::shared_ptr<OffloadSession> session = world_.NewSession(options);
+  const std::shared_ptr<OffloadSession> session =
+      world_.NewSession(WithTarget(world_.device_bytes() + 8 * kTensorBytes));
   for (int step = 0; step < 3; ++step) {
     const uint64_t kept_before = session->GetStats().kept_as_planned;
-    at::Tensor y = carrier_;
-    {
-      const OffloadScope scope(session);
-      const at::Tensor first = Activation(carrier_, {kTensorBytes / 4}, /*first=*/1);
+    RunStep(session, /*backwards=*/1, {2, 1}, [&](at::Tensor& y) {
+      const at::Tensor first = activation(1);
       y = Node(y, first, 16);
-      const at::Tensor twice = Activation(carrier_, {kTensorBytes / 4}, /*first=*/2);
+      const at::Tensor twice = activation(2);
       Node(y, twice, 16);  // its last reader
       y = Node(y, twice, 16);
-    }
-    y.backward();
-    y.reset();
-    EXPECT_THAT(world_.Synchronize(), IsOk());
+    });
     EXPECT_EQ(session->GetStats().kept_as_planned, kept_before + (step > 0 ? 3 : 0));
   }
 }
 
 // Without a retained graph the plan keeps all tensors: each is freed before the next is read.
 TEST_F(OffloadTargetReads, AStepThatKeepsItsGraphKeepsWithinTheTargetBehindOneThatDoesNot) {
-  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
-  options.memory_target_bytes = world_.device_bytes() + 5 * kTensorBytes + kTensorBytes / 2;
+  OffloadOptions options = WithTarget(world_.device_bytes() + 5 * kTensorBytes + kTensorBytes / 2);
   const std::shared_ptr<OffloadSession> session = world_.NewSession(options);
   for (const int backwards : {1, 1, 2, 2, 1, 2}) {
     SCOPED_TRACE(backwards);
     world_.ResetPeak();
-    at::Tensor y = carrier_;
-    {
-      const OffloadScope scope(session);
+    RunStep(session, backwards, {3, 2, 1, 0}, [&](at::Tensor& y) {
       for (int i = 0; i < 4; ++i) {
-        y = Node(y, Activation(carrier_, {kTensorBytes / 4}, i), i == 0 ? 4 * kTensorBytes : 16);
+        y = Node(y, activation(i), i == 0 ? 4 * kTensorBytes : 16);
       }
-    }
-    for (int left = backwards - 1; left >= 0; --left) {
-      seen_.clear();
-      y.backward({}, /*retain_graph=*/left > 0);
-      EXPECT_THAT(seen_, ::testing::ElementsAre(3, 2, 1, 0));
-    }
-    y.reset();
-    EXPECT_THAT(world_.Synchronize(), IsOk());
+    });
     EXPECT_LE(world_.peak_device_bytes(), options.memory_target_bytes);
   }
   EXPECT_GT(session->GetStats().kept_as_planned, 0u);
@@ -132,27 +123,17 @@ TEST_F(OffloadTargetReads, AStepThatKeepsItsGraphKeepsWithinTheTargetBehindOneTh
 // In a planned step, each offloaded tensor is fetched once for both backwards.
 TEST_F(OffloadTargetReads, WhatThePlanHasThereForBothBackwardsIsFetchedOnce) {
   constexpr int kTensors = 8;
-  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
-  options.memory_target_bytes = world_.device_bytes() + kTensors * kTensorBytes + kTensorBytes / 2;
-  const std::shared_ptr<OffloadSession> session = world_.NewSession(options);
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(
+      WithTarget(world_.device_bytes() + kTensors * kTensorBytes + kTensorBytes / 2));
   OffloadStats before;
   for (int step = 0; step < 8; ++step) {
     before = session->GetStats();
-    at::Tensor y = carrier_;
-    {
-      const OffloadScope scope(session);
+    RunStep(session, /*backwards=*/2, {7, 6, 5, 4, 3, 2, 1, 0}, [&](at::Tensor& y) {
       for (int i = 0; i < kTensors; ++i) {
-        y = Node(y, Activation(carrier_, {kTensorBytes / 4}, i), 16);
+        y = Node(y, activation(i), 16);
       }
       Ones(3 * kTensorBytes);
-    }
-    for (const bool retain_graph : {true, false}) {
-      seen_.clear();
-      y.backward({}, retain_graph);
-      EXPECT_THAT(seen_, ::testing::ElementsAre(7, 6, 5, 4, 3, 2, 1, 0));
-    }
-    y.reset();
-    EXPECT_THAT(world_.Synchronize(), IsOk());
+    });
   }
   const OffloadStats after = session->GetStats();
   EXPECT_GT(after.evicted_bytes, before.evicted_bytes);
@@ -163,14 +144,13 @@ TEST_F(OffloadTargetReads, WhatThePlanHasThereForBothBackwardsIsFetchedOnce) {
 // The program references the tensor in the first backward. There the second reader deviates from
 // the plan, so resident tensors are offloaded between the two reads.
 TEST_F(OffloadTargetReads, WhoHasReadInTheBackwardInWhichItLeftReadsAnewInTheNext) {
-  OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
-  options.memory_target_bytes = world_.device_bytes() + 16 * kTensorBytes;
-  const std::shared_ptr<OffloadSession> session = world_.NewSession(options);
+  const std::shared_ptr<OffloadSession> session =
+      world_.NewSession(WithTarget(world_.device_bytes() + 16 * kTensorBytes));
   at::Tensor y;
   at::Tensor held;
   const auto forward = [&] {
     const OffloadScope scope(session);
-    held = Activation(carrier_, {kTensorBytes / 4}, /*first=*/1);
+    held = activation(1);
     y = Node(carrier_, held, 16);
     y = Node(y, held, 16);
   };

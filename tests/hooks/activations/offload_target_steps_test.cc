@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,6 +21,7 @@
 #include "pinion/engine/schedule/plan_validator.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/cpu_profiler.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
@@ -36,9 +36,7 @@ constexpr int kNodes = 8;
 class OffloadTargetSteps : public ::testing::Test {
  protected:
   std::shared_ptr<OffloadSession> NewSession(uint64_t target_bytes) {
-    OffloadOptions options = SmallWindows(OffloadOptions::kAutoWindow);
-    options.memory_target_bytes = target_bytes;
-    return world_.NewSession(options);
+    return world_.NewSession(WithTarget(target_bytes));
   }
   at::Tensor Ones(int64_t size_bytes) {
     return at::ones({size_bytes / 4}, at::TensorOptions(world_.device()));
@@ -65,12 +63,10 @@ class OffloadTargetSteps : public ::testing::Test {
   void RunSteps(const std::shared_ptr<OffloadSession>& session, uint64_t steps, int work = 0) {
     const at::Tensor other = Ones(kTensorBytes);
     for (uint64_t step = 0; step < steps; ++step) {
-      at::Tensor y;
-      {
-        const OffloadScope scope(session);
-        y = Chain(carrier_, 0, kNodes);
+      const at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
+        y = Chain(y, 0, kNodes);
         for (int i = 0; i < work; ++i) at::mul(other, 2);
-      }
+      });
       Backward(y);
     }
   }
@@ -133,11 +129,7 @@ TEST_F(OffloadTargetSteps, AStepThatBeginsWithALittleMoreThanItsRecordKeepsWithi
 // Only LibTorch's allocator observes memory between two scopes.
 TEST_F(OffloadTargetSteps, APeakBetweenTwoScopesOfAStepIsCounted) {
   const std::shared_ptr<OffloadSession> session = NewSession(64 * kTensorBytes);
-  at::Tensor y = carrier_;
-  {
-    const OffloadScope scope(session);
-    y = Chain(y, 0, kNodes / 2);
-  }
+  at::Tensor y = InScope(session, [&] { return Chain(carrier_, 0, kNodes / 2); });
   Ones(65 * kTensorBytes);
   {
     const OffloadScope scope(session);
@@ -182,12 +174,8 @@ TEST_F(OffloadTargetSteps, AFirstMicroBatchLeavesNoRoomForGradientsThatItsSucces
   at::Tensor weight = Ones(3 * kTensorBytes).requires_grad_(true);
   const auto micro_batch = [&](const std::shared_ptr<OffloadSession>& session) {
     const uint64_t before = session == nullptr ? 0 : session->GetStats().offloaded;
-    at::Tensor y;
-    {
-      std::optional<OffloadScope> scope;
-      if (session != nullptr) scope.emplace(session);
-      y = Chain(carrier_, 0, kNodes) + weight.sum();
-    }
+    const at::Tensor y =
+        InScope(session, [&] { return Chain(carrier_, 0, kNodes) + weight.sum(); });
     Backward(y);
     return session == nullptr ? 0 : session->GetStats().offloaded - before;
   };
@@ -220,11 +208,7 @@ TEST_F(OffloadTargetSteps, GradientsOfAnotherNetworkSayNothingOnceThisOneHasRun)
   at::Tensor other = Ones(4).requires_grad_(true);
   const std::shared_ptr<OffloadSession> session = NewSession(PlainPeakBytes() - kTensorBytes);
   const auto run = [&](const at::Tensor& leaf) {
-    at::Tensor y;
-    {
-      const OffloadScope scope(session);
-      y = Chain(leaf, 0, kNodes);
-    }
+    const at::Tensor y = InScope(session, [&] { return Chain(leaf, 0, kNodes); });
     Backward(y);
   };
   run(other);  // its gradient stays
@@ -264,9 +248,7 @@ TEST_F(OffloadTargetSteps, AStepThatHasMoreOnTheDeviceThanItsPlanSaysIsPlannedAg
 TEST_F(OffloadTargetSteps, WhatTheProgramKeepsIsNotCopiedOnceThatIsKnown) {
   const auto run = [this](const std::shared_ptr<OffloadSession>& session) {
     std::vector<at::Tensor> kept;
-    at::Tensor y = carrier_;
-    {
-      const OffloadScope scope(session);
+    const at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
       for (int i = 0; i < kNodes; ++i) {
         const at::Tensor saved = Activation(carrier_, {kTensorBytes / 4}, i);
         if (i % 2 == 0) kept.push_back(saved);
@@ -275,7 +257,7 @@ TEST_F(OffloadTargetSteps, WhatTheProgramKeepsIsNotCopiedOnceThatIsKnown) {
           return grad;
         });
       }
-    }
+    });
     Backward(y);
   };
   const std::shared_ptr<OffloadSession> session = NewSession(PlainPeakBytes() - 2 * kTensorBytes);

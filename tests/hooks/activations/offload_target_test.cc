@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/test_net.h"
 #include "pinion/tests/support/captured_log.h"
@@ -29,7 +29,9 @@ namespace pinion::testing {
 namespace offload_target_test {
 
 using ::testing::AllOf;
+using ::testing::Eq;
 using ::testing::HasSubstr;
+using ::testing::SizeIs;
 
 constexpr NetShape kShape = {.layers = 6, .batch = 4, .tokens = 64, .channels = 64, .heads = 4};
 
@@ -83,6 +85,18 @@ EmulatedOptions QuickHost() {
   return options;
 }
 
+// Trains a net.
+class Training : public TargetWorld {
+ public:
+  explicit Training(uint64_t target_bytes, const EmulatedOptions& machine = MachineOptions())
+      : TargetWorld(target_bytes, machine) {}
+
+  using TargetWorld::Run;
+  Step Run() { return Run(net); }
+
+  const TestNet net{device(), at::kFloat, kShape};
+};
+
 // Runs a step without offload.
 TargetWorld::Step Plain(const NetShape& shape = kShape,
                         const EmulatedOptions& machine = MachineOptions()) {
@@ -96,16 +110,15 @@ TEST(OffloadTarget, NoStepHasMoreOnTheDeviceAndAllAreExact) {
   for (const int percent : {95, 85, 75, 65, 55, 45}) {
     SCOPED_TRACE(percent);
     const uint64_t target_bytes = plain.peak_bytes * percent / 100;
-    TargetWorld world(target_bytes);
-    const TestNet net(world.device(), at::kFloat, kShape);
+    Training world(target_bytes);
     world.Limit(target_bytes);
-    const TargetWorld::Step first = world.Run(net);
+    const TargetWorld::Step first = world.Run();
     ExpectSameGradients(plain.gradients, first.gradients);
     ASSERT_EQ(first.stats.kept_as_planned, 0u);
     ASSERT_GT(first.stats.offloaded, 50u);
     ASSERT_GT(first.stats.fetched_on_demand, 50u) << "nothing is fetched ahead into unknown room";
     for (int i = 0; i < 3; ++i) {
-      const TargetWorld::Step step = world.Run(net);
+      const TargetWorld::Step step = world.Run();
       ExpectSameGradients(plain.gradients, step.gradients);
       EXPECT_LE(step.peak_bytes, target_bytes);
       EXPECT_GT(step.peak_bytes, target_bytes * 19 / 20) << "there was room to keep more";
@@ -121,10 +134,9 @@ TEST(OffloadTarget, NoStepHasMoreOnTheDeviceAndAllAreExact) {
 
 TEST(OffloadTarget, WhatNeedNotLeaveIsNotCopied) {
   const TargetWorld::Step plain = Plain();
-  TargetWorld world(plain.peak_bytes * 3 / 4);
-  const TestNet net(world.device(), at::kFloat, kShape);
-  const TargetWorld::Step first = world.Run(net);
-  const TargetWorld::Step step = world.Run(net);
+  Training world(plain.peak_bytes * 3 / 4);
+  const TargetWorld::Step first = world.Run();
+  const TargetWorld::Step step = world.Run();
   EXPECT_EQ(step.stats.offloaded + step.stats.kept_as_planned, first.stats.offloaded);
   EXPECT_GT(step.stats.kept_as_planned, step.stats.offloaded);
   // Evicted bytes lower the peak, except tensors that move while the peak is elsewhere.
@@ -134,11 +146,10 @@ TEST(OffloadTarget, WhatNeedNotLeaveIsNotCopied) {
 // DeepSpeed and torchtitan move tensors that would fit (DeepSpeed#8255, torchtitan#3881).
 TEST(OffloadTarget, WhereAllFitsNothingIsCopied) {
   const TargetWorld::Step plain = Plain();
-  TargetWorld world(2 * plain.peak_bytes);
-  const TestNet net(world.device(), at::kFloat, kShape);
-  world.Run(net);
-  world.Run(net);
-  const TargetWorld::Step step = world.Run(net);
+  Training world(2 * plain.peak_bytes);
+  world.Run();
+  world.Run();
+  const TargetWorld::Step step = world.Run();
   EXPECT_GT(step.stats.kept_as_planned, 50u);
   EXPECT_EQ(step.stats.offloaded, 0u);
   EXPECT_EQ(step.peak_bytes, plain.peak_bytes);
@@ -149,14 +160,13 @@ TEST(OffloadTarget, StepsOfTwoShapesAreBothKnownAndKeepWithinTheTarget) {
   const TargetWorld::Step plain = Plain();
   const TargetWorld::Step plain_longer = Plain(Longer());
   const uint64_t target_bytes = plain_longer.peak_bytes * 6 / 10;
-  TargetWorld world(target_bytes);
-  const TestNet net(world.device(), at::kFloat, kShape);
+  Training world(target_bytes);
   const TestNet longer(world.device(), at::kFloat, Longer());
   world.Limit(target_bytes);
   for (int i = 0; i < 8; ++i) {
     SCOPED_TRACE(i);
     const bool is_longer = i % 2 == 1;
-    const TargetWorld::Step step = world.Run(is_longer ? longer : net);
+    const TargetWorld::Step step = world.Run(is_longer ? longer : world.net);
     ExpectSameGradients(is_longer ? plain_longer.gradients : plain.gradients, step.gradients);
     // A shape is recorded at its first occurrence, or its second if mistaken for the other.
     if (i < 4) continue;
@@ -169,10 +179,9 @@ TEST(OffloadTarget, ATargetThatCannotBeMetTakesTheLeastThereIs) {
   const TargetWorld::Step plain = Plain();
   uint64_t least_bytes = 0;
   for (const int percent : {30, 10}) {
-    TargetWorld world(plain.peak_bytes * percent / 100);
-    const TestNet net(world.device(), at::kFloat, kShape);
+    Training world(plain.peak_bytes * percent / 100);
     for (int i = 0; i < 3; ++i) {
-      const TargetWorld::Step step = world.Run(net);
+      const TargetWorld::Step step = world.Run();
       ExpectSameGradients(plain.gradients, step.gradients);
       EXPECT_EQ(step.stats.kept_as_planned, 0u);
       if (least_bytes == 0) least_bytes = step.peak_bytes;
@@ -184,10 +193,9 @@ TEST(OffloadTarget, ATargetThatCannotBeMetTakesTheLeastThereIs) {
 
 TEST(OffloadTarget, AsLittleAsNeededCostsNoTimeThatCounts) {
   const TargetWorld::Step plain = Plain(kShape, QuickHost());
-  TargetWorld world(OffloadOptions::kAutoTarget, QuickHost());
-  const TestNet net(world.device(), at::kFloat, kShape);
-  for (int i = 0; i < 4; ++i) world.Run(net);  // the first pins host memory, three are recorded
-  const TargetWorld::Step step = world.Run(net);
+  Training world(OffloadOptions::kAutoTarget, QuickHost());
+  for (int i = 0; i < 4; ++i) world.Run();  // the first pins host memory, three are recorded
+  const TargetWorld::Step step = world.Run();
   ExpectSameGradients(plain.gradients, step.gradients);
   EXPECT_LE(step.ms, plain.ms * 1.01);
   EXPECT_LT(step.peak_bytes, plain.peak_bytes * 9 / 10);
@@ -197,18 +205,13 @@ TEST(OffloadTarget, AsLittleAsNeededCostsNoTimeThatCounts) {
 TEST(OffloadTarget, AGraphThatIsKeptIsReadAgainAndAgain) {
   const TargetWorld::Step plain = Plain();
   const uint64_t target_bytes = plain.peak_bytes * 6 / 10;
-  TargetWorld world(target_bytes);
-  const TestNet net(world.device(), at::kFloat, kShape);
+  Training world(target_bytes);
   for (int i = 0; i < 4; ++i) {
     SeedGenerators();
-    at::Tensor loss;
-    {
-      const OffloadScope scope(world.session());
-      loss = net.Loss();
-    }
+    const at::Tensor loss = InScope(world.session(), [&] { return world.net.Loss(); });
     for (int backward = 0; backward < 3; ++backward) {
       loss.backward({}, /*retain_graph=*/true);
-      ExpectSameGradients(plain.gradients, TakeGradients(net, loss));
+      ExpectSameGradients(plain.gradients, TakeGradients(world.net, loss));
     }
   }
 }
@@ -216,8 +219,7 @@ TEST(OffloadTarget, AGraphThatIsKeptIsReadAgainAndAgain) {
 // A step ends when its last tensor is released: here after two forwards and two backwards.
 TEST(OffloadTarget, TwoForwardsInFlightAreOneStep) {
   const TargetWorld::Step plain = Plain();
-  TargetWorld world(plain.peak_bytes);
-  const TestNet net(world.device(), at::kFloat, kShape);
+  Training world(plain.peak_bytes);
   uint64_t kept = 0;
   for (int i = 0; i < 4; ++i) {
     SCOPED_TRACE(i);
@@ -226,12 +228,12 @@ TEST(OffloadTarget, TwoForwardsInFlightAreOneStep) {
     for (int forward = 0; forward < 2; ++forward) {
       SeedGenerators();
       const OffloadScope scope(world.session());
-      losses.push_back(net.Loss());
+      losses.push_back(world.net.Loss());
     }
     if (i > 0) world.Limit(plain.peak_bytes);
     for (const at::Tensor& loss : losses) {
       loss.backward();
-      ExpectSameGradients(plain.gradients, TakeGradients(net, loss));
+      ExpectSameGradients(plain.gradients, TakeGradients(world.net, loss));
     }
     kept = world.QuietStats().kept_as_planned;
   }
@@ -266,12 +268,11 @@ TEST(OffloadTarget, BranchesThatAreTakenAtRandomKeepWithinTheTarget) {
 
 TEST(OffloadTarget, ManyStepsLeaveNothingBehind) {
   const TargetWorld::Step plain = Plain();
-  TargetWorld world(plain.peak_bytes * 6 / 10);
-  const TestNet net(world.device(), at::kFloat, kShape);
-  for (int i = 0; i < 3; ++i) world.Run(net);
+  Training world(plain.peak_bytes * 6 / 10);
+  for (int i = 0; i < 3; ++i) world.Run();
   const uint64_t device_bytes = world.device_bytes();
   const uint64_t booked_bytes = world.session()->GetAllocatorStats().booked_bytes.current;
-  for (int i = 0; i < 100; ++i) world.Run(net);
+  for (int i = 0; i < 100; ++i) world.Run();
   EXPECT_EQ(world.device_bytes(), device_bytes);
   EXPECT_EQ(world.session()->GetAllocatorStats().booked_bytes.current, booked_bytes);
   world.ExpectNothingLeft();
@@ -279,12 +280,11 @@ TEST(OffloadTarget, ManyStepsLeaveNothingBehind) {
 
 TEST(OffloadTarget, ThePlanIsExplained) {
   const TargetWorld::Step plain = Plain();
-  TargetWorld world(plain.peak_bytes * 3 / 4);
+  Training world(plain.peak_bytes * 3 / 4);
   EXPECT_EQ(world.session()->Explain(0), "");
-  const TestNet net(world.device(), at::kFloat, kShape);
-  world.Run(net);
+  world.Run();
   EXPECT_EQ(world.session()->Explain(0), "") << "the record is read when the next step begins";
-  const TargetWorld::Step step = world.Run(net);
+  const TargetWorld::Step step = world.Run();
   EXPECT_THAT(world.session()->Explain(0),
               AllOf(HasSubstr("x the compute alone"),
                     HasSubstr(absl::StrCat(step.stats.offloaded, " of ")), HasSubstr("gone")));
@@ -292,19 +292,20 @@ TEST(OffloadTarget, ThePlanIsExplained) {
 
 TEST(OffloadTarget, AShortfallIsExplained) {
   const TargetWorld::Step plain = Plain();
-  TargetWorld world(plain.peak_bytes / 10);
-  const TestNet net(world.device(), at::kFloat, kShape);
-  for (int i = 0; i < 2; ++i) world.Run(net);
+  Training world(plain.peak_bytes / 10);
+  for (int i = 0; i < 2; ++i) world.Run();
   EXPECT_THAT(world.session()->Explain(0), HasSubstr("not run as planned: the step does not"));
 }
 
-// Parses the number after "the least is" in the explanation of a target that cannot be met.
-uint64_t LeastBytesToldBy(OffloadSession& session) {
-  const std::string text = session.Explain(0);
+// Returns each number after "the least is", in the explanation or the log of a target that cannot
+// be met.
+std::vector<uint64_t> LeastBytesToldBy(const std::string& text) {
   const std::string before = "the least is ";
-  const size_t found = text.find(before);
-  EXPECT_NE(found, std::string::npos) << text;
-  return found == std::string::npos ? 0 : std::stoull(text.substr(found + before.size()));
+  std::vector<uint64_t> told;
+  for (size_t at = text.find(before); at != std::string::npos; at = text.find(before, at + 1)) {
+    told.push_back(std::stoull(text.substr(at + before.size())));
+  }
+  return told;
 }
 
 int Count(const std::string& text, const std::string& part) {
@@ -315,28 +316,25 @@ int Count(const std::string& text, const std::string& part) {
 
 TEST(OffloadTarget, ATargetThatCannotBeMetIsToldOfOnceWithTheLeastAndWithWhatAStepHad) {
   const CapturedLog log;
-  TargetWorld world(1);
-  const TestNet net(world.device(), at::kFloat, kShape);
-  for (int i = 0; i < 5; ++i) world.Run(net);
+  Training world(1);
+  for (int i = 0; i < 5; ++i) world.Run();
   EXPECT_EQ(Count(log.text(), "cannot be met on emu:0"), 1) << log.text();
-  EXPECT_THAT(log.text(),
-              HasSubstr(absl::StrCat("the least is ", LeastBytesToldBy(*world.session()))));
+  EXPECT_THAT(LeastBytesToldBy(log.text()),
+              AllOf(SizeIs(1), Eq(LeastBytesToldBy(world.session()->Explain(0)))));
   const std::string more = "more on the device than memory_target_bytes allows (1 B)";
   EXPECT_EQ(Count(log.text(), more), 1) << log.text();
 }
 
 TEST(OffloadTarget, AFirstStepThatDiesOfItsTargetTellsItAndWhatTheDeviceHad) {
-  TargetWorld roomy(1);
-  const uint64_t least_bytes = roomy.Run(TestNet(roomy.device(), at::kFloat, kShape)).peak_bytes;
+  const uint64_t least_bytes = Training(1).Run().peak_bytes;
   int in_forward = 0, in_backward = 0;
   for (const uint64_t percent : {50, 70, 90, 99}) {
     SCOPED_TRACE(percent);
     const uint64_t limit_bytes = least_bytes * percent / 100;
     const CapturedLog log;
-    TargetWorld world(limit_bytes);
-    const TestNet net(world.device(), at::kFloat, kShape);
+    Training world(limit_bytes);
     world.Limit(limit_bytes);
-    EXPECT_THROW(world.Run(net), c10::OutOfMemoryError);
+    EXPECT_THROW(world.Run(), c10::OutOfMemoryError);
     ++(world.QuietStats().unpacked > 0 ? in_backward : in_forward);
     EXPECT_EQ(Count(log.text(), "memory ran out on emu:0"), 1) << log.text();
     EXPECT_THAT(log.text(), AllOf(HasSubstr(absl::StrCat("memory_target_bytes is ", limit_bytes)),
@@ -349,37 +347,31 @@ TEST(OffloadTarget, AFirstStepThatDiesOfItsTargetTellsItAndWhatTheDeviceHad) {
 // The program may react by itself, for example with a smaller batch.
 TEST(OffloadTarget, MemoryThatRunsOutInAStepBeforeWhichOneWasKnownIsNotExplained) {
   const CapturedLog log;
-  TargetWorld world(1 << 30);
-  const TestNet net(world.device(), at::kFloat, kShape);
-  for (int i = 0; i < 3; ++i) world.Run(net);
+  Training world(1 << 30);
+  for (int i = 0; i < 3; ++i) world.Run();
   world.Limit(world.device_bytes() + 1);
-  EXPECT_THROW(world.Run(net), c10::OutOfMemoryError);
+  EXPECT_THROW(world.Run(), c10::OutOfMemoryError);
   EXPECT_EQ(Count(log.text(), "memory ran out"), 0) << log.text();
 }
 
 // For example an optimizer's state, which exists from the first step on.
 TEST(OffloadTarget, ALeastThatGrowsIsToldAgain) {
   const CapturedLog log;
-  TargetWorld world(1);
-  const TestNet net(world.device(), at::kFloat, kShape);
-  for (int i = 0; i < 3; ++i) world.Run(net);
+  Training world(1);
+  for (int i = 0; i < 3; ++i) world.Run();
   const at::Tensor kept = at::empty({1 << 20}, at::TensorOptions(world.device()).dtype(at::kByte));
-  for (int i = 0; i < 3; ++i) world.Run(net);
+  for (int i = 0; i < 3; ++i) world.Run();
   EXPECT_EQ(Count(log.text(), "cannot be met on emu:0"), 2) << log.text();
-  const std::string told = "the least is ";
-  const auto least_bytes = [&](size_t at) {
-    return std::stoull(log.text().substr(at + told.size()));
-  };
-  EXPECT_GE(least_bytes(log.text().rfind(told)),
-            least_bytes(log.text().find(told)) + kept.nbytes());
+  const std::vector<uint64_t> least_bytes = LeastBytesToldBy(log.text());
+  ASSERT_THAT(least_bytes, SizeIs(2));
+  EXPECT_GE(least_bytes[1], least_bytes[0] + kept.nbytes());
 }
 
 TEST(OffloadTarget, ATargetThatIsMetIsNotSpokenOf) {
   const TargetWorld::Step plain = Plain();
   const CapturedLog log;
-  TargetWorld world(plain.peak_bytes * 3 / 4);
-  const TestNet net(world.device(), at::kFloat, kShape);
-  for (int i = 0; i < 5; ++i) world.Run(net);
+  Training world(plain.peak_bytes * 3 / 4);
+  for (int i = 0; i < 5; ++i) world.Run();
   EXPECT_EQ(log.text(), "");
 }
 
@@ -387,20 +379,20 @@ TEST(OffloadTarget, TheLeastThatIsToldIsWhatAllLeavingTakesAndIsEnoughForAPlan) 
   const TargetWorld::Step plain = Plain();
   uint64_t least_bytes = 0;
   {
-    TargetWorld world(1);
-    const TestNet net(world.device(), at::kFloat, kShape);
-    const TargetWorld::Step all_leaves = world.Run(net);
-    world.Run(net);
-    least_bytes = LeastBytesToldBy(*world.session());
+    Training world(1);
+    const TargetWorld::Step all_leaves = world.Run();
+    world.Run();
+    const std::vector<uint64_t> told = LeastBytesToldBy(world.session()->Explain(0));
+    ASSERT_THAT(told, SizeIs(1));
+    least_bytes = told[0];
     EXPECT_LE(least_bytes, all_leaves.peak_bytes);
   }
-  TargetWorld world(least_bytes);
-  const TestNet net(world.device(), at::kFloat, kShape);
-  world.Run(net);
+  Training world(least_bytes);
+  world.Run();
   world.Limit(least_bytes);
   // Steps that are recorded while they run as planned need no more than the first one.
   for (int i = 0; i < 4; ++i) {
-    const TargetWorld::Step step = world.Run(net);
+    const TargetWorld::Step step = world.Run();
     ExpectSameGradients(plain.gradients, step.gradients);
     EXPECT_GT(step.stats.kept_as_planned, 0u) << i;
   }

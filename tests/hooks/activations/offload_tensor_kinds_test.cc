@@ -16,9 +16,9 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/plan/offload_policy.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -28,29 +28,22 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class OffloadTensorKinds : public ::testing::Test {
+class OffloadTensorKinds : public OffloadFixture {
  protected:
-  OffloadStats stats() { return world_.session()->GetStats(); }
   // Saves the tensor in a scope, with a plain one that is offloaded, and reads it back.
   at::Tensor SaveAndReadBack(const at::Tensor& tensor) {
     std::vector<at::Tensor> seen;
     std::vector<at::Tensor> seen_plain;
-    at::Tensor y;
-    {
-      const OffloadScope scope(world_.session());
-      y = Observe(carrier_, {tensor}, &seen);
-      y = Observe(y, {Activation(carrier_, {64, 64}, 3)}, &seen_plain);
-    }
+    const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
+      y = Observe(y, {tensor}, &seen);
+      y = Observe(y, {activation({64, 64}, 3)}, &seen_plain);
+    });
     y.backward();
     EXPECT_EQ(stats().offloaded, 1u);
     EXPECT_GT(stats().evicted_bytes, 0u);
     EXPECT_TRUE(SameBytes(seen_plain.at(0), ActivationValues({64, 64}, 3)));
     return seen.at(0);
   }
-
-  EmuWorld world_{MachineOptions(), SmallWindows(1)};
-  const at::Tensor carrier_ =
-      at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
 };
 
 at::Tensor NewNested() {
@@ -68,12 +61,8 @@ TEST_F(OffloadTensorKinds, ANestedTensorPassesThrough) {
 
 TEST_F(OffloadTensorKinds, AChangeOfANestedTensorRaisesWhatAutogradRaises) {
   const at::Tensor nested = NewNested();
-  std::vector<at::Tensor> seen;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    y = Observe(carrier_, {nested}, &seen);
-  }
+  const at::Tensor y =
+      InScope(world_.session(), [&] { return Observe(carrier_, {nested}, &seen_); });
   EXPECT_EQ(stats().kept_unsupported, 1u);
   nested.detach().mul_(2);
   EXPECT_THAT([&] { y.backward(); },
@@ -134,11 +123,9 @@ TEST_F(OffloadTensorKinds, ANodeGetsTheVeryTensorThatItSavedWhereTheProgramStill
       SCOPED_TRACE(side);
       const at::Tensor leaf = ActivationValues({side, side}, 1).to(world_.device());
       std::vector<at::Tensor> seen;
-      at::Tensor y;
-      {
-        const OffloadScope scope(world_.session());
-        y = Observe(carrier_, {leaf, leaf.t(), leaf.clone()}, &seen);
-      }
+      const at::Tensor y = InScope(world_.session(), [&] {
+        return Observe(carrier_, {leaf, leaf.t(), leaf.clone()}, &seen);
+      });
       y.backward({}, keep_graph);
       EXPECT_TRUE(seen.at(0).is_same(leaf));
       EXPECT_TRUE(seen.at(1).is_alias_of(leaf));
@@ -156,15 +143,13 @@ TEST_F(OffloadTensorKinds, ATensorThatNeedsAGradientOnlySinceItWasSavedIsNotChan
     const at::Tensor leaf = values.to(world_.device());
     const at::Tensor weight =
         at::ones({side, side}, at::TensorOptions(world_.device())).requires_grad_(true);
-    at::Tensor y;
-    {
-      const OffloadScope scope(world_.session());
+    const at::Tensor y = InScope(world_.session(), [&] {
       const ProbeBackward returns_what_it_saved = [](const at::Tensor&, const UnpackSaved& unpack) {
         return unpack()[0];
       };
-      y = Probe(weight, {leaf}, returns_what_it_saved) +
-          Probe(weight, {leaf}, returns_what_it_saved);
-    }
+      return Probe(weight, {leaf}, returns_what_it_saved) +
+             Probe(weight, {leaf}, returns_what_it_saved);
+    });
     leaf.requires_grad_(true);
     y.sum().backward();
     EXPECT_TRUE(SameBytes(weight.grad(), values * 2));

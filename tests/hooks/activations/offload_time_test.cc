@@ -18,6 +18,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -61,7 +62,7 @@ Step RunStep(uint64_t engine_window_bytes, bool offload) {
   options.engine.max_in_flight_bytes = engine_window_bytes;
   options.enabled = offload;
   EmuWorld world(FastLinkSlowCompute(), options);
-  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
+  const at::Tensor carrier = NewCarrier(world);
   const at::Tensor factor = at::ones({kRows, kRows}, at::TensorOptions(world.device()));
   const auto measure = [&world](const auto& run) {
     EXPECT_THAT(world.machine().SynchronizeDevice(0), IsOk());
@@ -74,9 +75,7 @@ Step RunStep(uint64_t engine_window_bytes, bool offload) {
                 stats.stalled_on_copies_ms};
   };
   const auto forward = [&] {
-    at::Tensor y = carrier;
-    {
-      const OffloadScope scope(world.session());
+    at::Tensor y = InScope(world.session(), carrier, [&](at::Tensor& y) {
       for (int i = 0; i < kTensors; ++i) {
         const at::Tensor saved = at::mm(factor, factor);
         y = Probe(y, {at::add(saved, y)},
@@ -86,7 +85,7 @@ Step RunStep(uint64_t engine_window_bytes, bool offload) {
                     return grad;
                   });
       }
-    }
+    });
     for (int i = 0; i < 4; ++i) at::mm(factor, factor);  // run concurrently with the last copies
     return y;
   };
@@ -117,22 +116,17 @@ TEST(OffloadTime, TensorsOfFourEngineWindowsNeverMakeTheComputeWait) {
 // The memory is freed when the D2H copy is complete; until then the compute continues.
 TEST(OffloadTime, WhatBackwardReadsBeforeItsCopyOutIsDoneMakesNoKernelWaitForTheCopy) {
   EmuWorld world(FastLinkSlowCompute(), SmallWindows(8 * kTensorBytes));
-  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
+  const at::Tensor carrier = NewCarrier(world);
   const at::Tensor factor = at::ones({kRows, kRows}, at::TensorOptions(world.device()));
   TimeStats stats;
   for (int step = 0; step < 2; ++step) {  // the first pins the memory
-    at::Tensor y;
-    {
-      const OffloadScope scope(world.session());
-      y = Probe(carrier, {}, [&factor](const at::Tensor& grad, const UnpackSaved&) {
+    const at::Tensor y = InScope(world.session(), carrier, [&](at::Tensor& y) {
+      y = Probe(y, {}, [&factor](const at::Tensor& grad, const UnpackSaved&) {
         at::mm(factor, factor);
         return grad;
       });
-      y = Probe(y, {at::add(factor, y)}, [](const at::Tensor& grad, const UnpackSaved& unpack) {
-        unpack();
-        return grad;
-      });
-    }
+      y = Probe(y, {at::add(factor, y)}, Read);
+    });
     world.machine().ResetTimeStats(0);
     y.backward();
     EXPECT_THAT(world.machine().SynchronizeDevice(0), IsOk());

@@ -1,14 +1,11 @@
 // Checks verify mode: it detects and names tensors whose bytes changed, and accepts right ones.
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/ones.h>
 #include <c10/core/ScalarType.h>
-#include <c10/util/Exception.h>
 
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
-#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -24,7 +21,9 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
 #include "pinion/tests/support/forwarding_device.h"
@@ -97,14 +96,12 @@ std::shared_ptr<OffloadSession> SessionOn(EmuWorld& world, Fault fault, OffloadO
 // Saves one tensor of [32, 48] floats, which is offloaded, and reads it in backward.
 void ReadBack(EmuWorld& world, const std::shared_ptr<OffloadSession>& session,
               std::vector<at::Tensor>* seen) {
-  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
+  const at::Tensor carrier = NewCarrier(world);
   std::vector<at::Tensor> others;
-  at::Tensor y;
-  {
-    const OffloadScope scope(session);
-    y = Observe(carrier, {Activation(carrier, {32, 48}, 1)}, seen);
+  const at::Tensor y = InScope(session, carrier, [&](at::Tensor& y) {
+    y = Observe(y, {Activation(carrier, {32, 48}, 1)}, seen);
     y = Observe(y, {Activation(carrier, {64, 64}, 2)}, &others);
-  }
+  });
   y.backward();
 }
 
@@ -114,14 +111,9 @@ TEST_P(OffloadVerifyFaults, AreFoundAndNameTheTensorAndItsTransfers) {
   EmuWorld world;
   const std::shared_ptr<OffloadSession> session = SessionOn(world, GetParam(), Verifying(1));
   std::vector<at::Tensor> seen;
-  try {
-    ReadBack(world, session, &seen);
-    ADD_FAILURE() << "nobody noticed";
-  } catch (const c10::Error& error) {
-    EXPECT_THAT(error.what_without_backtrace(),
-                AllOf(HasSubstr("verify mode"), HasSubstr("Float ["), HasSubstr(" bytes"),
-                      HasSubstr("D2H "), HasSubstr("H2D "), HasSubstr("checksum was")));
-  }
+  EXPECT_THAT(ErrorOf([&] { ReadBack(world, session, &seen); }),
+              AllOf(HasSubstr("verify mode"), HasSubstr("Float ["), HasSubstr(" bytes"),
+                    HasSubstr("D2H "), HasSubstr("H2D "), HasSubstr("checksum was")));
   EXPECT_TRUE(Soon([&] { return session->GetStats().live_handles == 0; }));
 }
 
@@ -173,19 +165,14 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(OffloadVerify, ViewsOfAPartOfAStorageAreVerifiedWhereTheyLie) {
   EmuWorld world(MachineOptions(), Verifying(1));
-  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
+  const at::Tensor carrier = NewCarrier(world);
   std::vector<at::Tensor> seen, others;
-  {
-    at::Tensor y;
-    {
-      const OffloadScope scope(world.session());
-      // 333 odd elements in the middle of a storage more than twice as large.
-      const at::Tensor whole = Activation(carrier, {2000}, 1);
-      y = Observe(carrier, {whole.narrow(0, 777, 333)}, &seen);
-      y = Observe(y, {Activation(carrier, {64, 64}, 2)}, &others);
-    }
-    y.backward();
-  }
+  InScope(world.session(), carrier, [&](at::Tensor& y) {
+    // 333 odd elements in the middle of a storage more than twice as large.
+    const at::Tensor whole = Activation(carrier, {2000}, 1);
+    y = Observe(y, {whole.narrow(0, 777, 333)}, &seen);
+    y = Observe(y, {Activation(carrier, {64, 64}, 2)}, &others);
+  }).backward();
   EXPECT_EQ(world.QuietStats().verified, 2u);
 }
 

@@ -10,6 +10,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/activations/offload_world.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
@@ -34,22 +35,16 @@ TEST(OffloadWindows, AnEmptyScopeDoesNotMakeThemForgetTheOneBefore) {
 }
 
 TEST(OffloadWindows, ATensorAboveThePrefetchWindowIsFetchedAheadAllTheSame) {
-  OffloadOptions options = SmallWindows(1);
-  options.prefetch_window_bytes = 32 * kKiB;
-  OffloadWorld world(options);
+  OffloadWorld world(Windows(1, 32 * kKiB));
   world.Save({128, 128, 128}).backward();
   EXPECT_EQ(world.QuietStats().prefetch_hits, 2u);
 }
 
 // A fetch without memory dropped them. They are prefetched again, and not counted twice.
 TEST(OffloadWindows, PrefetchingGoesOnAfterPrefetchesWereDropped) {
-  OffloadOptions options = SmallWindows(1);
-  options.prefetch_window_bytes = 2 * 64 * kKiB;
-  OffloadWorld world(options);
+  OffloadWorld world(Windows(1, 2 * 64 * kKiB));
   at::Tensor needed;
-  at::Tensor y = world.carrier;
-  {
-    const OffloadScope scope(world.session());
+  const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
     for (int i = 0; i < 4; ++i) y = Probe(y, {world.activation(64)}, OffloadWorld::Use);
     y = Probe(y, {world.activation(64)}, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
       const std::vector<at::Tensor> read = unpack();
@@ -59,14 +54,10 @@ TEST(OffloadWindows, PrefetchingGoesOnAfterPrefetchesWereDropped) {
       world.LeaveRoom(kMiB);
       return grad;
     });
-  }
+  });
   {
     const OffloadScope scope(world.session());
-    needed = Probe(world.carrier, {world.activation(160)},
-                   [](const at::Tensor& grad, const UnpackSaved& unpack) {
-                     unpack();
-                     return grad;
-                   });
+    needed = Probe(world.carrier, {world.activation(160)}, Read);
   }
   const uint64_t hits = world.stats().prefetch_hits;
   y.backward();
@@ -74,12 +65,8 @@ TEST(OffloadWindows, PrefetchingGoesOnAfterPrefetchesWereDropped) {
 }
 
 TEST(OffloadWindows, APrefetchThatIsRefusedAfterOneThatWorkedPausesForOneTensorOnly) {
-  OffloadOptions options = SmallWindows(1);
-  options.prefetch_window_bytes = 64 * kKiB;
-  OffloadWorld world(options);
-  at::Tensor y = world.carrier;
-  {
-    const OffloadScope scope(world.session());
+  OffloadWorld world(Windows(1, 64 * kKiB));
+  const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
     // The last is read first; there is no memory to prefetch the second and the fifth.
     for (const uint64_t room_kib : {1024, 1024, 1024, 32, 1024, 1024, 96}) {
       y = Probe(y, {world.activation(64)},
@@ -89,7 +76,7 @@ TEST(OffloadWindows, APrefetchThatIsRefusedAfterOneThatWorkedPausesForOneTensorO
                   return grad;
                 });
     }
-  }
+  });
   y.backward();
   EXPECT_EQ(world.stats().prefetches_refused, 2u);
   EXPECT_EQ(world.stats().prefetch_hits, 2u) << "the fourth and the seventh";
@@ -97,19 +84,15 @@ TEST(OffloadWindows, APrefetchThatIsRefusedAfterOneThatWorkedPausesForOneTensorO
 }
 
 TEST(OffloadWindows, ATensorThatIsReadTwiceStandsInForNoOtherOfItsParcel) {
-  OffloadOptions options = SmallWindows(1);
-  options.prefetch_window_bytes = 1;
-  OffloadWorld world(options);
-  at::Tensor y;
-  {
-    const OffloadScope scope(world.session());
+  OffloadWorld world(Windows(1, 1));
+  const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
     const at::Tensor shared = world.activation(64);
-    y = Probe(world.carrier, {shared}, OffloadWorld::Use);
+    y = Probe(y, {shared}, OffloadWorld::Use);
     y = Probe(y, {shared}, [](const at::Tensor& grad, const UnpackSaved& unpack) {
       unpack();
       return OffloadWorld::Use(grad, unpack);
     });
-  }
+  });
   world.session()->FreeDeviceMemory(0);
   y.backward();
   EXPECT_EQ(world.QuietStats().fetched_on_demand, 1u);
@@ -126,15 +109,11 @@ at::Tensor ProbeWhatIsLeft(OffloadWorld& world, uint64_t* left_bytes) {
 
 // An earlier backward that read part of the graph must not count.
 TEST(OffloadWindows, EachBackwardHoldsWhatItFetchesUntilItHasReadAllOfItAndNoLonger) {
-  OffloadOptions options = SmallWindows(kMiB);
-  options.prefetch_window_bytes = 1;
-  OffloadWorld world(options);
+  OffloadWorld world(Windows(kMiB, 1));
   uint64_t held_bytes = 0;
   uint64_t left_bytes = 0;
   at::Tensor y;
-  at::Tensor part;
-  {
-    const OffloadScope scope(world.session());
+  at::Tensor part = InScope(world.session(), [&] {
     const at::Tensor shared = world.activation(64);
     y = ProbeWhatIsLeft(world, &left_bytes);
     for (int i = 0; i < 3; ++i) {
@@ -144,8 +123,8 @@ TEST(OffloadWindows, EachBackwardHoldsWhatItFetchesUntilItHasReadAllOfItAndNoLon
         return grad;
       });
     }
-    part = Probe(world.carrier, {shared}, OffloadWorld::Use);
-  }
+    return Probe(world.carrier, {shared}, OffloadWorld::Use);
+  });
   ASSERT_EQ(world.stats().shared, 3u);
   world.session()->FreeDeviceMemory(0);
   part.backward({}, /*retain_graph=*/true);
@@ -160,19 +139,15 @@ TEST(OffloadWindows, EachBackwardHoldsWhatItFetchesUntilItHasReadAllOfItAndNoLon
   }
 }
 TEST(OffloadWindows, ATensorThatGoesUnreadDoesNotMakeALaterBackwardHoldWhatItHasRead) {
-  OffloadOptions options = SmallWindows(kMiB);
-  options.prefetch_window_bytes = 1;
-  OffloadWorld world(options);
+  OffloadWorld world(Windows(kMiB, 1));
   uint64_t left_bytes = 0;
   at::Tensor y;
-  at::Tensor unread;
-  {
-    const OffloadScope scope(world.session());
+  at::Tensor unread = InScope(world.session(), [&] {
     const at::Tensor shared = world.activation(64);
     y = ProbeWhatIsLeft(world, &left_bytes);
     y = Probe(y, {shared}, OffloadWorld::Use);
-    unread = Probe(world.carrier, {shared}, OffloadWorld::Use);
-  }
+    return Probe(world.carrier, {shared}, OffloadWorld::Use);
+  });
   y.backward({}, /*retain_graph=*/true);
   ASSERT_EQ(world.stats().reused_on_device, 1u);
   unread.reset();

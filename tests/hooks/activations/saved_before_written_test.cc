@@ -13,7 +13,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
-#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -24,6 +23,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -38,25 +38,20 @@ OffloadOptions OptionsOf(bool overlap, bool verify) {
   return options;
 }
 
-class SavedBeforeWritten : public ::testing::TestWithParam<std::tuple<bool, bool>> {
+class SavedBeforeWritten : public OffloadFixture,
+                           public ::testing::WithParamInterface<std::tuple<bool, bool>> {
  protected:
   SavedBeforeWritten()
-      : world_(MachineOptions(),
-               OptionsOf(std::get<0>(GetParam()), /*verify=*/std::get<1>(GetParam()))) {}
-
-  OffloadStats stats() { return world_.session()->GetStats(); }
+      : OffloadFixture(OptionsOf(std::get<0>(GetParam()), /*verify=*/std::get<1>(GetParam()))) {}
 
   // Returns the gradient of `x` in sum(square(forward(x))), on the CPU.
   template <typename Forward>
   at::Tensor GradientOf(const at::Tensor& x, bool offload, Forward forward) {
     SeedGenerators();
-    at::Tensor loss;
-    {
-      std::optional<OffloadScope> scope;
-      if (offload) scope.emplace(world_.session());
+    const at::Tensor loss = InScope(offload ? world_.session() : nullptr, [&] {
       const at::Tensor y = forward(at::mul(x, 1));
-      loss = at::sum(at::mul(y, y));
-    }
+      return at::sum(at::mul(y, y));
+    });
     // Overwrites freed memory.
     std::vector<at::Tensor> others;
     for (int i = 0; i < 16; ++i) {
@@ -67,26 +62,20 @@ class SavedBeforeWritten : public ::testing::TestWithParam<std::tuple<bool, bool
     x.mutable_grad().reset();
     return grad;
   }
-
-  EmuWorld world_;
-  at::Tensor carrier_ = at::ones({1}, at::TensorOptions(world_.device())).requires_grad_(true);
-  std::vector<at::Tensor> seen_;
 };
 
 // In general: an activation that is written between its save and the operator's return.
 TEST_P(SavedBeforeWritten, AnActivationLeavesAsItsOperatorHasLeftIt) {
   std::vector<at::Tensor> seen_next;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    at::Tensor noise = Activation(carrier_, {64, 64}, 1);
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
+    at::Tensor noise = activation({64, 64}, 1);
     // A later save of the same node does not mean that the operator has returned.
-    y = Observe(carrier_, {noise, Activation(carrier_, {64, 64}, 3)}, &seen_);
+    y = Observe(y, {noise, activation({64, 64}, 3)}, &seen_);
     noise.variable_data().copy_(ActivationValues({64, 64}, 7));  // raises no version of `noise`
     noise.reset();
-    y = Observe(y, {Activation(carrier_, {64, 64}, 2)}, &seen_next);
+    y = Observe(y, {activation({64, 64}, 2)}, &seen_next);
     EXPECT_GT(stats().evicted_bytes, 0u) << "the operator has returned";
-  }
+  });
   y.backward();
   EXPECT_EQ(stats().offloaded, 3u);
   EXPECT_GT(stats().fetched_bytes, 0u);
@@ -96,17 +85,15 @@ TEST_P(SavedBeforeWritten, AnActivationLeavesAsItsOperatorHasLeftIt) {
 // Its first operator has returned, the second has not.
 TEST_P(SavedBeforeWritten, ATensorThatTwoOperatorsSaveLeavesAsTheSecondHasLeftIt) {
   std::vector<at::Tensor> seen_next;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world_.session());
-    at::Tensor noise = Activation(carrier_, {64, 64}, 1);
-    y = Observe(carrier_, {noise}, &seen_next);
-    y = Observe(y, {noise, Activation(carrier_, {64, 64}, 3)}, &seen_);
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
+    at::Tensor noise = activation({64, 64}, 1);
+    y = Observe(y, {noise}, &seen_next);
+    y = Observe(y, {noise, activation({64, 64}, 3)}, &seen_);
     noise.variable_data().copy_(ActivationValues({64, 64}, 7));
     noise.reset();
-    y = Observe(y, {Activation(carrier_, {64, 64}, 2)}, &seen_next);
+    y = Observe(y, {activation({64, 64}, 2)}, &seen_next);
     EXPECT_GT(stats().evicted_bytes, 0u) << "both operators have returned";
-  }
+  });
   y.backward();
   EXPECT_EQ(stats().shared, 1u);
   EXPECT_GT(stats().fetched_bytes, 0u);
@@ -116,15 +103,13 @@ TEST_P(SavedBeforeWritten, ATensorThatTwoOperatorsSaveLeavesAsTheSecondHasLeftIt
 TEST_P(SavedBeforeWritten, SmallOnesThatAreGatheredLeaveAsTheirOperatorHasLeftThem) {
   constexpr int kTensors = 16;
   std::vector<std::vector<at::Tensor>> seen(kTensors);
-  at::Tensor y = carrier_;
-  {
-    const OffloadScope scope(world_.session());
+  const at::Tensor y = InScope(world_.session(), carrier_, [&](at::Tensor& y) {
     for (int i = 0; i < kTensors; ++i) {
-      at::Tensor noise = Activation(carrier_, {512}, i);
+      at::Tensor noise = activation({512}, i);
       y = Observe(y, {noise}, &seen[i]);
       noise.variable_data().copy_(ActivationValues({512}, 100 + i));
     }
-  }
+  });
   y.backward();
   EXPECT_EQ(stats().offloaded, kTensors);
   for (int i = 0; i < kTensors; ++i) {
@@ -168,20 +153,18 @@ INSTANTIATE_TEST_SUITE_P(Modes, SavedBeforeWritten,
 // It waits for a batch, after its first operator's return, when the second one saves it.
 TEST(SavedBeforeWrittenMemory, ATensorThatIsPendingWaitsForTheNextOperatorThatSavesIt) {
   EmuWorld world(MachineOptions(), SmallWindows(256 * kKiB));
-  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
+  const at::Tensor carrier = NewCarrier(world);
   std::vector<at::Tensor> seen;
   std::vector<at::Tensor> seen_next;
-  at::Tensor y;
-  {
-    const OffloadScope scope(world.session());
+  const at::Tensor y = InScope(world.session(), carrier, [&](at::Tensor& y) {
     at::Tensor noise = Activation(carrier, {40, 256}, 1);
-    y = Observe(carrier, {noise}, &seen_next);
+    y = Observe(y, {noise}, &seen_next);
     y = Observe(y, {Activation(carrier, {40, 256}, 2)}, &seen_next);
     // With the tensor before it, it would fill a batch.
     y = Observe(y, {noise, Activation(carrier, {4, 256}, 3)}, &seen);
     noise.variable_data().copy_(ActivationValues({40, 256}, 7));
     noise.reset();
-  }
+  });
   world.session()->FreeDeviceMemory(0);
   y.backward();
   EXPECT_EQ(world.session()->GetStats().shared, 1u);
@@ -193,7 +176,7 @@ TEST(SavedBeforeWrittenMemory, ATensorThatIsPendingWaitsForTheNextOperatorThatSa
 TEST(SavedBeforeWrittenMemory, AChecksumWithoutDeviceMemoryKeepsTheTensorOnTheDevice) {
   EmuWorld world(MachineOptions(), OptionsOf(/*overlap=*/true, /*verify=*/true));
   EmulatedMachine& machine = world.machine();
-  const at::Tensor carrier = at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
+  const at::Tensor carrier = NewCarrier(world);
   std::vector<at::Tensor> seen;
   at::Tensor y;
   {

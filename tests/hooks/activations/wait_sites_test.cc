@@ -35,6 +35,8 @@
 #include "pinion/hooks/checkpoint/checkpointed_segment.h"
 #include "pinion/hooks/weights/unit_arrivals.h"
 #include "pinion/hooks/weights/weight_offloader.h"
+#include "pinion/tests/hooks/activations/offload_fixture.h"
+#include "pinion/tests/hooks/activations/offload_world.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -49,86 +51,61 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Property;
 
-EmulatedOptions CollectRaces() {
-  EmulatedOptions options = MachineOptions();
-  options.abort_on_race = false;
-  return options;
-}
-
-at::Tensor NewCarrier(EmuWorld& world) {
-  return at::ones({1}, at::TensorOptions(world.device())).requires_grad_(true);
-}
-
 // Saves an activation, referenced by nothing else, in a scope.
-at::Tensor SaveOne(EmuWorld& world, const at::Tensor& carrier, ProbeBackward backward) {
-  const at::Tensor activation = Activation(carrier, {64, 64}, 1);
+at::Tensor SaveOne(OffloadWorld& world, ProbeBackward backward) {
+  const at::Tensor activation = world.activation(16, 1);
   const OffloadScope scope(world.session());
-  return Probe(carrier, {activation}, std::move(backward));
+  return Probe(world.carrier, {activation}, std::move(backward));
 }
 
-at::Tensor UseSaved(const at::Tensor& grad, const UnpackSaved& unpack) {
-  at::mul(unpack()[0], 2);
-  return grad;
-}
-
-ProbeBackward UseSavedOn(const c10::Stream& stream) {
-  return [stream](const at::Tensor& grad, const UnpackSaved& unpack) {
+// Uses what it reads on a stream that has waited for nothing.
+ProbeBackward UseOnAnotherStream(OffloadWorld& world) {
+  return [stream = world.NewStream()](const at::Tensor& grad, const UnpackSaved& unpack) {
     const c10::StreamGuard guard(stream);
-    at::mul(unpack()[0], 2);
-    return grad;
+    return OffloadWorld::Use(grad, unpack);
   };
 }
 
 // Each scenario returns its evidence: reported races, or a violated bound.
 using Evidence = std::vector<std::string>;
 
-Evidence RoundTrip() {
-  EmuWorld world(CollectRaces(), SmallWindows(1));
-  const at::Tensor carrier = NewCarrier(world);
-  SaveOne(world, carrier, UseSaved).backward();
+Evidence SaveAndUse(const OffloadOptions& options, bool on_another_stream = false) {
+  OffloadWorld world(options, CollectRaces());
+  SaveOne(world, on_another_stream ? UseOnAnotherStream(world) : OffloadWorld::Use).backward();
   return world.machine().races();
 }
+
+Evidence RoundTrip() { return SaveAndUse(SmallWindows(1)); }
 
 Evidence RoundTripWithBlockingCopies() {
   OffloadOptions options = SmallWindows();
   options.overlap = false;
-  EmuWorld world(CollectRaces(), options);
-  const at::Tensor carrier = NewCarrier(world);
-  SaveOne(world, carrier, UseSaved).backward();
-  return world.machine().races();
+  return SaveAndUse(options);
 }
 
-// Evicted, then unpacked on a stream that has waited for nothing.
 Evidence RoundTripToAnotherStream() {
-  EmuWorld world(CollectRaces(), SmallWindows(1));
-  const at::Tensor carrier = NewCarrier(world);
-  SaveOne(world, carrier, UseSavedOn(world.NewStream())).backward();
-  return world.machine().races();
+  return SaveAndUse(SmallWindows(1), /*on_another_stream=*/true);
 }
 
 // The same with the tensor still on the device.
 Evidence ReuseOnAnotherStream() {
-  EmuWorld world(CollectRaces(), SmallWindows(kMiB));
-  const at::Tensor carrier = NewCarrier(world);
-  SaveOne(world, carrier, UseSavedOn(world.NewStream())).backward();
-  return world.machine().races();
+  return SaveAndUse(SmallWindows(kMiB), /*on_another_stream=*/true);
 }
 
 // Dropped inside the window, while the D2H copy still reads the freed device memory.
 Evidence DropWhileCopyingOut() {
-  EmuWorld world(CollectRaces(), SmallWindows(kMiB));
-  const at::Tensor carrier = NewCarrier(world);
-  SaveOne(world, carrier, UseSaved).reset();
+  OffloadWorld world(SmallWindows(kMiB), CollectRaces());
+  SaveOne(world, OffloadWorld::Use).reset();
   return world.machine().races();
 }
 
 // Saves enough small tensors to be gathered into one block.
-at::Tensor SaveGroup(EmuWorld& world, const at::Tensor& carrier, const ProbeBackward& backward) {
+at::Tensor SaveGroup(OffloadWorld& world, const ProbeBackward& backward) {
   constexpr int kTensors = 16;
   std::vector<at::Tensor> activations;
-  for (int i = 0; i < kTensors; ++i) activations.push_back(Activation(carrier, {512}, i));
+  for (int i = 0; i < kTensors; ++i) activations.push_back(world.activation(2, i));
   const OffloadScope scope(world.session());
-  at::Tensor y = carrier;
+  at::Tensor y = world.carrier;
   for (int i = 0; i < kTensors; ++i) {
     y = Probe(y, {std::exchange(activations[i], at::Tensor())}, backward);
   }
@@ -136,51 +113,45 @@ at::Tensor SaveGroup(EmuWorld& world, const at::Tensor& carrier, const ProbeBack
 }
 
 // Gathered, copied, evicted, fetched in one piece, and read on `backward`'s stream.
-Evidence GroupRoundTrip(EmuWorld& world, const ProbeBackward& backward) {
-  const at::Tensor carrier = NewCarrier(world);
-  const at::Tensor group = SaveGroup(world, carrier, backward);
-  EXPECT_EQ(world.session()->GetStats().groups, 1u) << "the test's premise";
-  at::Tensor y;
-  {
-    const OffloadScope scope(world.session());
-    y = Probe(group, {Activation(carrier, {128, 256})}, UseSaved);  // fills the window
-  }
+Evidence GroupRoundTrip(OffloadWorld& world, const ProbeBackward& backward) {
+  const at::Tensor group = SaveGroup(world, backward);
+  EXPECT_EQ(world.stats().groups, 1u) << "the test's premise";
+  const at::Tensor y = InScope(world.session(), [&] {
+    return Probe(group, {world.activation(128)}, OffloadWorld::Use);  // fills the window
+  });
   y.backward();
-  EXPECT_GT(world.session()->GetStats().fetched_on_demand, 0u) << "the test's premise";
+  EXPECT_GT(world.stats().fetched_on_demand, 0u) << "the test's premise";
   return world.machine().races();
 }
 
 Evidence GroupRoundTrip() {
-  EmuWorld world(CollectRaces(), SmallWindows(128 * kKiB));
-  return GroupRoundTrip(world, UseSaved);
+  OffloadWorld world(SmallWindows(128 * kKiB), CollectRaces());
+  return GroupRoundTrip(world, OffloadWorld::Use);
 }
 
 Evidence GroupRoundTripToAnotherStream() {
-  EmuWorld world(CollectRaces(), SmallWindows(128 * kKiB));
-  return GroupRoundTrip(world, UseSavedOn(world.NewStream()));
+  OffloadWorld world(SmallWindows(128 * kKiB), CollectRaces());
+  return GroupRoundTrip(world, UseOnAnotherStream(world));
 }
 
 // The gathered bytes are still on the device.
 Evidence GroupReuseOnAnotherStream() {
-  EmuWorld world(CollectRaces(), SmallWindows(128 * kKiB));
-  const at::Tensor carrier = NewCarrier(world);
-  SaveGroup(world, carrier, UseSavedOn(world.NewStream())).backward();
-  EXPECT_EQ(world.session()->GetStats().reused_on_device, 16u) << "the test's premise";
+  OffloadWorld world(SmallWindows(128 * kKiB), CollectRaces());
+  SaveGroup(world, UseOnAnotherStream(world)).backward();
+  EXPECT_EQ(world.stats().reused_on_device, 16u) << "the test's premise";
   return world.machine().races();
 }
 
 Evidence DropGroupWhileCopyingOut() {
-  EmuWorld world(CollectRaces(), SmallWindows(128 * kKiB));
-  const at::Tensor carrier = NewCarrier(world);
-  SaveGroup(world, carrier, UseSaved).reset();
+  OffloadWorld world(SmallWindows(128 * kKiB), CollectRaces());
+  SaveGroup(world, OffloadWorld::Use).reset();
   return world.machine().races();
 }
 
 // A weight whose cast is freed, read on streams that have waited for nothing.
 Evidence CastOnOtherStreams(int readers) {
-  EmuWorld world(CollectRaces(), SmallWindows(1));
-  const at::Tensor carrier = NewCarrier(world);
-  const at::Tensor weight = at::ones({64, 64}, carrier.options()).requires_grad_(true);
+  OffloadWorld world(SmallWindows(1), CollectRaces());
+  const at::Tensor weight = at::ones({64, 64}, world.carrier.options()).requires_grad_(true);
   std::vector<at::Tensor> casts;
   const auto use_on_another = [&]() -> ProbeBackward {
     return [&casts, stream = world.NewStream()](const at::Tensor& grad, const UnpackSaved& unpack) {
@@ -195,16 +166,14 @@ Evidence CastOnOtherStreams(int readers) {
       const c10::NoGradGuard no_grad;
       weight.sub_(0.5);
     }
-    at::Tensor y = carrier;
-    {
-      const OffloadScope scope(world.session());
+    const at::Tensor y = InScope(world.session(), world.carrier, [&](at::Tensor& y) {
       const at::Tensor cast = weight.to(at::kBFloat16);
       for (int i = 0; i < readers; ++i)
-        y = Probe(y, {cast}, known ? use_on_another() : ProbeBackward(UseSaved));
-    }
+        y = Probe(y, {cast}, known ? use_on_another() : ProbeBackward(OffloadWorld::Use));
+    });
     y.backward();
   }
-  EXPECT_EQ(world.session()->GetStats().recast, 1u) << "the test's premise";
+  EXPECT_EQ(world.stats().recast, 1u) << "the test's premise";
   return world.machine().races();
 }
 
@@ -213,13 +182,12 @@ Evidence CastSharedByStreams() { return CastOnOtherStreams(2); }
 
 // A segment that is recomputed on the stream of its forward.
 Evidence CheckpointOnAnotherStream() {
-  EmuWorld world(CollectRaces());
-  const at::Tensor carrier = NewCarrier(world);
+  OffloadWorld world(SmallWindows(), CollectRaces());
   const at::Tensor y = checkpoint(
       [&world](const at::Tensor& x) {
-        return Probe(x, {Activation(x, {128})}, UseSavedOn(world.NewStream()));
+        return Probe(x, {Activation(x, {128})}, UseOnAnotherStream(world));
       },
-      carrier);
+      world.carrier);
   y.backward();
   return world.machine().races();
 }
@@ -316,11 +284,10 @@ TEST_P(WaitSitesBytes, WithoutItTheBytesAreWrong) {
     if (disabled) disable.emplace(*GetParam());
     EmulatedOptions machine = MachineOptions(EffectSchedule::kLate);
     machine.detect_races = false;
-    EmuWorld world(machine, SmallWindows(1));
-    const at::Tensor carrier = NewCarrier(world);
+    OffloadWorld world(SmallWindows(1), machine);
     bool same = false;
-    SaveOne(world, carrier, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
-      same = SameBytes(at::mul(unpack()[0], 1), ActivationValues({64, 64}, 1));
+    SaveOne(world, [&](const at::Tensor& grad, const UnpackSaved& unpack) {
+      same = SameBytes(at::mul(unpack()[0], 1), ActivationValues(KiB(16), 1));
       return grad;
     }).backward();
     EXPECT_EQ(same, !disabled);
