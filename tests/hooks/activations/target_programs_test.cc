@@ -144,6 +144,10 @@ Program OnAnotherThread() {
 Program ByGrad() {
   return {"ByGrad", Chain, [](const Tensor& loss, const Tensors& weights, int) {
             const auto gradients = torch::autograd::grad({loss}, weights);
+            // LibTorch's worker keeps them until it is scheduled again.
+            for (const Tensor& gradient : gradients) {
+              EXPECT_TRUE(Soon([&gradient] { return gradient.use_count() == 1; }));
+            }
             for (size_t i = 0; i < weights.size(); ++i) weights[i].mutable_grad() = gradients[i];
           }};
 }

@@ -10,11 +10,10 @@
 // Prints each seed before it runs: the last line is the one to look at when it dies. Prints which
 // programs had more than their target and may, and exits with 1 where one fails.
 //
-// Three programs are known to run out of memory (docs/users/limits.md): with a loss behind the
-// scope that of seed 957, and those of seeds 11801 and 14866:
+// With a loss behind the scope, the program of seed 957 is known to run out of memory
+// (docs/users/limits.md):
 //
 //   ... -- --seeds=1200 --first=1 --set="loss_behind 1" --failures=1200
-//   ... -- --seeds=1 --first=14866
 
 #include <algorithm>
 #include <chrono>
