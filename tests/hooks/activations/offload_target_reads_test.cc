@@ -141,6 +141,36 @@ TEST_F(OffloadTargetReads, WhatThePlanHasThereForBothBackwardsIsFetchedOnce) {
   EXPECT_EQ(after.fetched_bytes - before.fetched_bytes, after.evicted_bytes - before.evicted_bytes);
 }
 
+// As memory that had stayed would be. What the node allocates then is recorded beside it.
+TEST_F(OffloadTargetReads, WhatANodeHasReadOfAGroupIsThereUntilTheNodeIsDone) {
+  constexpr int64_t kSmallBytes = 16 * kKiB;
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(
+      WithTarget(world_.device_bytes() + kTransientBytes + kTensorBytes + kSmallBytes));
+  const auto read_both = [this](const at::Tensor& grad, const UnpackSaved& unpack) {
+    std::vector<at::Tensor> read = unpack();
+    const uint64_t bytes_with_both = world_.device_bytes();
+    read.clear();
+    EXPECT_EQ(world_.device_bytes(), bytes_with_both);
+    return grad;
+  };
+  OffloadStats before;
+  for (int step = 0; step < 4; ++step) {
+    before = session->GetStats();
+    RunStep(session, /*backwards=*/1, {3}, [&](at::Tensor& y) {
+      y = Probe(
+          y,
+          {Activation(carrier_, {kSmallBytes / 4}, 1), Activation(carrier_, {kSmallBytes / 4}, 2)},
+          read_both);
+      y = Node(y, activation(3), kTransientBytes);
+    });
+  }
+  const OffloadStats after = session->GetStats();
+  EXPECT_EQ(after.fetched_bytes - before.fetched_bytes, 2u * kSmallBytes);
+  const uint64_t fetches = after.prefetch_hits + after.fetched_on_demand;
+  EXPECT_EQ(fetches - before.prefetch_hits - before.fetched_on_demand, 1u)
+      << "a planned step fetches both at once";
+}
+
 // The program references the tensor in the first backward. There the second reader deviates from
 // the plan, so resident tensors are offloaded between the two reads.
 TEST_F(OffloadTargetReads, WhoHasReadInTheBackwardInWhichItLeftReadsAnewInTheNext) {
