@@ -78,7 +78,7 @@ std::vector<bool> KeptWhole(absl::Span<const StepSegment> segments) {
 
 StepTrace StepTrace::WithMore(uint64_t size_bytes) const {
   StepTrace step = *this;
-  if (step.recorded.empty()) step.recorded = intervals;
+  if (step.records.empty()) step.records = {intervals};
   for (StepInterval& interval : step.intervals) interval.other_bytes += size_bytes;
   for (StepSegment& segment : step.segments) {
     if (segment.before.has_value()) segment.before->other_bytes += size_bytes;
@@ -87,8 +87,8 @@ StepTrace StepTrace::WithMore(uint64_t size_bytes) const {
 }
 
 void StepTrace::TakeMostOf(const StepTrace& before) {
-  recorded = intervals;
-  const auto& others = before.recorded.empty() ? before.intervals : before.recorded;
+  const auto& others = before.records.empty() ? before.intervals : before.records.front();
+  records = {intervals, others};
   for (size_t i = 0; i < std::min(intervals.size(), others.size()); ++i) {
     const uint64_t end_bytes = std::max(intervals[i].other_bytes, others[i].other_bytes);
     const uint64_t peak_bytes =

@@ -121,8 +121,9 @@ struct StepTrace {
   // order of magnitude at best.
   bool timed_by_host = false;
 
-  // The intervals as they were recorded, if those above were raised since (WithMore, TakeMostOf).
-  std::vector<StepInterval> recorded = {};
+  // The intervals as they were recorded, the last record first, if those above were raised since
+  // (WithMore, TakeMostOf).
+  std::vector<std::vector<StepInterval>> records = {};
 
   double compute_us() const;  // of all intervals
   // Raises the memory of each interval to that of `before`, the record of a step with the same

@@ -69,17 +69,23 @@ CachedPlan::CachedPlan(StepTrace step, StepPlan plan, absl::Status shortfall,
            std::tie(other.copy_at, other.evict_at, other.object);
   });
   for (size_t access = 0; access < step_.accesses.size(); ++access) {
-    const StepInterval& before = step_.intervals[access];
-    const StepInterval& behind = step_.intervals[access + 1];
-    uint64_t most_bytes = behind.peak_other_bytes();
+    uint64_t object_bytes = 0;
     if (access + 1 < step_.accesses.size()) {
       const uint32_t next = step_.accesses[access + 1];
       const StepObject& object = step_.objects[next];
       // Memory that eviction does not free is among the other bytes.
       if (lives_[next].accesses.front() == access + 1 && object.frees)
-        most_bytes += object.size_bytes;
+        object_bytes = object.size_bytes;
     }
-    growth_bytes_.push_back(most_bytes - std::min(most_bytes, before.other_bytes));
+    uint64_t growth_bytes = 0;
+    const auto count = [&](absl::Span<const StepInterval> intervals) {
+      const uint64_t most_bytes = intervals[access + 1].peak_other_bytes() + object_bytes;
+      const uint64_t before_bytes = intervals[access].other_bytes;
+      growth_bytes = std::max(growth_bytes, most_bytes - std::min(most_bytes, before_bytes));
+    };
+    if (step_.records.empty()) count(step_.intervals);
+    for (const std::vector<StepInterval>& record : step_.records) count(record);
+    growth_bytes_.push_back(growth_bytes);
     most_growth_bytes_ = std::max(most_growth_bytes_, growth_bytes_.back());
   }
 }

@@ -33,16 +33,21 @@ PlannedSchedule::PlannedSchedule(const TargetOptions& options)
 
 void PlannedSchedule::FindCached(bool begins) {
   std::optional<StepMatcher::Match> match;
-  const auto find = [&](bool fits) {
+  const auto find = [&](bool fits, bool may_skip) {
     return cache_.Find([&](const CachedPlan& cached) {
+      match.reset();
       if (cached.shortfall().ok() == fits && trials_.Fits(cached)) {
         match = matcher_.MatchWith(cached);
       }
-      return match.has_value();
+      return match.has_value() && (may_skip || !match->skips);
     });
   };
-  std::shared_ptr<const CachedPlan> found = find(/*fits=*/true);
-  if (found == nullptr) found = find(/*fits=*/false);
+  std::shared_ptr<const CachedPlan> found;
+  for (const bool fits : {true, false}) {
+    for (const bool may_skip : {false, true}) {
+      if (found == nullptr) found = find(fits, may_skip);
+    }
+  }
   matcher_.FollowNone();
   residency_.ForgetPlan();
   cursor_ = PlanCursor();
@@ -65,8 +70,9 @@ void PlannedSchedule::FindCached(bool begins) {
   }
   cursor_ = PlanCursor(*found);
   for (const std::shared_ptr<const CachedPlan>& other : cache_.all()) {
-    const size_t alike = other == found ? 0 : found->AccessesAlike(*other);
-    if (alike > match->now && cache_.MayBe(*other)) alike_.emplace_back(other, alike);
+    if (other == found || !cache_.MayBe(*other)) continue;
+    const size_t alike = found->AccessesAlike(*other);
+    if (alike > match->now) alike_.emplace_back(other, alike);
   }
   matcher_.Follow(std::move(found), *std::move(match));
 }
@@ -76,6 +82,13 @@ void PlannedSchedule::ForEachPossible(absl::FunctionRef<void(const CachedPlan&)>
   for (const auto& [other, accesses] : alike_) {
     if (matcher_.now() < accesses) visit(*other);
   }
+}
+
+bool PlannedSchedule::IsAnotherWithoutSkips() const {
+  return std::any_of(alike_.begin(), alike_.end(), [this](const auto& other) {
+    const std::optional<StepMatcher::Match> match = matcher_.MatchWith(*other.first);
+    return match.has_value() && !match->skips && trials_.Fits(*other.first);
+  });
 }
 
 std::optional<StepPromise> PlannedSchedule::Promise() const {
@@ -131,7 +144,12 @@ uint64_t PlannedSchedule::BatchKey(uint32_t id) const {
 }
 
 void PlannedSchedule::OnUsed(uint32_t id, AccessKind access) {
-  if (!matcher_.OnUsed(id, access)) FindCached(/*begins=*/false);
+  const bool has_skipped = matcher_.skips();
+  if (!matcher_.OnUsed(id, access)) {
+    FindCached(/*begins=*/false);
+  } else if (IsPlanned() && !has_skipped && matcher_.skips() && IsAnotherWithoutSkips()) {
+    FindCached(/*begins=*/false);
+  }
   const bool is_kept = access == AccessKind::kReadAndKept || access == AccessKind::kReadIntoGraph;
   residency_.SetStaysFetched(id, is_kept && IsPlanned() && IsResidentUntilNextAccess(id));
   awaited_bytes_ = residency_.AwayBytes(id);

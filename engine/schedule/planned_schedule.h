@@ -139,9 +139,9 @@ class PlannedSchedule final : public OffloadSchedule {
   // Several kinds of steps may alternate. After kMaxCached unrecognised ones in a row, fewer steps
   // are recorded. More are recorded while a cached plan waits for a trial of recomputation.
   bool WantsRecord() const { return backoffs_[cache_.begins_with_gradients()].WantsRecord(cache_); }
-  // A plan is outdated: the next two steps are worth recording. The first of them may have begun
-  // already.
-  void RecordAgain() { Backoff().RecordAgain(); }
+  // A plan is outdated: the next two steps that add to gradients, or those that create them, are
+  // worth recording.
+  void RecordAgain(bool with_gradients) { backoffs_[with_gradients].RecordAgain(); }
   // Returns a cached plan with all that describes it. A pure function of the options: no lock is
   // needed.
   PlannedStep Shown(const CachedPlan& cached) const {
@@ -233,6 +233,8 @@ class PlannedSchedule final : public OffloadSchedule {
   ScheduledParcels TakeUnplanned();
   // Calls `visit` with the followed plan, and all that begin alike and have not differed yet.
   void ForEachPossible(absl::FunctionRef<void(const CachedPlan&)> visit) const;
+  // Whether the step matches a plan that began alike, and leaves nothing of it out.
+  bool IsAnotherWithoutSkips() const;
   // Marks what the plan has evicted by now.
   void EvictAsPlanned();
   // Evicts offloaded and then prefetched parcels, as many bytes as the device lacks until the next

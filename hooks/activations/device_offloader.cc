@@ -222,6 +222,7 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   StorageRecord& record = handle.record();
   const ScopedRange range(trace(), "pinion.unpack", record.size_bytes());
   const BoundStream stream(CurrentStream(device_));
+  handle.fetched = c10::Storage();  // of an earlier read by the same node
   const int64_t backward = CurrentBackward();
   std::optional<StreamInUse> in_use;
   if (backward != -1) in_use.emplace(tier_->engine().device(), stream.native);

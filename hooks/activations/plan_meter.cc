@@ -38,41 +38,46 @@ void PlanMeter::CompareWithTarget(int64_t allocated_bytes) {
   if (!is_over_.exchange(true)) ++steps_over_;
 }
 
-bool PlanMeter::BeginStep(const std::shared_ptr<const CachedPlan>& last, bool is_recorded) {
+std::optional<bool> PlanMeter::BeginStep(const std::shared_ptr<const CachedPlan>& last,
+                                         const StepKind& next) {
   std::optional<Step> step;
   is_in_step_ = true;
   const bool was_over = is_over_.exchange(false);
   {
     MutexLock lock(mu_);
+    const bool had_gradients = std::exchange(has_gradients_, next.has_gradients);
+    const bool is_recorded_again = next.is_recorded && had_gradients == next.has_gradients;
     // Replan after a planned step exceeded the target, at exponentially growing intervals.
-    if (was_over && last != nullptr && !is_recorded && std::has_single_bit(++plans_over_)) {
-      return true;
+    if (was_over && last != nullptr && !is_recorded_again && std::has_single_bit(++plans_over_)) {
+      return had_gradients;
     }
     // Read before OnStep: the step's first scope used it to decide whether to observe memory.
     const bool is_due = watch_.IsDue();
     watch_.OnStep();
     step = std::exchange(step_, std::nullopt);
-    if (!step.has_value() && (is_recorded || !is_due)) return false;
+    if (!step.has_value() && (next.is_recorded || !is_due)) return std::nullopt;
   }
   const StreamHandle stream = NativeStream(CurrentStream(device_));
   const absl::StatusOr<bool> capturing = clock_->IsCapturing(stream);
-  if (!capturing.ok() || *capturing) return false;  // an event would become part of the graph
+  if (!capturing.ok() || *capturing)
+    return std::nullopt;  // an event would become part of the graph
   if (!step.has_value()) {
     peak_bytes_ = 0;
-    Keep({.begin = clock_->Now(stream)});
-    return false;
+    Keep({.begin = clock_->Now(stream), .has_gradients = next.has_gradients});
+    return std::nullopt;
   }
   if (!step->end.has_value()) {
-    if (last == nullptr) return false;
+    if (last == nullptr) return std::nullopt;
     step->end = clock_->Now(stream);
     step->ran = last;
     step->peak_bytes = peak_bytes_;
     Keep(*std::move(step));
-    return false;
+    return std::nullopt;
   }
   const std::optional<bool> is_off = IsOff(*step);
+  const bool has_gradients = step->has_gradients;
   if (!is_off.has_value()) Keep(*std::move(step));
-  return is_off.value_or(false);
+  return is_off.value_or(false) ? std::optional(has_gradients) : std::nullopt;
 }
 
 uint64_t PlanMeter::margin_bytes() const {

@@ -44,9 +44,16 @@ class PlanMeter {
   // Reports the bytes at one moment, without influence on the measured peak.
   void CompareWithTarget(int64_t allocated_bytes);
 
-  // A step begins, so that the last one has ended, which ran by `last` (null: by no plan). One that
-  // `is_recorded` is not measured. True: a plan was found to be off, and should be made again.
-  bool BeginStep(const std::shared_ptr<const CachedPlan>& last, bool is_recorded);
+  // What the schedule knows of a step.
+  struct StepKind {
+    bool is_recorded = false;  // it is not measured
+    bool has_gradients = false;
+  };
+  // A step begins, so that the last one has ended, which ran by `last` (null: by no plan). Returns
+  // whether steps with gradients, or those without, turned out to have a plan that is off. It
+  // should be made again.
+  std::optional<bool> BeginStep(const std::shared_ptr<const CachedPlan>& last,
+                                const StepKind& next);
   // Nobody needs a tensor of the step any more. Takes no lock.
   void EndStep() { is_in_step_ = false; }
   bool IsInStep() const { return is_in_step_; }
@@ -60,6 +67,7 @@ class PlanMeter {
     std::optional<StreamClock::Moment> end = std::nullopt;
     std::shared_ptr<const CachedPlan> ran = nullptr;  // once it has ended
     int64_t peak_bytes = 0;                           // the same; 0: nobody has told
+    bool has_gradients = false;
   };
 
   void Keep(Step step);
@@ -77,8 +85,9 @@ class PlanMeter {
 
   mutable Mutex mu_;
   PlanValidator watch_ ABSL_GUARDED_BY(mu_);
-  std::optional<Step> step_ ABSL_GUARDED_BY(mu_);  // that is measured
-  uint64_t plans_over_ ABSL_GUARDED_BY(mu_) = 0;   // steps that ran by one and had more
+  bool has_gradients_ ABSL_GUARDED_BY(mu_) = false;  // the current step
+  std::optional<Step> step_ ABSL_GUARDED_BY(mu_);    // that is measured
+  uint64_t plans_over_ ABSL_GUARDED_BY(mu_) = 0;     // steps that ran by one and had more
 };
 
 }  // namespace pinion

@@ -72,8 +72,12 @@ std::unique_ptr<SavedTensor> StepLearner::Pack(
   EndUnobserved();
   if (BeginStepIfNone()) RaisePlans(tensor, place);
   const std::shared_ptr<DeviceRecording> recording = Current();
-  if (recording == nullptr) return pack(place);
-  return PackRecorded(recording, tensor, place, is_leaf, [&] { return pack(place); });
+  std::unique_ptr<SavedTensor> saved =
+      recording == nullptr
+          ? pack(place)
+          : PackRecorded(recording, tensor, place, is_leaf, [&] { return pack(place); });
+  if (saved == nullptr) EndStepIfNone();
+  return saved;
 }
 
 void StepLearner::OnAccumulate(const at::Tensor& leaf) {
@@ -106,13 +110,19 @@ void StepLearner::RunAside(absl::FunctionRef<void()> work) {
 
 void StepLearner::BeginUnobserved() {
   if (!state_.planner->memory_bytes().has_value()) return;
-  {
-    // After a step whose backward ran inside the scope, nothing of it is left to observe.
-    OffloadLock lock(state_);
-    if (!state_.schedule.target->IsInStep()) return;
-  }
+  // After a step whose backward ran inside the scope, nothing of it is left to observe.
+  if (EndStepIfNone()) return;
   if (const auto recording = Current()) recording->BeginUnobserved();
   observed_peak_bytes_ = AllocatorBytesOf(device_).peak;
+}
+
+bool StepLearner::EndStepIfNone() {
+  {
+    OffloadLock lock(state_);
+    if (state_.schedule.target->HasBegun()) return false;
+  }
+  EndStep();
+  return true;
 }
 
 void StepLearner::EndUnobserved() {
@@ -218,13 +228,14 @@ void StepLearner::BeginStep() {
     wants_record = state_.schedule.target->WantsRecord();
     followed = state_.schedule.target->followed();
   }
-  const bool is_off = meter_.BeginStep(followed, wants_record);
+  const std::optional<bool> is_off =
+      meter_.BeginStep(followed, {.is_recorded = wants_record, .has_gradients = has_gradients_});
   const bool is_told = is_any_cached || !state_.planner->memory_bytes().has_value();
   refusals_ = is_told ? kNothingToTell : AllocatorBytesOf(device_).refusals;
-  if (is_off) {
+  if (is_off.has_value()) {
     // Takes effect in the next step: whether this one is observed was decided by its first scope.
     OffloadLock lock(state_);
-    state_.schedule.target->RecordAgain();
+    state_.schedule.target->RecordAgain(/*with_gradients=*/*is_off);
   }
   if (!wants_record) return;
   auto next = std::make_shared<DeviceRecording>(device_, clock_, share_);
@@ -298,7 +309,7 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
   MutexLock lock(mu_);
   if (!std::has_single_bit(++raises_)) return;
   OffloadLock state_lock(state_);
-  state_.schedule.target->RecordAgain();
+  state_.schedule.target->RecordAgain(has_gradients_);
 }
 
 void StepLearner::Learn(DeviceRecording& recording, bool had_gradients,

@@ -106,6 +106,8 @@ class StepLearner {
     bool are_old = false;
   };
 
+  // Ends a step that began with a tensor which was not packed. Returns whether no step runs.
+  bool EndStepIfNone();
   // Returns the current step's recording, or null.
   std::shared_ptr<DeviceRecording> Current() const;
   // Returns whether the step has saved nothing.

@@ -135,6 +135,17 @@ TEST(CachedPlan, WhatTheNextIntervalHasMoreAtItsPeakIsGrowth) {
   }
 }
 
+TEST(CachedPlan, OfTwoRecordsTheOneCountsInWhichMemoryGrowsMore) {
+  StepTrace step = Chain({7});
+  step.intervals[1] = {.other_bytes = 50};
+  step.intervals[2] = {.other_bytes = 140};
+  StepTrace before = Chain({7});
+  before.intervals[1] = {.other_bytes = 100};
+  before.intervals[2] = {.other_bytes = 100, .transient_bytes = 50};
+  step.TakeMostOf(before);
+  EXPECT_EQ(Cached(step).GrowthBytes(1), 90u) << "from 50 to 140, and not from 100 to 150";
+}
+
 TEST(CachedPlan, AnObjectThatIsMadeNextIsGrowth) {
   StepTrace step = Chain({7, 8});
   step.objects[1].size_bytes = 200;

@@ -228,8 +228,12 @@ TEST(PlannedSchedule, AStepThatSavesOrReadsOtherwiseMakesTheNextThreeWorthRecord
 TEST(PlannedSchedule, AStepThatIsNoLongerWhatIsKnownOfItIsWorthRecordingTwice) {
   PlayedSchedule played = WithTarget(3 * kSize, {FourTensors()});
   PlayWhileRecorded(played, {1, 2, 3, 4});
-  played.schedule.RecordAgain();
-  EXPECT_EQ(PlayWhileRecorded(played, {1, 2, 3, 4}), 2);
+  played.schedule.RecordAgain(/*with_gradients=*/false);
+  EXPECT_EQ(PlayWhileRecorded(played, {1, 2, 3, 4}), kKnownInARow);
+  played.player.Save(1);
+  played.schedule.RecordAgain(/*with_gradients=*/false);
+  played.player.EndStep();
+  EXPECT_EQ(PlayWhileRecorded(played, {1, 2, 3, 4}), 2) << "the running step has no record";
 }
 
 TEST(PlannedSchedule, StepsThatAddToGradientsAreRecordedAsOftenAsThoseThatMakeThem) {
@@ -238,10 +242,11 @@ TEST(PlannedSchedule, StepsThatAddToGradientsAreRecordedAsOftenAsThoseThatMakeTh
     played.schedule.set_begins_with_gradients(begins_with_gradients);
     EXPECT_EQ(PlayWhileRecorded(played, {1, 2, 3, 4}), kKnownInARow) << begins_with_gradients;
   }
-  played.schedule.RecordAgain();
-  EXPECT_TRUE(played.schedule.WantsRecord());
   played.schedule.set_begins_with_gradients(false);
+  played.schedule.RecordAgain(/*with_gradients=*/true);
   EXPECT_FALSE(played.schedule.WantsRecord()) << "nothing is wrong with those";
+  played.schedule.set_begins_with_gradients(true);
+  EXPECT_TRUE(played.schedule.WantsRecord());
 }
 
 TEST(PlannedSchedule, AStepThatIsRaisedMayHaveAMixUnlessItWasTried) {
@@ -1534,6 +1539,14 @@ TEST(PlannedSchedule, AStepThatMayStillBeAnotherPromisesAndLeavesRoomForTheLarge
     schedule.OnDeviceBytes(4 * kSize, 0);
     EXPECT_FALSE(schedule.LacksBytes());
   }
+}
+
+TEST(PlannedSchedule, AStepThatLeavesOutWhatAnotherPlanDoesNotHaveFollowsThatOne) {
+  auto [schedule, player] = WithAmpleTarget({PlannedChain({1, 2, 4}), PlannedChain({1, 2, 3, 4})});
+  player.SaveAll({1, 2});
+  ASSERT_THAT(schedule.followed()->step().objects, SizeIs(4));
+  player.Save(4);
+  EXPECT_THAT(schedule.followed()->step().objects, SizeIs(3));
 }
 
 TEST(PlannedSchedule, WhatShouldHaveGoneIsPromisedBesideThePeakUntilItLeavesAndThenGoesAtOnce) {

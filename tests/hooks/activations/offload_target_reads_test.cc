@@ -141,6 +141,23 @@ TEST_F(OffloadTargetReads, WhatThePlanHasThereForBothBackwardsIsFetchedOnce) {
   EXPECT_EQ(after.fetched_bytes - before.fetched_bytes, after.evicted_bytes - before.evicted_bytes);
 }
 
+// As each access of Python's ctx.saved_tensors does.
+TEST_F(OffloadTargetReads, ANodeThatReadsTwiceHoldsOneCopy) {
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(WithTarget(1));
+  at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
+    y = Probe(y, {activation(1)}, [this](const at::Tensor& grad, const UnpackSaved& unpack) {
+      unpack();
+      const uint64_t bytes_with_one = world_.device_bytes();
+      world_.ResetPeak();
+      unpack();
+      EXPECT_EQ(world_.peak_device_bytes(), bytes_with_one);
+      return grad;
+    });
+  });
+  y.backward();
+  EXPECT_EQ(session->GetStats().fetched_bytes, 2u * kTensorBytes);
+}
+
 // As memory that had stayed would be. What the node allocates then is recorded beside it.
 TEST_F(OffloadTargetReads, WhatANodeHasReadOfAGroupIsThereUntilTheNodeIsDone) {
   constexpr int64_t kSmallBytes = 16 * kKiB;

@@ -169,6 +169,50 @@ TEST_F(OffloadTargetSteps, WhilePeaksAreHiddenByAProfilerPlansMoveWhatTheyMoved)
   EXPECT_EQ(session->GetStats().steps_over_target, 0u);
 }
 
+// The first micro-batch, whose turn it is when that is seen, has nothing to be planned again for.
+TEST_F(OffloadTargetSteps, AMicroBatchThatHasMoreThanItsPlanIsPlannedAgain) {
+  at::Tensor weight = Ones(3 * kTensorBytes).requires_grad_(true);
+  const auto micro_batch = [&](const std::shared_ptr<OffloadSession>& session, bool has_more) {
+    const at::Tensor y = InScope(session, [&] {
+      at::Tensor y = Chain(carrier_, 0, kNodes) + weight.sum();
+      if (has_more) Ones(2 * kTensorBytes);
+      return y;
+    });
+    Backward(y);
+  };
+  const auto clear = [&] { weight.mutable_grad() = carrier_.mutable_grad() = at::Tensor(); };
+  micro_batch(nullptr, false);
+  world_.ResetPeak();
+  micro_batch(nullptr, false);
+  clear();
+  const std::shared_ptr<OffloadSession> session =
+      NewSession(world_.peak_device_bytes() - kTensorBytes);
+  const auto updates = [&](bool has_more) {
+    const uint64_t before = session->GetStats().steps_over_target;
+    for (int update = 0; update < 8; ++update) {
+      micro_batch(session, false);
+      micro_batch(session, has_more);
+      clear();
+    }
+    return session->GetStats().steps_over_target - before;
+  };
+  EXPECT_EQ(updates(false), 0u);
+  EXPECT_GT(updates(true), 0u) << "until it is seen";
+  EXPECT_EQ(updates(true), 0u);
+}
+
+TEST_F(OffloadTargetSteps, WhatACaptureSavesBeginsNoStep) {
+  const std::shared_ptr<OffloadSession> session = NewSession(64 * kTensorBytes);
+  const StreamHandle stream = world_.machine().default_stream(0);
+  const OffloadScope scope(session);
+  ASSERT_THAT(world_.machine().SetCapturing(stream, true), IsOk());
+  const at::Tensor y = Chain(carrier_, 0, 1);
+  ASSERT_THAT(world_.machine().SetCapturing(stream, false), IsOk());
+  ASSERT_EQ(session->GetStats().kept_capturing, 1u);
+  Ones(65 * kTensorBytes);
+  EXPECT_EQ(session->GetStats().steps_over_target, 0u);
+}
+
 // Later micro-batches begin with gradients; the first does not, and is planned as if it were alone.
 TEST_F(OffloadTargetSteps, AFirstMicroBatchLeavesNoRoomForGradientsThatItsSuccessorsBeginWith) {
   at::Tensor weight = Ones(3 * kTensorBytes).requires_grad_(true);

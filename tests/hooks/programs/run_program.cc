@@ -231,6 +231,14 @@ Verdict RunProgram(const Program& program) {
     const uint64_t named_bytes = LeastNamedIn(log.text());
     is_too_small = verdict.kind == FailureKind::kOutOfMemory && named_bytes > *mode.target_bytes;
     if (is_too_small) mode.target_bytes = named_bytes;
+    // Checksums come on top.
+    if (program.verify == 0 && named_bytes > most_bytes) {
+      return {FailureKind::kError, absl::StrCat("the least that is named, ", named_bytes,
+                                                ", is more than all of it: ", most_bytes)};
+    }
+  }
+  if (verdict.kind == FailureKind::kNone && run.steps_over_target > 0) {
+    return {FailureKind::kError, "a step counts as over a target that the device never exceeds"};
   }
   if (verdict.kind != FailureKind::kOutOfMemory) {
     if (verdict.kind == FailureKind::kNone && *mode.target_bytes != target_bytes) {
