@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/engine/planner/explain_plan.h"
 #include "pinion/engine/planner/liveness.h"
 #include "pinion/engine/planner/step_simulation.h"
 
@@ -22,7 +23,8 @@ class TimelineMaker {
         moves_(plan.moves),
         times_(times),
         limit_bytes_(static_cast<int64_t>(limit_bytes)),
-        bytes_(DeviceBytes(step, plan.moves)) {}
+        bytes_(DeviceBytes(step, plan.moves)),
+        why_stays_(WhyObjectsStay(step, plan)) {}
 
   PlanTimeline Make() const {
     PlanTimeline timeline;
@@ -116,10 +118,7 @@ class TimelineMaker {
       const size_t last = LastIntervalOf(object, lives[id], operator_ends);
       PlanTimeline::Object shown;
       shown.moves = !mine.empty();
-      shown.why = absl::StrCat(Name(id), mine.empty() ? ": stays, " : "",
-                               !mine.empty()   ? ""
-                               : !object.frees ? "somebody else holds its memory"
-                                               : "there is room for it");
+      shown.why = absl::StrCat(Name(id), mine.empty() ? ": stays, " : "", why_stays_[id]);
       double begin_us = times_.begins_us[lives[id].made];
       bool comes_back = true;
       for (const size_t i : mine) {
@@ -143,7 +142,8 @@ class TimelineMaker {
   const std::vector<StepMove>& moves_;
   const StepTimes& times_;
   const int64_t limit_bytes_;
-  const std::vector<int64_t> bytes_;  // by interval
+  const std::vector<int64_t> bytes_;                // by interval
+  const std::vector<absl::string_view> why_stays_;  // by object
 };
 
 }  // namespace

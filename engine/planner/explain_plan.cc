@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <numeric>
+#include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
@@ -11,6 +14,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/engine/planner/idle_intervals.h"
 #include "pinion/engine/planner/liveness.h"
 #include "pinion/engine/planner/step_simulation.h"
 
@@ -44,7 +48,77 @@ struct Some {
   }
 };
 
+void AppendWhatStays(const StepTrace& step, const StepPlan& plan, uint64_t all_bytes,
+                     const std::vector<ObjectLiveness>& lives, std::string& text) {
+  constexpr size_t kMostShown = 10;
+  const std::vector<absl::string_view> why = WhyObjectsStay(step, plan);
+  std::vector<uint32_t> stay(step.objects.size());
+  std::iota(stay.begin(), stay.end(), 0);
+  std::erase_if(stay, [&why](uint32_t object) { return why[object].empty(); });
+  if (stay.empty()) return;
+  const auto size_bytes = [&step](uint32_t object) { return step.objects[object].size_bytes; };
+  std::stable_sort(stay.begin(), stay.end(),
+                   [&](uint32_t a, uint32_t b) { return size_bytes(a) > size_bytes(b); });
+  uint64_t bytes = 0;
+  std::map<absl::string_view, Some> by_reason;
+  for (const uint32_t object : stay) {
+    bytes += size_bytes(object);
+    by_reason[why[object]].Add(object, size_bytes(object));
+  }
+  std::multimap<uint64_t, std::string> sums;
+  for (const auto& [reason, some] : by_reason) {
+    sums.emplace(some.bytes, absl::StrFormat("  %6d %10s  %s\n", some.objects.size(),
+                                             HumanBytes(some.bytes), reason));
+  }
+  absl::StrAppendFormat(&text, "stay: %d of %d objects, %s of %s\n", stay.size(), why.size(),
+                        HumanBytes(bytes), HumanBytes(all_bytes));
+  for (auto sum = sums.rbegin(); sum != sums.rend(); ++sum) text += sum->second;
+  absl::StrAppendFormat(&text, "  %6s %10s %6s %6s\n", "object", "size", "made", "read");
+  for (size_t i = 0; i < std::min(kMostShown, stay.size()); ++i) {
+    const std::vector<size_t>& accesses = lives[stay[i]].accesses;
+    const bool is_read =
+        accesses.back() > std::max<size_t>(accesses.front(), step.objects[stay[i]].saved_until);
+    absl::StrAppendFormat(&text, "  %6d %10s %6d %6s  %s\n", stay[i],
+                          HumanBytes(size_bytes(stay[i])), accesses.front(),
+                          is_read ? absl::StrCat(accesses.back()) : "never", why[stay[i]]);
+  }
+  if (stay.size() > kMostShown) {
+    absl::StrAppendFormat(&text, "  and %d more\n", stay.size() - kMostShown);
+  }
+}
+
 }  // namespace
+
+std::vector<absl::string_view> WhyObjectsStay(const StepTrace& step, const StepPlan& plan) {
+  std::vector<absl::string_view> why(step.objects.size(), "in use as long as the step needs it");
+  const auto set_where_idle = [&why](const StepTrace& trace, absl::string_view reason) {
+    for (const IdleInterval& idle : IdleIntervalsOf(trace)) why[idle.object] = reason;
+  };
+  // The strictest trace in which an object is idle decides, so it comes last.
+  StepTrace freer = step;
+  for (StepObject& object : freer.objects) object.held_until = object.saved_until = 0;
+  set_where_idle(freer, "saved again by a later operator, and in use from then on");
+  for (size_t i = 0; i < why.size(); ++i) {
+    freer.objects[i].saved_until = step.objects[i].saved_until;
+  }
+  set_where_idle(freer, "referenced by the program until it is read");
+  set_where_idle(step, "there is room for it");
+  const std::vector<int64_t> bytes = DeviceBytes(step, plan.moves);
+  std::vector<size_t> peaks;  // intervals
+  for (size_t i = 0; plan.less_is_slower && i < bytes.size(); ++i) {
+    if (bytes[i] >= static_cast<int64_t>(plan.peak_bytes)) peaks.push_back(i);
+  }
+  for (const IdleInterval& idle : IdleIntervalsOf(step)) {
+    const auto peak = std::lower_bound(peaks.begin(), peaks.end(), idle.first);
+    if (peak == peaks.end() || *peak > idle.last) continue;
+    why[idle.object] = "with less memory the step would be slower than kAutoTarget allows";
+  }
+  for (size_t i = 0; i < why.size(); ++i) {
+    if (!step.objects[i].frees) why[i] = "referenced by the program, so moving it frees nothing";
+  }
+  for (const StepMove& move : plan.moves) why[move.object] = "";
+  return why;
+}
 
 std::string ExplainPlan(const StepTrace& step, const StepPlan& plan, const LinkCalibration& link) {
   const absl::StatusOr<StepTimes> times = SimulateStep(step, plan.moves, link);
@@ -87,10 +161,11 @@ std::string ExplainPlan(const StepTrace& step, const StepPlan& plan, const LinkC
     absl::StrAppendFormat(&text, "segments recomputed: %d of %d (%s)\n", again.size(), segments,
                           absl::StrJoin(again, ", "));
   }
-  if (plan.moves.empty()) return text;
   const std::vector<ObjectLiveness> lives = LivenessOf(step);
-  absl::StrAppendFormat(&text, "  %6s %10s %6s %10s %6s %6s %6s %10s\n", "object", "size", "made",
-                        "out, ms", "gone", "back", "read", "in, ms");
+  if (!plan.moves.empty()) {
+    absl::StrAppendFormat(&text, "  %6s %10s %6s %10s %6s %6s %6s %10s\n", "object", "size", "made",
+                          "out, ms", "gone", "back", "read", "in, ms");
+  }
   for (size_t i = 0; i < plan.moves.size(); ++i) {
     const StepMove& move = plan.moves[i];
     const bool comes_back = move.fetch_at != StepMove::kNever;
@@ -103,6 +178,7 @@ std::string ExplainPlan(const StepTrace& step, const StepPlan& plan, const LinkC
         move.copies_out ? Ms(times->out_us[i]) : "-", move.evict_at, access(move.fetch_at),
         access(move.read_at), comes_back ? Ms(times->in_us[i]) : "-");
   }
+  AppendWhatStays(step, plan, all_bytes, lives, text);
   return text;
 }
 

@@ -1,4 +1,4 @@
-// Describes a planned step for people, as text and a table: its time, its moves and its stalls.
+// Describes a planned step for people: its time, its stalls, what moves, and why the rest stays.
 //
 //   std::puts(ExplainPlan(step, plan, link).c_str());
 //
@@ -6,9 +6,14 @@
 //   stalls: 0.010 ms for copies out, 0.010 ms for copies in
 //     object       size   made    out, ms   gone   back   read     in, ms
 //          0     10 KiB      0      0.030      1      3      3      0.060
+//   stay: 1 of 2 objects, 10 KiB of 20 KiB
+//          1     10 KiB  in use as long as the step needs it
+//     object       size   made   read
+//          1     10 KiB      1      2  in use as long as the step needs it
 //
-// Numbers are indices of accesses: the object is evicted at "gone" and fetched at "back". Times are
-// modelled, by SimulateStep.
+// An object's number is the rank of its first save. The other numbers are indices of accesses: the
+// object is evicted at "gone" and fetched at "back". Times are modelled, by SimulateStep. What
+// stays is summed by reason; then the ten largest objects follow.
 //
 // Thread safety: pure functions.
 
@@ -17,7 +22,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
+#include "absl/strings/string_view.h"
 #include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/planner/step_plan.h"
 #include "pinion/engine/planner/step_trace.h"
@@ -32,6 +39,9 @@ struct PlannedStep {
   uint64_t limit_bytes = 0;  // the memory that the plan was made for
   std::string note = "";     // what a reader must not miss; mostly empty
 };
+
+// Returns by object, for people, why a possible plan keeps it on the device; empty if it moves.
+std::vector<absl::string_view> WhyObjectsStay(const StepTrace& step, const StepPlan& plan);
 
 // Describes a plan that PlanStep made of the step for that link. If the plan does not belong to the
 // step, the text is the error.

@@ -177,6 +177,7 @@ absl::StatusOr<StepPlan> PlanStepWithin(const StepTrace& step, double slowdown,
       too_little_bytes = middle_bytes;
     }
   }
+  best.less_is_slower = true;
   return Checked(step, std::move(best), enough_bytes);
 }
 

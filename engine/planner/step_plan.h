@@ -33,6 +33,8 @@ struct StepPlan {
   std::vector<StepMove> moves;
   uint64_t peak_bytes = 0;  // maximum over all intervals
   double step_us = 0;       // as SimulateStep returns it
+  // Within less memory the step would take longer than PlanStepWithin allows.
+  bool less_is_slower = false;
 };
 
 }  // namespace pinion

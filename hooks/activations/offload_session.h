@@ -80,8 +80,8 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
   // With a memory target: the steps that were planned, with their plans. The step that ran last
   // comes first. Empty without a target, and until a step was planned.
   virtual std::vector<PlannedStep> PlannedSteps(int device_index) const = 0;
-  // The same as text: what each step moves, when, and what that costs by the model of the link
-  // (engine/planner/explain_plan.h).
+  // The same as text: what each step moves, when, what that costs by the model of the link, and why
+  // the other tensors stay (engine/planner/explain_plan.h).
   std::string Explain(int device_index) const {
     std::string text;
     for (const PlannedStep& planned : PlannedSteps(device_index)) text += ExplainPlan(planned);

@@ -103,8 +103,10 @@ TEST(PlanTimeline, WhatStaysSaysWhy) {
   step.objects[0].frees = false;
   const PlanTimeline timeline = TimelineOf(step, StepPlan(), RoundLink(), 2 * kSize).value();
   EXPECT_FALSE(timeline.objects[0].moves);
-  EXPECT_EQ(timeline.objects[0].why, "object 0, 10 KiB: stays, somebody else holds its memory");
-  EXPECT_EQ(timeline.objects[1].why, "object 1, 10 KiB: stays, there is room for it");
+  EXPECT_EQ(timeline.objects[0].why,
+            "object 0, 10 KiB: stays, referenced by the program, so moving it frees nothing");
+  EXPECT_EQ(timeline.objects[1].why,
+            "object 1, 10 KiB: stays, in use as long as the step needs it");
 }
 
 TEST(PlanTimeline, WhatIsNeverReadAgainSaysSo) {
@@ -133,16 +135,16 @@ TEST(PlanTimeline, TheTraceHasRowsWaitsReasonsAndTheDevicesBytes) {
   EXPECT_THAT(ChromeTraceOf(Timeline()),
               AllOf(HasSubstr("\"copies out\""), HasSubstr("access 3 waits 0.010 ms"),
                     HasSubstr("if it stayed, 5 KiB too much"), HasSubstr("\"bytes\":20480"),
-                    HasSubstr("\"stays\":[\"object 1, 10 KiB: stays, there is "
-                              "room for it\"]")));
+                    HasSubstr("\"stays\":[\"object 1, 10 KiB: stays, in use as "
+                              "long as the step needs it\"]")));
 }
 
 TEST(PlanTimeline, ThePictureHasLanesReasonsAndTheTarget) {
-  EXPECT_THAT(
-      SvgOf(Timeline(), "within <15 KiB>"),
-      AllOf(HasSubstr("<svg "), HasSubstr("within &lt;15 KiB&gt;"), HasSubstr("copies in"),
-            HasSubstr("<title>access 1 waits"), HasSubstr("if it stayed, 5 KiB too much"),
-            HasSubstr("stays, there is room"), HasSubstr(">15 KiB</text>"), Not(HasSubstr("nan"))));
+  EXPECT_THAT(SvgOf(Timeline(), "within <15 KiB>"),
+              AllOf(HasSubstr("<svg "), HasSubstr("within &lt;15 KiB&gt;"), HasSubstr("copies in"),
+                    HasSubstr("<title>access 1 waits"), HasSubstr("if it stayed, 5 KiB too much"),
+                    HasSubstr("stays, in use as long"), HasSubstr(">15 KiB</text>"),
+                    Not(HasSubstr("nan"))));
 }
 
 TEST(PlanTimeline, AStepThatTakesNoTimeHasAPicture) {

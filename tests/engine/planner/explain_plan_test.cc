@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/engine/link/link_calibration.h"
+#include "pinion/engine/planner/plan_step.h"
 #include "pinion/engine/planner/step_plan.h"
 #include "pinion/engine/planner/step_trace.h"
 #include "pinion/tests/engine/planner/small_steps.h"
@@ -16,6 +18,10 @@ namespace explain_plan_test {
 
 using ::pinion::testing::ForwardAndBackward;
 using ::pinion::testing::RoundLink;
+using ::testing::_;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -33,15 +39,95 @@ TEST(ExplainPlan, SaysWhatMovesWhenAndWhatWaits) {
             "objects move, 10 KiB of 20 KiB\n"
             "stalls: 0.010 ms for copies out, 0.010 ms for copies in\n"
             "  object       size   made    out, ms   gone   back   read     in, ms\n"
-            "       0     10 KiB      0      0.030      1      3      3      0.060\n");
+            "       0     10 KiB      0      0.030      1      3      3      0.060\n"
+            "stay: 1 of 2 objects, 10 KiB of 20 KiB\n"
+            "       1     10 KiB  in use as long as the step needs it\n"
+            "  object       size   made   read\n"
+            "       1     10 KiB      1      2  in use as long as the step needs it\n");
 }
 
-TEST(ExplainPlan, AStepOfWhichNothingMovesHasNoTable) {
+TEST(ExplainPlan, AStepOfWhichNothingMovesHasNoTableOfMoves) {
   const StepPlan plan = {.moves = {}, .peak_bytes = 20 << 10};
   EXPECT_EQ(ExplainPlan(TwoObjects(), plan, RoundLink()),
             "0.050 ms (modelled), 1.000 x the compute alone (0.050 ms), within 20 KiB; 0 of 2 "
             "objects move, 0 B of 20 KiB\n"
-            "stalls: 0.000 ms for copies out, 0.000 ms for copies in\n");
+            "stalls: 0.000 ms for copies out, 0.000 ms for copies in\n"
+            "stay: 2 of 2 objects, 20 KiB of 20 KiB\n"
+            "       1     10 KiB  there is room for it\n"
+            "       1     10 KiB  in use as long as the step needs it\n"
+            "  object       size   made   read\n"
+            "       0     10 KiB      0      3  there is room for it\n"
+            "       1     10 KiB      1      2  in use as long as the step needs it\n");
+}
+
+TEST(ExplainPlan, WhatStaysIsSummedByReasonAndTheTenLargestFollow) {
+  std::vector<StepObject> objects(12, {.size_bytes = 10 << 10});
+  objects[2] = {.size_bytes = 200 << 10, .frees = false};
+  objects[3].size_bytes = 30 << 10;
+  StepTrace step = ForwardAndBackward(objects);
+  step.accesses.back() = 1;  // object 0 is not read
+  const std::string text = ExplainPlan(step, StepPlan(), RoundLink());
+  const std::string line = "  in use as long as the step needs it\n";
+  EXPECT_THAT(text, EndsWith("stay: 12 of 12 objects, 330 KiB of 330 KiB\n"
+                             "       1    200 KiB  referenced by the program, so moving it frees "
+                             "nothing\n"
+                             "      10    120 KiB  there is room for it\n"
+                             "       1     10 KiB" +
+                             line + text.substr(text.find("  object"))));
+  EXPECT_THAT(text, HasSubstr("       2    200 KiB      2     21  referenced by the program, so "
+                              "moving it frees nothing\n"
+                              "       3     30 KiB      3     20  there is room for it\n"
+                              "       0     10 KiB      0  never  there is room for it\n"
+                              "       1     10 KiB      1     23  there is room for it\n"));
+  EXPECT_THAT(text, EndsWith("       9     10 KiB      9     14  there is room for it\n"
+                             "  and 2 more\n"));
+}
+
+// Accesses: 0 1 2 | 2 1 0.
+TEST(WhyObjectsStay, EachReasonIsToldApart) {
+  constexpr char kRoom[] = "there is room for it";
+  constexpr char kInUse[] = "in use as long as the step needs it";
+  const auto why = [](const StepObject& object, const StepPlan& plan = {}) {
+    const StepObject other = {.size_bytes = 10 << 10};
+    return WhyObjectsStay(ForwardAndBackward({object, other, other}), plan);
+  };
+  const uint64_t size_bytes = 10 << 10;
+  EXPECT_THAT(why({.size_bytes = size_bytes}), ElementsAre(kRoom, kRoom, kInUse));
+  EXPECT_THAT(why({.size_bytes = size_bytes}, {.moves = {{.evict_at = 1, .fetch_at = 4}}}),
+              ElementsAre("", kRoom, kInUse));
+  EXPECT_THAT(why({.size_bytes = size_bytes, .frees = false}),
+              ElementsAre("referenced by the program, so moving it frees nothing", kRoom, kInUse));
+  EXPECT_THAT(why({.size_bytes = size_bytes, .held_until = 3}), ElementsAre(kRoom, kRoom, kInUse));
+  EXPECT_THAT(why({.size_bytes = size_bytes, .held_until = 5}),
+              ElementsAre("referenced by the program until it is read", kRoom, kInUse));
+  EXPECT_THAT(
+      why({.size_bytes = size_bytes, .saved_until = 5}),
+      ElementsAre("saved again by a later operator, and in use from then on", kRoom, kInUse));
+}
+
+// All three objects are on the device in intervals 2 and 3. Other bytes decide which one is the
+// peak.
+TEST(WhyObjectsStay, OfAPlanForASlowdownWhatIsIdleAtThePeakWouldMakeTheStepSlower) {
+  constexpr char kSlower[] = "with less memory the step would be slower than kAutoTarget allows";
+  StepTrace step = ForwardAndBackward(10 << 10, {1, 2, 3});
+  StepPlan plan = {.moves = {}, .peak_bytes = 40 << 10, .less_is_slower = true};
+  step.intervals[3].other_bytes = 10 << 10;
+  EXPECT_THAT(WhyObjectsStay(step, plan), ElementsAre(kSlower, kSlower, _));
+  plan.less_is_slower = false;
+  EXPECT_THAT(WhyObjectsStay(step, plan), Each(Not(kSlower)));
+  plan.less_is_slower = true;
+  step.intervals[3].other_bytes = 0;
+  for (const size_t peak : {0, 6}) {  // nothing is idle there
+    step.intervals[peak].other_bytes = 30 << 10;
+    EXPECT_THAT(WhyObjectsStay(step, plan), Each(Not(kSlower)));
+    step.intervals[peak].other_bytes = 0;
+  }
+}
+
+TEST(WhyObjectsStay, OfPlansForASlowdownThoseOfTheLeastMemoryAreNotSlowerWithLess) {
+  const StepTrace step = ForwardAndBackward(10 << 10, {1, 2, 3});
+  EXPECT_TRUE(PlanStepWithin(step, 1.01, RoundLink())->less_is_slower);
+  EXPECT_FALSE(PlanStepWithin(step, 100, RoundLink())->less_is_slower);
 }
 
 TEST(ExplainPlan, WhatNeverComesBackIsSaidSo) {
