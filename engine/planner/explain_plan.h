@@ -7,8 +7,9 @@
 //     object       size   made    out, ms   gone   back   read     in, ms
 //          0     10 KiB      0      0.030      1      3      3      0.060
 //
-// Numbers are indices of accesses: the object is evicted at "gone" and fetched at "back". Times are
-// modelled, by SimulateStep.
+// "object" is the rank of the object's first save in the step. The other numbers are indices of
+// accesses: the object is evicted at "gone" and fetched at "back". Times are modelled, by
+// SimulateStep.
 //
 // Thread safety: pure functions.
 
