@@ -22,10 +22,10 @@
 //
 // Flow control: a large batch is copied in chunks of about half a millisecond, at most half a
 // window each, so that other copies on the copy engine get their turn. One Transfer covers all
-// chunks. Copies to the host never wait for room: their pinned blocks bound them. Copies to the
-// device delay the next fetch that a stream needs, so Submit blocks the host while the window
-// (max_in_flight_bytes) is full. Exception: callers with a bound of their own pass
-// FlowControl::kCaller (copy_batch.h).
+// chunks. Copies to the host never wait for the window: their pinned blocks bound them, whose
+// allocation may wait. Copies to the device delay the next fetch that a stream needs, so Submit
+// blocks the host while the window (max_in_flight_bytes) is full. Exception: callers with a bound
+// of their own pass FlowControl::kCaller (copy_batch.h).
 //
 // Errors: a call that returns Unavailable is repeated at once, `transient_retries` times. If it
 // still fails, or device memory is short, the error is returned, and nothing of that batch is

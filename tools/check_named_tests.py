@@ -9,7 +9,7 @@ pages below docs/ and tests/.
 
 A name is `Suite.Test` in backticks, or `Suite.Begin*` for all tests that begin so. A file before the
 name, as in `rules_test`: `Suite.Test`, says that the test is in rules_test.cc. The file holds for the
-names that follow it in the same table cell or item.
+names that follow it in the same table cell or item. A file without a colon must exist as well.
 """
 
 import pathlib
@@ -17,7 +17,7 @@ import re
 import sys
 
 _TEST = re.compile(r"^TEST(?:_[FP])?\((\w+),\s*(\w+)\)", re.MULTILINE)
-_NAMED = re.compile(r"`(?P<file>\w+_test)`(?=:)|`(?P<suite>[A-Z]\w+)\.(?P<name>[A-Z]\w*\*?|\*)`")
+_NAMED = re.compile(r"`(?P<file>\w+_test)`(?P<scopes>(?=:))?|`(?P<suite>[A-Z]\w+)\.(?P<name>[A-Z]\w*\*?|\*)`")
 _RULE = re.compile(r"\|[-:| ]+\|?\s*")  # |---|---|, below a table's head
 
 
@@ -61,8 +61,9 @@ def complaints_and_count(directory):
                     file = None  # the next cell
                     continue
                 if named["file"]:
-                    file = named["file"]
-                    found = file in tests
+                    found = named["file"] in tests
+                    if named["scopes"] is not None:
+                        file = named["file"]
                 else:
                     where = everywhere if file is None else tests.get(file, set())
                     name = f"{named['suite']}.{named['name']}"

@@ -185,8 +185,8 @@ class Search {
     std::vector<IdleInterval> idle_intervals = idle_intervals_;
     for (size_t i = 0; i < idle_intervals.size(); ++i) {
       if (!choice[i].has_value()) continue;
-      idle_intervals[i].away_from = choice[i]->from;
-      idle_intervals[i].away_until = choice[i]->until;
+      idle_intervals[i].offloaded_from = choice[i]->from;
+      idle_intervals[i].offloaded_until = choice[i]->until;
     }
     return MovesOf(step_, idle_intervals);
   }

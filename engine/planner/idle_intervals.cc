@@ -47,28 +47,32 @@ std::vector<IdleInterval> IdleIntervalsOf(const StepTrace& step) {
   return idle_intervals;
 }
 
+bool IsPrefetchedBefore(const IdleInterval& a, const IdleInterval& b) {
+  return std::tuple(a.is_recast, a.read_at, a.object) <
+         std::tuple(b.is_recast, b.read_at, b.object);
+}
+
 std::vector<StepMove> MovesOf(const StepTrace& step,
                               absl::Span<const IdleInterval> idle_intervals) {
-  std::vector<const IdleInterval*> away;
-  std::vector<size_t> first_away(step.objects.size(), SIZE_MAX);
+  std::vector<const IdleInterval*> offloaded;
+  std::vector<size_t> first_offloaded(step.objects.size(), SIZE_MAX);
   for (const IdleInterval& idle : idle_intervals) {
-    if (idle.away_from == IdleInterval::kStays) continue;
-    away.push_back(&idle);
-    first_away[idle.object] = std::min(first_away[idle.object], idle.away_from);
+    if (idle.offloaded_from == IdleInterval::kStays) continue;
+    offloaded.push_back(&idle);
+    first_offloaded[idle.object] = std::min(first_offloaded[idle.object], idle.offloaded_from);
   }
-  // Prefetches are submitted in this order.
-  std::sort(away.begin(), away.end(), [](const IdleInterval* a, const IdleInterval* b) {
-    return std::tuple(a->is_recast, a->read_at, a->object) <
-           std::tuple(b->is_recast, b->read_at, b->object);
+  std::sort(offloaded.begin(), offloaded.end(), [](const IdleInterval* a, const IdleInterval* b) {
+    return IsPrefetchedBefore(*a, *b);
   });
   std::vector<StepMove> moves;
-  for (const IdleInterval* idle : away) {
-    const bool comes_back = idle->read_at != StepMove::kNever;
-    const bool needs_no_copy = idle->is_recast || idle->away_from != first_away[idle->object];
+  for (const IdleInterval* idle : offloaded) {
+    const bool is_fetched = idle->read_at != StepMove::kNever;
+    const bool needs_no_copy =
+        idle->is_recast || idle->offloaded_from != first_offloaded[idle->object];
     moves.push_back(
         {.object = idle->object,
-         .evict_at = static_cast<uint32_t>(idle->away_from - 1),
-         .fetch_at = comes_back ? static_cast<uint32_t>(idle->away_until) : StepMove::kNever,
+         .evict_at = static_cast<uint32_t>(idle->offloaded_from - 1),
+         .fetch_at = is_fetched ? static_cast<uint32_t>(idle->offloaded_until) : StepMove::kNever,
          .read_at = idle->read_at,
          .copies_out = !needs_no_copy});
   }

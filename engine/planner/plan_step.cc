@@ -83,7 +83,7 @@ absl::StatusOr<StepPlan> BestWithin(const StepTrace& step, const ResidencyPlanne
   Cost best_cost = {std::numeric_limits<double>::infinity(), UINT64_MAX};
   for (const EvictionRule rule : rules) {
     std::mt19937 random;  // a fixed seed: a step always gets the same plan
-    PlanPreferences chosen = planner.ByNextUse();
+    PlanPreferences chosen = planner.ByNextAccess();
     Cost chosen_cost = {std::numeric_limits<double>::infinity(), UINT64_MAX};
     std::vector<Blocker> blockers;  // of the chosen plan
     bool evicts_blockers = false;   // whether to evict all blockers next

@@ -76,18 +76,19 @@ std::vector<size_t> OrderOf(const std::vector<IdleInterval>& idle_intervals, Key
 
 // Delays evictions as long as the memory allows, latest evictions first. An object that fits in all
 // of its idle interval stays.
-void DelayEvictions(int64_t limit_bytes, std::vector<IdleInterval*>& away, RangeMaxTree& used) {
-  std::sort(away.begin(), away.end(), [](const IdleInterval* a, const IdleInterval* b) {
+void DelayEvictions(int64_t limit_bytes, std::vector<IdleInterval*>& offloaded,
+                    RangeMaxTree& used) {
+  std::sort(offloaded.begin(), offloaded.end(), [](const IdleInterval* a, const IdleInterval* b) {
     return std::tuple(a->is_recast, b->object, b->first) <
            std::tuple(b->is_recast, a->object, a->first);
   });
-  std::erase_if(away, [&](IdleInterval* idle) {
+  std::erase_if(offloaded, [&](IdleInterval* idle) {
     const std::optional<size_t> full = used.FirstAbove(idle->first, limit_bytes - idle->size_bytes);
     const size_t leaves = std::min(full.value_or(IdleInterval::kStays), idle->offloaded_by);
     const bool stays = leaves > idle->last;
     if (idle->is_recast && !stays) return false;
     used.Add(idle->first, stays ? idle->last : leaves - 1, idle->size_bytes);
-    idle->away_from = stays ? IdleInterval::kStays : leaves;
+    idle->offloaded_from = stays ? IdleInterval::kStays : leaves;
     return stays;
   });
 }
@@ -113,15 +114,15 @@ uint64_t ResidencyPlanner::LeastBytes() const {
     begins[idle.last + 1] -= idle.size_bytes;
   }
   int64_t least_bytes = 0;
-  int64_t away_bytes = 0;
+  int64_t offloaded_bytes = 0;
   for (size_t interval = 0; interval <= end(); ++interval) {
-    away_bytes += begins[interval];
-    least_bytes = std::max(least_bytes, used_[interval] - away_bytes);
+    offloaded_bytes += begins[interval];
+    least_bytes = std::max(least_bytes, used_[interval] - offloaded_bytes);
   }
   return static_cast<uint64_t>(least_bytes);
 }
 
-PlanPreferences ResidencyPlanner::ByNextUse() const {
+PlanPreferences ResidencyPlanner::ByNextAccess() const {
   PlanPreferences preferences;
   for (const IdleInterval& idle : idle_intervals_) {
     preferences.ranks.push_back(idle.is_recast ? UINT32_MAX : idle.read_at);
@@ -134,17 +135,17 @@ PlannedMoves ResidencyPlanner::MovesWithin(int64_t limit_bytes, EvictionRule rul
                                            const PlanPreferences& preferences) const {
   std::vector<IdleInterval> idle_intervals = idle_intervals_;
   ChooseEvictions(limit_bytes, rule, preferences.ranks, idle_intervals);
-  std::vector<IdleInterval*> away;
+  std::vector<IdleInterval*> offloaded;
   for (size_t i = 0; i < idle_intervals.size(); ++i) {
     idle_intervals[i].offloaded_by = preferences.offloaded_by[i];
-    const bool stays = idle_intervals[i].away_from == IdleInterval::kStays &&
+    const bool stays = idle_intervals[i].offloaded_from == IdleInterval::kStays &&
                        idle_intervals[i].offloaded_by == IdleInterval::kStays;
-    if (!stays) away.push_back(&idle_intervals[i]);
+    if (!stays) offloaded.push_back(&idle_intervals[i]);
   }
-  RangeMaxTree used = UsedWithout(away);
-  DelayEvictions(limit_bytes, away, used);
+  RangeMaxTree used = UsedWithout(offloaded);
+  DelayEvictions(limit_bytes, offloaded, used);
   PlannedMoves planned;
-  planned.blockers = PrefetchEarly(limit_bytes, idle_intervals, away, used);
+  planned.blockers = PrefetchEarly(limit_bytes, idle_intervals, offloaded, used);
   RecastAtEachRead(idle_intervals);
   planned.moves = MovesOf(step_, idle_intervals);
   return planned;
@@ -156,28 +157,28 @@ void ResidencyPlanner::ChooseEvictions(int64_t limit_bytes, EvictionRule rule,
   EvictionCandidates candidates(idle_intervals, ranks, rule);
   size_t begun = 0;
   size_t over = 0;  // index in by_last_
-  int64_t away_bytes = 0;
+  int64_t offloaded_bytes = 0;
   for (size_t interval = 0; interval <= end(); ++interval) {
     for (; begun < idle_intervals.size() && idle_intervals[begun].first == interval; ++begun)
       candidates.Add(begun);
     for (; over < idle_intervals.size() && idle_intervals[by_last_[over]].last < interval; ++over) {
       const IdleInterval& idle = idle_intervals[by_last_[over]];
       candidates.Remove(by_last_[over]);
-      if (idle.away_from != IdleInterval::kStays) away_bytes -= idle.size_bytes;
+      if (idle.offloaded_from != IdleInterval::kStays) offloaded_bytes -= idle.size_bytes;
     }
-    while (used_[interval] - away_bytes > limit_bytes) {
-      const size_t chosen = candidates.Choose(used_[interval] - away_bytes - limit_bytes);
+    while (used_[interval] - offloaded_bytes > limit_bytes) {
+      const size_t chosen = candidates.Choose(used_[interval] - offloaded_bytes - limit_bytes);
       candidates.Remove(chosen);
-      idle_intervals[chosen].away_from = interval;
-      idle_intervals[chosen].away_until = idle_intervals[chosen].last;
-      away_bytes += idle_intervals[chosen].size_bytes;
+      idle_intervals[chosen].offloaded_from = interval;
+      idle_intervals[chosen].offloaded_until = idle_intervals[chosen].last;
+      offloaded_bytes += idle_intervals[chosen].size_bytes;
     }
   }
 }
 
-RangeMaxTree ResidencyPlanner::UsedWithout(const std::vector<IdleInterval*>& away) const {
+RangeMaxTree ResidencyPlanner::UsedWithout(const std::vector<IdleInterval*>& offloaded) const {
   std::vector<int64_t> changes(end() + 2);
-  for (const IdleInterval* idle : away) {
+  for (const IdleInterval* idle : offloaded) {
     changes[idle->first] -= idle->size_bytes;
     changes[idle->last + 1] += idle->size_bytes;
   }
@@ -193,22 +194,22 @@ RangeMaxTree ResidencyPlanner::UsedWithout(const std::vector<IdleInterval*>& awa
 // Prefetches as early as the memory allows, in the order of reads.
 std::vector<Blocker> ResidencyPlanner::PrefetchEarly(
     int64_t limit_bytes, const std::vector<IdleInterval>& idle_intervals,
-    std::vector<IdleInterval*>& away, RangeMaxTree& used) const {
-  std::sort(away.begin(), away.end(), [](const IdleInterval* a, const IdleInterval* b) {
-    return std::tuple(a->read_at, a->object) < std::tuple(b->read_at, b->object);
+    std::vector<IdleInterval*>& offloaded, RangeMaxTree& used) const {
+  std::sort(offloaded.begin(), offloaded.end(), [](const IdleInterval* a, const IdleInterval* b) {
+    return IsPrefetchedBefore(*a, *b);
   });
   std::vector<Blocker> blockers;
   size_t earliest = 0;
-  for (IdleInterval* idle : away) {
+  for (IdleInterval* idle : offloaded) {
     if (idle->read_at == StepMove::kNever || idle->is_recast) continue;
     const std::optional<size_t> full = used.LastAbove(idle->last, limit_bytes - idle->size_bytes);
-    idle->away_until = std::max({idle->away_from, earliest, full.value_or(0)});
-    if (idle->away_until == full) {
+    idle->offloaded_until = std::max({idle->offloaded_from, earliest, full.value_or(0)});
+    if (idle->offloaded_until == full) {
       const int64_t lacks_bytes = used.MostIn(*full, *full) + idle->size_bytes - limit_bytes;
       AddBlocker(*idle, *full, lacks_bytes, idle_intervals, blockers);
     }
-    earliest = idle->away_until;
-    used.Add(idle->away_until + 1, idle->last, idle->size_bytes);
+    earliest = idle->offloaded_until;
+    used.Add(idle->offloaded_until + 1, idle->last, idle->size_bytes);
   }
   return blockers;
 }
@@ -226,7 +227,7 @@ void ResidencyPlanner::AddBlocker(const IdleInterval& idle, size_t interval, int
     const IdleInterval& small = idle_intervals[*at];
     if (small.size_bytes > idle.size_bytes / kMuchSmaller) return;
     const bool is_idle = small.first <= interval && interval <= small.last;
-    if (!is_idle || small.away_from <= interval || small.is_recast) continue;
+    if (!is_idle || small.offloaded_from <= interval || small.is_recast) continue;
     blockers.push_back({*at, interval});
     return;
   }
@@ -235,12 +236,12 @@ void ResidencyPlanner::AddBlocker(const IdleInterval& idle, size_t interval, int
 void ResidencyPlanner::RecastAtEachRead(std::vector<IdleInterval>& idle_intervals) const {
   std::vector<bool> leaves(step_.objects.size());
   for (const IdleInterval& idle : idle_intervals) {
-    if (idle.is_recast && idle.away_from != IdleInterval::kStays) leaves[idle.object] = true;
+    if (idle.is_recast && idle.offloaded_from != IdleInterval::kStays) leaves[idle.object] = true;
   }
   for (IdleInterval& idle : idle_intervals) {
     if (!leaves[idle.object]) continue;
-    idle.away_from = idle.first;
-    idle.away_until = idle.last;
+    idle.offloaded_from = idle.first;
+    idle.offloaded_until = idle.last;
   }
 }
 
@@ -256,7 +257,7 @@ struct Copy {
   std::pair<uint32_t, uint32_t> place() const { return {ready_at, object}; }
 };
 
-struct DropsLater {
+struct EvictedLater {
   bool operator()(const Copy& a, const Copy& b) const {
     return std::tie(a.evict_at, a.object) > std::tie(b.evict_at, b.object);
   }
@@ -284,7 +285,7 @@ std::vector<StepMove> InEvictionOrder(const StepTrace& step, std::vector<StepMov
   const auto ready_us = [&](const Copy& copy) {
     return times.begins_us[copy.ready_at] + step.intervals[copy.ready_at].compute_us;
   };
-  std::priority_queue<Copy, std::vector<Copy>, DropsLater> waiting;
+  std::priority_queue<Copy, std::vector<Copy>, EvictedLater> waiting;
   double free_us = 0;  // when the copy stream becomes idle
   std::pair<uint32_t, uint32_t> last_place = {0, 0};
   uint32_t waits_at = UINT32_MAX;  // later copies of this access have to wait as well

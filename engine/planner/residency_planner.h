@@ -2,7 +2,7 @@
 // change. PlanStep's own (plan_step.cc).
 //
 //   const ResidencyPlanner planner(step);
-//   PlanPreferences preferences = planner.ByNextUse();
+//   PlanPreferences preferences = planner.ByNextAccess();
 //   PlannedMoves planned = planner.MovesWithin(memory_bytes, EvictionRule::kHighest, preferences);
 //   preferences.EvictEarlier(planned.blockers);         // prefetches that came late may come
 //   earlier now
@@ -68,7 +68,7 @@ class ResidencyPlanner {
   // The peak if every idle object is offloaded.
   uint64_t LeastBytes() const;
   // Belady's rule: the farthest next access ranks highest, and recasts, which need no copy, first.
-  PlanPreferences ByNextUse() const;
+  PlanPreferences ByNextAccess() const;
   // Returns moves that keep the step within `limit_bytes`, which is at least LeastBytes(). The step
   // has idle intervals.
   PlannedMoves MovesWithin(int64_t limit_bytes, EvictionRule rule,
@@ -79,10 +79,11 @@ class ResidencyPlanner {
   void ChooseEvictions(int64_t limit_bytes, EvictionRule rule, const std::vector<uint32_t>& ranks,
                        std::vector<IdleInterval>& idle_intervals) const;
   // Memory by interval if all of these are offloaded throughout their idle intervals.
-  RangeMaxTree UsedWithout(const std::vector<IdleInterval*>& away) const;
+  RangeMaxTree UsedWithout(const std::vector<IdleInterval*>& offloaded) const;
   std::vector<Blocker> PrefetchEarly(int64_t limit_bytes,
                                      const std::vector<IdleInterval>& idle_intervals,
-                                     std::vector<IdleInterval*>& away, RangeMaxTree& used) const;
+                                     std::vector<IdleInterval*>& offloaded,
+                                     RangeMaxTree& used) const;
   // Appends a small object whose eviction would make `idle` fit in that interval, which exceeds the
   // limit by `lacks_bytes`. Appends nothing if there is none.
   void AddBlocker(const IdleInterval& idle, size_t interval, int64_t lacks_bytes,

@@ -1,5 +1,5 @@
-// A plan of a training step: which objects leave the device, when their memory is freed, and when
-// they come back. PlanStep (plan_step.h) computes one.
+// A plan of a training step: which objects are offloaded, when they are evicted, and when they are
+// fetched. PlanStep (plan_step.h) computes one.
 //
 // Plain data.
 
@@ -29,7 +29,8 @@ struct StepMove {
 };
 
 struct StepPlan {
-  // In the order of copies in, then moves without a copy in, then recasts.
+  // By the access that reads the object, which is the order of prefetches (MovesOf). Then moves
+  // that no access reads, then recasts.
   std::vector<StepMove> moves;
   uint64_t peak_bytes = 0;  // maximum over all intervals
   double step_us = 0;       // as SimulateStep returns it

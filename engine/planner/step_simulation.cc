@@ -110,8 +110,8 @@ absl::Status CheckMoves(const StepTrace& step, absl::Span<const StepMove> moves)
           move.read_at >= step.accesses.size()))) {
       return absl::InvalidArgumentError(absl::StrCat(
           "object ", move.object, " cannot be copied at access ", move.copy_at,
-          ", leave at access ", move.evict_at, ", come back at ", move.fetch_at, " and be read at ",
-          move.read_at, ": the step has ", step.objects.size(), " objects and ",
+          ", be evicted at access ", move.evict_at, ", be fetched at ", move.fetch_at,
+          " and be read at ", move.read_at, ": the step has ", step.objects.size(), " objects and ",
           step.accesses.size(), " accesses, which have to come in this order"));
     }
   }
@@ -182,7 +182,7 @@ absl::StatusOr<StepTimes> StepSimulator::Run(absl::Span<const StepMove> moves) c
     const size_t ready_at = std::min<size_t>(leaves_from_[move.object], move.evict_at);
     return std::max(move.copy_at, static_cast<uint32_t>(ready_at));
   });
-  ByAccess drops(accesses, moves, [](const StepMove& move) { return move.evict_at; });
+  ByAccess evictions(accesses, moves, [](const StepMove& move) { return move.evict_at; });
   ByAccess fetches(accesses, moves, [](const StepMove& move) { return move.fetch_at; });
   ByAccess reads(accesses, moves, [](const StepMove& move) {
     return move.fetch_at == StepMove::kNever ? StepMove::kNever : move.read_at;
@@ -214,7 +214,7 @@ absl::StatusOr<StepTimes> StepSimulator::Run(absl::Span<const StepMove> moves) c
     for (const uint32_t move : due) {
       out[move] = model.Submit(kOut, step.objects[moves[move].object].size_bytes);
     }
-    for (const uint32_t move : drops[i]) {
+    for (const uint32_t move : evictions[i]) {
       if (!moves[move].copies_out) continue;
       times.out_us[move] = wait(kOut, out[move]);
       times.out_begins_us[move] = model.BegunUs(kOut, out[move]);

@@ -11,7 +11,7 @@ namespace pinion {
 namespace {
 
 // With a target there are no windows but those of this schedule.
-WindowOptions WindowsOf(const TargetOptions& options) {
+WindowOptions WindowsWithoutPlan(const TargetOptions& options) {
   WindowOptions windows = options.windows;
   if (options.memory_bytes.has_value()) windows.eviction_bytes = windows.prefetch_bytes = 0;
   return windows;
@@ -27,7 +27,7 @@ uint64_t Beyond(uint64_t limit_bytes, uint64_t bytes) {
 PlannedSchedule::PlannedSchedule(const TargetOptions& options)
     : options_(options),
       small_bytes_(LargestSmallPiece(options.link)),
-      window_(WindowsOf(options)) {}
+      window_(WindowsWithoutPlan(options)) {}
 
 // --------------------------------------------------------------------------------- known steps
 
@@ -52,7 +52,7 @@ void PlannedSchedule::FindCached(bool begins) {
   residency_.ForgetPlan();
   cursor_ = PlanCursor();
   alike_.clear();
-  has_late_ = true;
+  has_deferred_ = true;
   // A step that begins with a segment may try recomputation now. Its record will tell whether it is
   // the step that the trial is for.
   if (begins && !trials_.IsTrying() && is_recorded_ && found != nullptr &&
@@ -200,16 +200,16 @@ void PlannedSchedule::OnRoomWanted() {
 // -------------------------------------------------------------------------------- what leaves
 
 std::vector<uint32_t> PlannedSchedule::TakeDeferredOffloads() {
-  std::vector<uint32_t> late;
+  std::vector<uint32_t> deferred;
   const auto leave = [&](uint32_t id) {
-    if (residency_.StopStaying(id)) late.push_back(id);
+    if (residency_.StopStaying(id)) deferred.push_back(id);
   };
-  if (std::exchange(has_late_, false)) {
+  if (std::exchange(has_deferred_, false)) {
     for (uint32_t id = 0; id < matcher_.object_count(); ++id) {
       if (!IsPlanned() || !followed()->Stays(matcher_.planned(id), matcher_.now())) leave(id);
     }
   }
-  if (!IsPlanned()) return late;
+  if (!IsPlanned()) return deferred;
   const auto leave_all = [&](absl::Span<const uint32_t> copies) {
     for (const uint32_t copy : copies) {
       const StepMove& move = followed()->plan().moves[copy];
@@ -218,19 +218,19 @@ std::vector<uint32_t> PlannedSchedule::TakeDeferredOffloads() {
   };
   leave_all(cursor_.TakeCopies(matcher_.now()));
   if (std::exchange(all_leave_, false)) leave_all(cursor_.CopiesToCome());
-  OffloadForTarget(late);
-  return late;
+  ChooseForTarget(deferred);
+  return deferred;
 }
 
-void PlannedSchedule::OffloadForTarget(std::vector<uint32_t>& late) {
+void PlannedSchedule::ChooseForTarget(std::vector<uint32_t>& deferred) {
   const uint64_t missing_bytes = MissingFor(awaited_bytes_).bytes;
   if (missing_bytes == 0) return;
   EvictAsPlanned();
   const ScheduledParcel* const read_now = residency_.ParcelOf(matcher_.used_last());
   uint64_t leaving_bytes = window_.WindowBytesWithout(read_now) + residency_.DueAgainBytes();
-  for (const uint32_t id : late) leaving_bytes += residency_.SizeBytes(id);
+  for (const uint32_t id : deferred) leaving_bytes += residency_.SizeBytes(id);
   if (leaving_bytes >= missing_bytes) return;
-  for (const auto& [next_use, parcel] : Unread()) leaving_bytes += parcel->size_bytes;
+  for (const auto& [next_access, parcel] : Unread()) leaving_bytes += parcel->size_bytes;
   if (leaving_bytes >= missing_bytes) return;
   std::vector<std::pair<size_t, uint32_t>> kept;  // with the next access
   for (uint32_t id = 0; id < matcher_.object_count(); ++id) {
@@ -240,10 +240,10 @@ void PlannedSchedule::OffloadForTarget(std::vector<uint32_t>& late) {
     }
   }
   std::sort(kept.begin(), kept.end(), std::greater<>());
-  for (const auto& [next_use, id] : kept) {
+  for (const auto& [next_access, id] : kept) {
     if (leaving_bytes >= missing_bytes) return;
     residency_.StopStaying(id);
-    late.push_back(id);
+    deferred.push_back(id);
     leaving_bytes += residency_.SizeBytes(id);
   }
 }
@@ -254,7 +254,7 @@ ScheduledParcels PlannedSchedule::TakeEvictions() {
   }
   EvictAsPlanned();
   ScheduledParcels taken;
-  for (ScheduledParcel* parcel : residency_.TakeDue()) {
+  for (ScheduledParcel* parcel : residency_.TakeDueEvictions()) {
     if (window_.Take(*parcel) || residency_.IsFetchedAlone(*parcel)) taken.push_back(parcel);
   }
   return taken.empty() ? TakeMissing() : taken;
@@ -262,7 +262,7 @@ ScheduledParcels PlannedSchedule::TakeEvictions() {
 
 ScheduledParcels PlannedSchedule::TakeUnplanned() {
   ScheduledParcels taken = window_.TakeDownTo(0);
-  for (ScheduledParcel* parcel : residency_.TakeDue()) {
+  for (ScheduledParcel* parcel : residency_.TakeDueEvictions()) {
     if (!residency_.IsFetchedAlone(*parcel)) continue;
     // Several readers in a row share the object. It would be fetched again at once, beside the
     // memory that the reader before still has.
@@ -295,7 +295,7 @@ ScheduledParcels PlannedSchedule::TakeMissing() {
       window_.TakeDownTo(Beyond(missing.with_visitors_bytes, window_.window_bytes()), read_now);
   if (beyond_bytes == 0) return taken;
   uint64_t dropped_bytes = 0;
-  for (const auto& [next_use, parcel] : Unread()) {
+  for (const auto& [next_access, parcel] : Unread()) {
     if (dropped_bytes >= beyond_bytes) break;
     taken.push_back(parcel);
     dropped_bytes += parcel->size_bytes;
@@ -309,9 +309,9 @@ std::vector<std::pair<size_t, ScheduledParcel*>> PlannedSchedule::Unread() const
   for (ScheduledParcel* const parcel : FetchedAhead()) {
     // Its reader is about to read the last accessed object.
     if (parcel == residency_.ParcelOf(matcher_.used_last())) continue;
-    size_t next_use = SIZE_MAX;
-    for (const uint32_t id : parcel->objects) next_use = std::min(next_use, NextAccessOf(id));
-    unread.emplace_back(next_use, parcel);
+    size_t next_access = SIZE_MAX;
+    for (const uint32_t id : parcel->objects) next_access = std::min(next_access, NextAccessOf(id));
+    unread.emplace_back(next_access, parcel);
   }
   std::stable_sort(unread.begin(), unread.end(),
                    [](const auto& a, const auto& b) { return a.first > b.first; });

@@ -8,7 +8,8 @@
 // A step lasts from the first saved tensor until no saved tensor is needed. A recognised step runs
 // by its plan. Tensors that the plan moves are copied out as soon as possible, or when the plan
 // says so. The plan names the access at which each is evicted, and the access from which it is
-// fetched. All other tensors stay resident and are not copied.
+// fetched. Fetches that are due go in the order of StepPlan::moves. All other tensors stay resident
+// and are not copied.
 //
 // The plan is a preference, the target is a rule. Before each access the schedule adds two numbers:
 // the bytes that the allocator has given out, and the most that the recorded step allocated until
@@ -157,7 +158,7 @@ class PlannedSchedule final : public OffloadSchedule {
   bool HasBegun() const { return IsInStep() || trials_.has_early(); }
   // The plan of the running or last step; null: it runs without one.
   const std::shared_ptr<const CachedPlan>& followed() const { return matcher_.followed(); }
-  // The plan that was followed last comes first.
+  // In the order of PlanCache.
   const std::list<std::shared_ptr<const CachedPlan>>& cached() const { return cache_.all(); }
 
   // The target in bytes, if there is one. No lock is needed.
@@ -228,7 +229,7 @@ class PlannedSchedule final : public OffloadSchedule {
   }
   // Appends objects that the plan keeps, if what was offloaded so far is less than the device
   // lacks: those that free memory now, farthest next access first.
-  void OffloadForTarget(std::vector<uint32_t>& late);
+  void ChooseForTarget(std::vector<uint32_t>& deferred);
   // TakeEvictions without a plan, but with a target: all that can be evicted.
   ScheduledParcels TakeUnplanned();
   // Calls `visit` with the followed plan, and all that begin alike and have not differed yet.
@@ -272,10 +273,10 @@ class PlannedSchedule final : public OffloadSchedule {
   PlanCursor cursor_;  // of the followed plan
   // Other plans of steps that begin like the followed one, with the number of accesses alike.
   std::vector<std::pair<std::shared_ptr<const CachedPlan>, size_t>> alike_;
-  uint64_t begin_bytes_ = 0;  // on the device without streamed weights, when the step began
-  bool is_lost_ = false;      // no cached plan matches
-  bool has_late_ = false;     // resident objects may have to be offloaded
-  bool all_leave_ = false;    // deferred copies are due now
+  uint64_t begin_bytes_ = 0;   // on the device without streamed weights, when the step began
+  bool is_lost_ = false;       // no cached plan matches
+  bool has_deferred_ = false;  // resident objects may have to be offloaded
+  bool all_leave_ = false;     // deferred copies are due now
 };
 
 }  // namespace pinion

@@ -4,7 +4,7 @@
 //   residency.Add(object, size_bytes);                  // it was saved
 //   residency.OnLeft(parcel, now);                      // its copy out was submitted
 //   residency.WantAway(object, until, /*frees=*/true, now);
-//   for (ScheduledParcel* parcel : residency.TakeDue()) ...
+//   for (ScheduledParcel* parcel : residency.TakeDueEvictions()) ...
 //
 // Times are accesses of the plan that the step follows. If it follows none, nothing is wanted
 // offloaded, and `now` does not matter.
@@ -60,7 +60,7 @@ class ResidencyTracker {
   // Makes all offloaded parcels due.
   void AddAllDue();
   // Returns due parcels, offloaded or fetched, and clears the list.
-  std::vector<ScheduledParcel*> TakeDue() { return std::exchange(due_, {}); }
+  std::vector<ScheduledParcel*> TakeDueEvictions() { return std::exchange(due_, {}); }
 
   // The object stays resident for now, without a copy.
   void SetStays(uint32_t id, bool stays) { objects_[id].stays = stays; }

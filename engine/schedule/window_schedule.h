@@ -1,7 +1,7 @@
 // Runs without plans, by two windows of bytes.
 //
 // Backward reads a scope from its end, so what comes before the tensor that was just read is
-// fetched next, newest first. The order is not asked for: it is the reverse of saving
+// fetched next, newest first. The order is fixed: the reverse of saving
 // (docs/maintainers/decisions/0002).
 //
 // Device memory that several parcels share counts once: for the parcel that was offloaded last,

@@ -80,7 +80,8 @@ class DeviceTier {
   LinkCalibration Link(StreamHandle stream) const;
 
   // Creates a parcel that is stored in the pool. `Kind` may be a tenant's subclass, whose
-  // constructor takes Parcel's arguments and then `rest`. Errors as in PinnedAllocator::Allocate.
+  // constructor takes Parcel's arguments and then `rest`. Errors as in PinnedAllocator::Allocate:
+  // ResourceExhausted if the pool is full. May block for AllocatorOptions::max_wait_for_deferred.
   template <typename Kind = Parcel, typename... Rest>
   absl::StatusOr<std::shared_ptr<Kind>> NewParcel(uint64_t size_bytes, StreamHandle stream,
                                                   const Rest&... rest) {

@@ -10,9 +10,9 @@
 #include "pinion/allocator/base/slab.h"
 #include "pinion/engine/link/packing.h"
 #include "pinion/engine/stream/stream_in_use.h"
+#include "pinion/hooks/activations/deferred_offloads.h"
 #include "pinion/hooks/activations/due_records.h"
 #include "pinion/hooks/activations/exact_layout.h"
-#include "pinion/hooks/activations/late_leavers.h"
 #include "pinion/hooks/activations/offload_schedules.h"
 #include "pinion/hooks/activations/record_view.h"
 #include "pinion/hooks/activations/saved_view.h"
@@ -183,7 +183,7 @@ std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
     if (!scope.ended) {
       due.Add(state_.books.pending.TakeDue(scope.id, node, state_.schedule->BatchBytes()));
     }
-    TakeLateLeavers(state_, *stats_, node, due.records, released);
+    TakeDeferredOffloads(state_, *stats_, node, due.records, released);
     due.Sort(state_);
     ++record->live_handles;
     stats_->Update([&, counter = CounterOf(*record)](OffloadStats& stats) {
@@ -246,7 +246,7 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
       state_.schedule->OnUsed(record.in_schedule.object, how);
       if (record.HasToBeCast()) state_.schedule->OnRecast(record.in_schedule.object);
       last_saver = state_.books.pending.last_saver();
-      TakeLateLeavers(state_, *stats_, last_saver, due.records, released);
+      TakeDeferredOffloads(state_, *stats_, last_saver, due.records, released);
       due.Sort(state_);
     }
     departures_.CopyOut(due);

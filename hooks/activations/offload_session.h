@@ -77,8 +77,9 @@ class OffloadSession : public std::enable_shared_from_this<OffloadSession> {
   // used. Pass a measured one to later runs as OffloadOptions::link.
   virtual std::optional<LinkCalibration> GetLink(int device_index) const = 0;
 
-  // With a memory target: the steps that were planned, with their plans. The step that ran last
-  // comes first. Empty without a target, and until a step was planned.
+  // With a memory target: the steps that were planned, with their plans. The step that was
+  // recognised or planned last comes first. Exception: after a step without a plan, the one that
+  // was expected in its place. Empty without a target, and until a step was planned.
   virtual std::vector<PlannedStep> PlannedSteps(int device_index) const = 0;
   // The same as text: what each step moves, when, what that costs by the model of the link, and why
   // the other tensors stay (engine/planner/explain_plan.h).

@@ -27,9 +27,12 @@ struct OffloadStats {
   uint64_t kept_in_backward = 0;  //   recomputed during backward, needed at once
   uint64_t kept_scope_ended = 0;  //   saved by a thread that has outlived the scope
   uint64_t kept_capturing = 0;
-  uint64_t kept_copy_failed = 0;   //   also if the device could not be set up, or has failed
-  uint64_t kept_unsupported = 0;   //   not strided, not of the session's device type, ...
-  uint64_t kept_as_planned = 0;    //   the memory target allows it, at least for now
+  //   The device could not be set up, its engine has failed, asking whether the stream captures
+  //   failed, the storage was resized before the copy, or the copy failed.
+  uint64_t kept_copy_failed = 0;
+  uint64_t kept_unsupported = 0;  //   not strided, not of the session's device type, ...
+  //   The plan does not move it (yet): it fits, evicting it frees nothing, or its copy comes later.
+  uint64_t kept_as_planned = 0;
   uint64_t offloaded_bytes = 0;    // as copied, with the padding of groups
   uint64_t groups = 0;             // host blocks that several small tensors share
   uint64_t grouped = 0;            //   tensors in them
@@ -53,7 +56,10 @@ struct OffloadStats {
   uint64_t verified = 0;  // fetched tensors with the right checksum (OffloadOptions::verify)
   uint64_t live_handles = 0;
 
-  double pack_unpack_us = 0;  // wall time of the host inside pack and unpack, total
+  // Wall time of the host inside pack and unpack, total. Must stay the last field, behind
+  // `uint64_t` counters: the recorder sums those of all threads as an array
+  // (offload_stats_recorder.cc).
+  double pack_unpack_us = 0;
 
   // Returns the number of tensors that stayed on the device. Each has exactly one reason.
   uint64_t kept() const;

@@ -57,10 +57,10 @@ class PendingTensors {
   void Remove(const StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
   // Adds a resident record whose deferred offload waits for an operator of a later scope. After
-  // TakeLateLeavers the caller must check each again, if it still lives.
-  void AddLateLeaver(const RecordPtr& record) { late_leavers_.push_back(record); }
-  std::vector<std::weak_ptr<StorageRecord>> TakeLateLeavers() {
-    return std::exchange(late_leavers_, {});
+  // TakeDeferredOffloads the caller must check each again, if it still lives.
+  void AddDeferredOffload(const RecordPtr& record) { deferred_offloads_.push_back(record); }
+  std::vector<std::weak_ptr<StorageRecord>> TakeDeferredOffloads() {
+    return std::exchange(deferred_offloads_, {});
   }
 
   // Returns all records of the scope, whose operators have all returned.
@@ -86,7 +86,7 @@ class PendingTensors {
   const uint64_t largest_small_bytes_;
   const bool company_;
   std::map<ScopeId, Scope> scopes_;  // open scopes
-  std::vector<std::weak_ptr<StorageRecord>> late_leavers_;
+  std::vector<std::weak_ptr<StorageRecord>> deferred_offloads_;
   NodeId last_saver_ = {};
 };
 

@@ -131,8 +131,9 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
     return {scope, in_schedule.sequence};
   }
 
-  // Returns whether the memory stays until the last handle is gone, as without offload.
-  bool IsKept() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
+  // Returns whether the memory stays until the last handle is gone, as without offload. False for
+  // a record that Stays(): it may be offloaded later.
+  bool IsNeverOffloaded() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
     return leaving.source() && !leaving.IsAwaited() && !leaving.Stays();
   }
 

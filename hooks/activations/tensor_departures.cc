@@ -82,7 +82,7 @@ bool TensorDepartures::SubmitCopyOut(const BoundStream& stream, absl::Span<const
   absl::InlinedVector<ParcelDraft, 1> all = PlanParcels(stream, records, sources);
   if (all.empty()) return false;
   absl::InlinedVector<Departure, 1> departures;
-  for (ParcelDraft& leaving : all) departures.push_back(std::move(leaving.departure));
+  for (ParcelDraft& draft : all) departures.push_back(std::move(draft.departure));
   absl::Status left;
   try {
     left = tier_.PutOut(absl::MakeSpan(departures));
@@ -91,7 +91,7 @@ bool TensorDepartures::SubmitCopyOut(const BoundStream& stream, absl::Span<const
   }
   if (!left.ok()) {
     PINION_LOG(kWarning) << "saved tensors stay on the device: " << left;
-    for (const ParcelDraft& leaving : all) Keep(leaving.records, &OffloadStats::kept_copy_failed);
+    for (const ParcelDraft& draft : all) Keep(draft.records, &OffloadStats::kept_copy_failed);
     return false;
   }
   Excess excess;
@@ -99,7 +99,7 @@ bool TensorDepartures::SubmitCopyOut(const BoundStream& stream, absl::Span<const
   {
     Released released;
     OffloadLock lock(state_);
-    for (ParcelDraft& leaving : all) Publish(leaving, released);
+    for (ParcelDraft& draft : all) Publish(draft, released);
     // The sources of a gather are freed only after the lock, so eviction has to come later.
     if (evicts && released.plain.empty()) {
       TakeExcess(excess);
@@ -128,11 +128,11 @@ absl::InlinedVector<TensorDepartures::ParcelDraft, 1> TensorDepartures::PlanParc
   absl::InlinedVector<ParcelDraft, 1> all;
   PackingPlan plan = PlanPacking(sizes, link_);
   for (PackingPlan::Group& group : plan.groups) {
-    ParcelDraft& leaving = all.emplace_back();
-    leaving.offsets = std::move(group.offsets);
+    ParcelDraft& draft = all.emplace_back();
+    draft.offsets = std::move(group.offsets);
     for (const size_t piece : group.pieces) {
-      leaving.records.push_back(records[present[piece]]);
-      leaving.sources.push_back(std::move(sources[present[piece]]));
+      draft.records.push_back(records[present[piece]]);
+      draft.sources.push_back(std::move(sources[present[piece]]));
     }
     absl::StatusOr<std::shared_ptr<SavedParcel>> parcel = tier_.NewParcelIn<SavedParcel>(
         options_.backing.get(), group.size_bytes, stream.native, stream);
@@ -141,73 +141,73 @@ absl::InlinedVector<TensorDepartures::ParcelDraft, 1> TensorDepartures::PlanParc
       if (!absl::IsResourceExhausted(parcel.status())) {
         PINION_LOG(kWarning) << "saved tensors stay on the device: " << parcel.status();
       }
-      Keep(leaving.records, &OffloadStats::kept_no_host_memory);
+      Keep(draft.records, &OffloadStats::kept_no_host_memory);
       all.pop_back();
       continue;
     }
-    Departure& departure = leaving.departure;
-    leaving.parcel = *std::move(parcel);
-    departure.parcel = leaving.parcel;
+    Departure& departure = draft.departure;
+    draft.parcel = *std::move(parcel);
+    departure.parcel = draft.parcel;
     try {
       // The copy follows the pack stream, but the memory's reuse follows the stream that allocated
       // it.
-      for (const c10::Storage& source : leaving.sources) RecordOnStream(source, stream.torch);
-      if (options_.verify) TakeChecksums(leaving, stream);
-      if (group.gather || HoldsMuchMore(leaving)) {
-        if (c10::Storage gathered = Gather(leaving, stream)) {
-          leaving.parcel->gathered = true;
-          leaving.sources.clear();  // later work of the pack stream may reuse them
+      for (const c10::Storage& source : draft.sources) RecordOnStream(source, stream.torch);
+      if (options_.verify) TakeChecksums(draft, stream);
+      if (group.gather || HoldsMuchMore(draft)) {
+        if (c10::Storage gathered = Gather(draft, stream)) {
+          draft.parcel->gathered = true;
+          draft.sources.clear();  // later work of the pack stream may reuse them
           departure.pieces = {{gathered.mutable_data(), 0, group.size_bytes}};
           departure.memory.push_back(TorchMemory(std::move(gathered)));
         }
       }
     } catch (const std::exception& error) {
       PINION_LOG(kWarning) << "saved tensors stay on the device: " << error.what();
-      Keep(leaving.records, &OffloadStats::kept_copy_failed);
+      Keep(draft.records, &OffloadStats::kept_copy_failed);
       all.pop_back();
       continue;
     }
-    for (size_t i = 0; i < leaving.sources.size(); ++i) {
-      const StorageRecord& record = *leaving.records[i];
-      departure.pieces.push_back({DataOf(record), leaving.offsets[i], record.size_bytes()});
-      departure.memory.push_back(TorchMemory(std::move(leaving.sources[i])));
+    for (size_t i = 0; i < draft.sources.size(); ++i) {
+      const StorageRecord& record = *draft.records[i];
+      departure.pieces.push_back({DataOf(record), draft.offsets[i], record.size_bytes()});
+      departure.memory.push_back(TorchMemory(std::move(draft.sources[i])));
     }
   }
   return all;
 }
 
-bool TensorDepartures::HoldsMuchMore(const ParcelDraft& leaving) {
-  if (leaving.records.front()->size_bytes() > LargestSmallPiece(link_)) return false;
+bool TensorDepartures::HoldsMuchMore(const ParcelDraft& draft) {
+  if (draft.records.front()->size_bytes() > LargestSmallPiece(link_)) return false;
   absl::flat_hash_set<const void*> storages;
   uint64_t held_bytes = 0;
-  for (const RecordPtr& record : leaving.records) {
+  for (const RecordPtr& record : draft.records) {
     if (storages.insert(record->data).second) held_bytes += record->storage_bytes;
   }
   OffloadLock lock(state_);
-  return held_bytes >= std::max(state_.schedule->BatchBytes(), 2 * leaving.parcel->size_bytes);
+  return held_bytes >= std::max(state_.schedule->BatchBytes(), 2 * draft.parcel->size_bytes);
 }
 
-void TensorDepartures::TakeChecksums(const ParcelDraft& leaving, const BoundStream& stream) {
+void TensorDepartures::TakeChecksums(const ParcelDraft& draft, const BoundStream& stream) {
   const c10::StreamGuard guard(stream.torch);
-  for (size_t i = 0; i < leaving.records.size(); ++i) {
-    StorageRecord& record = *leaving.records[i];
-    record.checksum = TensorChecksum::Of(leaving.sources[i], record.extent);
+  for (size_t i = 0; i < draft.records.size(); ++i) {
+    StorageRecord& record = *draft.records[i];
+    record.checksum = TensorChecksum::Of(draft.sources[i], record.extent);
   }
 }
 
-c10::Storage TensorDepartures::Gather(const ParcelDraft& leaving, const BoundStream& stream) {
+c10::Storage TensorDepartures::Gather(const ParcelDraft& draft, const BoundStream& stream) {
   {
     MutexLock lock(gather_mu_);
     if (!gather_back_off_.MayTry()) return c10::Storage();
   }
   std::vector<GatherPiece> pieces;
-  for (size_t i = 0; i < leaving.records.size(); ++i) {
-    const StorageRecord& record = *leaving.records[i];
-    pieces.push_back({DataOf(record), record.size_bytes(), leaving.offsets[i]});
+  for (size_t i = 0; i < draft.records.size(); ++i) {
+    const StorageRecord& record = *draft.records[i];
+    pieces.push_back({DataOf(record), record.size_bytes(), draft.offsets[i]});
   }
   c10::Storage gathered;
   try {
-    gathered = GatherOnDevice(stream, pieces, leaving.parcel->size_bytes);
+    gathered = GatherOnDevice(stream, pieces, draft.parcel->size_bytes);
   } catch (const std::exception&) {
     // Most likely out of memory. gather_back_off_ avoids repeated failures, which are expensive.
   }
@@ -216,21 +216,21 @@ c10::Storage TensorDepartures::Gather(const ParcelDraft& leaving, const BoundStr
   return gathered;
 }
 
-void TensorDepartures::Publish(ParcelDraft& leaving, Released& released) {
-  SavedParcel& parcel = *leaving.parcel;
+void TensorDepartures::Publish(ParcelDraft& draft, Released& released) {
+  SavedParcel& parcel = *draft.parcel;
   absl::InlinedVector<HeldBytes, 1> held;
   int readers = 0;
   uint64_t record_bytes = 0;
   uint64_t not_freed = 0;
-  for (size_t i = 0; i < leaving.records.size(); ++i) {
-    StorageRecord& record = *leaving.records[i];
+  for (size_t i = 0; i < draft.records.size(); ++i) {
+    StorageRecord& record = *draft.records[i];
     record_bytes += record.size_bytes();
     if (record.live_handles == 0) {
       // Its last handle was destroyed during the submission.
       if (!parcel.gathered) AddByStream(parcel.TakeHeld(i), released.guarded);
       continue;
     }
-    record.in_parcel = ParcelPart(leaving.parcel, i, leaving.offsets[i]);
+    record.in_parcel = ParcelPart(draft.parcel, i, draft.offsets[i]);
     parcel.records.push_back(&record);
     parcel.objects.push_back(record.in_schedule.object);
     readers += record.live_handles;
@@ -253,9 +253,9 @@ void TensorDepartures::Publish(ParcelDraft& leaving, Released& released) {
   }
   stats_.Update([&](OffloadStats& stats) {
     stats.evicted_not_freed += not_freed;
-    if (leaving.records.size() == 1) return;
+    if (draft.records.size() == 1) return;
     ++stats.groups;
-    stats.grouped += leaving.records.size();
+    stats.grouped += draft.records.size();
     if (parcel.gathered) stats.offloaded_bytes += parcel.size_bytes - record_bytes;
   });
 }

@@ -84,12 +84,12 @@ class TensorDepartures {
                                                   absl::Span<const RecordPtr> records,
                                                   absl::Span<c10::Storage> sources);
   // Returns whether the tensors are small slices of storages that are far larger than the parcel.
-  bool HoldsMuchMore(const ParcelDraft& leaving);
+  bool HoldsMuchMore(const ParcelDraft& draft);
   // Returns an empty storage on failure; the pieces can then be copied one by one.
-  c10::Storage Gather(const ParcelDraft& leaving, const BoundStream& stream);
-  void TakeChecksums(const ParcelDraft& leaving, const BoundStream& stream);
+  c10::Storage Gather(const ParcelDraft& draft, const BoundStream& stream);
+  void TakeChecksums(const ParcelDraft& draft, const BoundStream& stream);
   // Makes a parcel visible to readers after its copy was submitted.
-  void Publish(ParcelDraft& leaving, Released& released)
+  void Publish(ParcelDraft& draft, Released& released)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);
   // Returns false if nothing is in excess.
   bool TakeExcess(Excess& excess) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock);

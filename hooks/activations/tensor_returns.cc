@@ -46,7 +46,7 @@ BytesOnDevice TensorReturns::Acquire(StorageRecord& record, const Reading& by,
     bool was_ahead = false;
     {
       OffloadLock lock(state_);
-      TORCH_CHECK(!is_captured || record.IsKept(),
+      TORCH_CHECK(!is_captured || record.IsNeverOffloaded(),
                   "the stream captures a graph, and backward reads [", describe(),
                   "], which Pinion offloads: replays would read memory that is free by ",
                   "then. Capture its forward as well, or run the forward outside an OffloadScope.");

@@ -418,6 +418,13 @@ class NamedTestsTest(unittest.TestCase):
             ["tests/peers.md:3: `Rules.Break` is no test in rules_test.cc"],
         )
 
+    def test_a_file_without_names_has_to_exist(self):
+        self.assertEqual(self.complaints("| `rules_test` | b | `Rules.HoldThere` |"), [])
+        self.assertEqual(
+            self.complaints("| `test_of_rules_test` | b | `Rules.Hold` |"),
+            ["tests/peers.md:3: `test_of_rules_test` is no test"],
+        )
+
     def test_every_page_of_docs_and_tests_is_checked(self):
         for page in ("README.md", "docs/users/limits.md", "tests/more/notes.md"):
             self.assertEqual(self.complaints("| a | b | c |", page=page), [f"{page}: a row without a test: a"])

@@ -68,14 +68,14 @@ TEST(CopyOrder, WhereTheLinkIsFreeOrCopiesAreNeededTogetherNothingWaits) {
   EXPECT_THAT(Ordered(FourObjects(30, 10), EvictedAt(4, 4, 4)), none_waits) << "needed together";
 }
 
-TEST(CopyOrder, WhatOneOperatorHasMadeGoesInTheOrderOfDropsAsWell) {
+TEST(CopyOrder, WhatOneOperatorHasMadeGoesInTheOrderOfEvictionsAsWell) {
   StepTrace step = FourObjects(10, 10);
   step.operators = {1, 1, 1, 2, 3, 4, 5, 6};
   EXPECT_THAT(Ordered(step, EvictedAt(3, 5, 4)), ElementsAre(StepMove::kAtOnce, 3, 3));
 }
 
-// If a copy waits until all could be submitted, copies of objects that are dropped later wait too.
-TEST(CopyOrder, WhatOneOperatorHasMadeWaitsBehindWhatIsDroppedSooner) {
+// If a copy waits until all could be submitted, copies of objects that are evicted later wait too.
+TEST(CopyOrder, WhatOneOperatorHasMadeWaitsBehindWhatIsEvictedSooner) {
   StepTrace step = FourObjects(10, 10);
   step.operators = {1, 1, 1, 2, 3, 4, 5, 6};
   std::vector<StepMove> moves = EvictedAt(5, 3, 4);
@@ -104,8 +104,8 @@ TEST(CopyOrder, OnlyTheTimesCount) {
 }
 
 // If an order agrees with its own simulated times, no copy begins while a ready object that is
-// dropped sooner waits.
-TEST(CopyOrder, NoCopyGoesBeforeOneThatIsReadyAndDroppedSooner) {
+// evicted sooner waits.
+TEST(CopyOrder, NoCopyGoesBeforeOneThatIsReadyAndEvictedSooner) {
   std::mt19937 random(1);
   int waiting = 0;
   int settled = 0;

@@ -16,7 +16,7 @@ using ::testing::ElementsAre;
 // Two objects of 10 bytes: uses 0 1 | 1 0.
 StepTrace TwoObjects() { return ForwardAndBackward(/*size_bytes=*/10, {1, 2}); }
 
-TEST(DeviceBytesTest, AnObjectIsThereFromTheIntervalThatMakesItUntilTheOneBehindItsLastUse) {
+TEST(DeviceBytesTest, AnObjectIsResidentFromTheIntervalThatMakesItUntilTheOneBehindItsLastAccess) {
   EXPECT_THAT(DeviceBytes(TwoObjects(), {}), ElementsAre(10, 20, 20, 20, 10));
 }
 
@@ -26,18 +26,18 @@ TEST(DeviceBytesTest, OtherBytesCountWithTheirPeaks) {
   EXPECT_THAT(DeviceBytes(step, {}), ElementsAre(10, 28, 20, 20, 10));
 }
 
-TEST(DeviceBytesTest, WhatHasGoneBeforeTheStretchsPeakIsNotThereTwice) {
+TEST(DeviceBytesTest, WhatIsFreedBeforeTheIntervalsPeakDoesNotCountTwice) {
   StepTrace step = TwoObjects();
   step.intervals[3] = {.other_bytes = 2, .transient_bytes = 10, .released_bytes = 10};
   EXPECT_THAT(DeviceBytes(step, {}), ElementsAre(10, 20, 20, 22, 10));
 }
 
-TEST(DeviceBytesTest, WhatIsAwayIsNotThereFromBehindItsDropUntilItIsFetched) {
+TEST(DeviceBytesTest, AnOffloadedObjectDoesNotCountFromBehindItsEvictionUntilItsFetch) {
   const std::vector<StepMove> moves = {{.object = 0, .evict_at = 1, .fetch_at = 3, .read_at = 3}};
   EXPECT_THAT(DeviceBytes(TwoObjects(), moves), ElementsAre(10, 20, 10, 10, 10));
 }
 
-TEST(DeviceBytesTest, WhatNeverComesBackIsAwayAsLongAsItWouldBeThere) {
+TEST(DeviceBytesTest, WhatIsNeverFetchedIsOffloadedAsLongAsItWouldBeResident) {
   StepTrace step = TwoObjects();
   step.objects[1].needed_until = 4;
   const std::vector<StepMove> moves = {
@@ -52,7 +52,7 @@ TEST(DeviceBytesTest, WhatFreesNothingIsAmongTheOtherBytes) {
   EXPECT_THAT(DeviceBytes(step, {}), ElementsAre(0, 10, 10, 10, 0));
 }
 
-TEST(DeviceBytesTest, WhatOneOperatorUsesIsThereUntilTheNextOneBegins) {
+TEST(DeviceBytesTest, WhatOneOperatorUsesIsResidentUntilTheNextOneBegins) {
   StepTrace step = TwoObjects();
   step.operators = {0, 0, 1, 1};
   EXPECT_THAT(DeviceBytes(step, {}), ElementsAre(10, 20, 20, 20, 20));

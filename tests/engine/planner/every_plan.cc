@@ -38,7 +38,7 @@ size_t LastInterval(const StepTrace& step, size_t object, const Uses& accesses) 
   return accesses.at.size() > 1 ? accesses.until.back() : step.intervals.size() - 1;
 }
 
-bool IsAway(const StepMove& move, size_t interval) {
+bool IsOffloaded(const StepMove& move, size_t interval) {
   return interval > move.evict_at &&
          (move.fetch_at == StepMove::kNever || interval <= move.fetch_at);
 }
@@ -61,17 +61,17 @@ std::vector<GapMoves> AllGaps(const StepTrace& step) {
       const size_t end = last ? LastInterval(step, object, accesses) : accesses.at[i + 1];
       const size_t in_use_until =
           std::max<size_t>(accesses.until[i], step.objects[object].held_until);
-      for (size_t drop = in_use_until; drop < end && drop < step.accesses.size(); ++drop) {
+      for (size_t evict = in_use_until; evict < end && evict < step.accesses.size(); ++evict) {
         if (last) {
           idle.push_back({.object = object,
-                          .evict_at = static_cast<uint32_t>(drop),
+                          .evict_at = static_cast<uint32_t>(evict),
                           .fetch_at = StepMove::kNever,
                           .read_at = StepMove::kNever});
           continue;
         }
-        for (size_t fetch = is_recomputed ? end : drop + 1; fetch <= end; ++fetch) {
+        for (size_t fetch = is_recomputed ? end : evict + 1; fetch <= end; ++fetch) {
           idle.push_back({.object = object,
-                          .evict_at = static_cast<uint32_t>(drop),
+                          .evict_at = static_cast<uint32_t>(evict),
                           .fetch_at = static_cast<uint32_t>(fetch),
                           .read_at = static_cast<uint32_t>(end)});
         }
@@ -121,7 +121,7 @@ uint64_t CountedPeak(const StepTrace& step, const std::vector<StepMove>& moves) 
         continue;
       }
       if (std::none_of(moves.begin(), moves.end(), [&](const StepMove& move) {
-            return move.object == object && IsAway(move, interval);
+            return move.object == object && IsOffloaded(move, interval);
           })) {
         bytes += step.objects[object].size_bytes;
       }

@@ -30,12 +30,12 @@ std::vector<std::pair<size_t, size_t>> IntervalsOf(const StepTrace& step, uint32
 // Uses: 0 1 2 3 3 2 1 0.
 StepTrace FourObjects() { return ForwardAndBackward(kSize, {1, 2, 3, 4}); }
 
-TEST(IdleIntervals, AnObjectMayBeAwayBehindItsOperatorUntilItIsRead) {
+TEST(IdleIntervals, AnObjectMayBeOffloadedBehindItsOperatorUntilItIsRead) {
   EXPECT_THAT(IntervalsOf(FourObjects(), 0), ElementsAre(Pair(2, 7)));
   EXPECT_THAT(IntervalsOf(FourObjects(), 3), IsEmpty());
 }
 
-TEST(IdleIntervals, NotBeforeTheProgramLetsGoOfIt) {
+TEST(IdleIntervals, NotBeforeTheProgramReleasesIt) {
   StepTrace step = FourObjects();
   step.objects[0].held_until = 5;
   EXPECT_THAT(IntervalsOf(step, 0), ElementsAre(Pair(6, 7)));
@@ -43,7 +43,7 @@ TEST(IdleIntervals, NotBeforeTheProgramLetsGoOfIt) {
   EXPECT_THAT(IntervalsOf(step, 0), IsEmpty()) << "held until it is read";
 }
 
-TEST(IdleIntervals, WhatTheProgramHoldsBeyondAReadMayBeAwayBeforeTheNext) {
+TEST(IdleIntervals, WhatTheProgramReferencesBeyondAReadMayBeOffloadedBeforeTheNext) {
   StepTrace step = FourObjects();
   step.accesses = {0, 1, 0, 1, 2, 3, 3, 0};
   step.objects[0].held_until = 4;
@@ -56,7 +56,7 @@ TEST(IdleIntervals, WhatFreesNothingStays) {
   EXPECT_THAT(IntervalsOf(step, 0), IsEmpty());
 }
 
-TEST(IdleIntervals, WhatIsNeverReadMayBeAwayToTheEnd) {
+TEST(IdleIntervals, WhatIsNeverReadMayBeOffloadedToTheEnd) {
   StepTrace step = FourObjects();
   step.accesses.pop_back();
   step.intervals.pop_back();
@@ -70,8 +70,8 @@ TEST(IdleIntervals, OfWhatGoesTwiceTheFirstCopyIsEnough) {
   std::vector<IdleInterval> idle_intervals = IdleIntervalsOf(step);
   for (IdleInterval& idle : idle_intervals) {
     if (idle.object != 0) continue;
-    idle.away_from = idle.first;
-    idle.away_until = idle.last;
+    idle.offloaded_from = idle.first;
+    idle.offloaded_until = idle.last;
   }
   EXPECT_THAT(
       MovesOf(step, idle_intervals),

@@ -25,7 +25,7 @@ StepTrace Uses(const std::vector<uint32_t>& accesses) {
   return step;
 }
 
-TEST(Liveness, AnObjectIsInUseWhereItIsMadeAndBehindEachLaterUse) {
+TEST(Liveness, AnObjectIsInUseWhereItIsMadeAndBehindEachLaterAccess) {
   EXPECT_THAT(LivenessOf(Uses({0, 1, 0, 1, 0}))[0].in_use, ElementsAre(0, 3, 5));
 }
 
@@ -35,7 +35,7 @@ TEST(Liveness, AnObjectIsInUseUntilItIsSavedForTheLastTime) {
   EXPECT_THAT(LivenessOf(step)[0].in_use, ElementsAre(0, 1, 2, 3, 4, 7));
 }
 
-TEST(Liveness, AnObjectIsInUseUntilTheProgramLetsGoOfIt) {
+TEST(Liveness, AnObjectIsInUseUntilTheProgramReleasesIt) {
   StepTrace step = Uses({0, 1, 2, 1, 2, 1, 0});
   step.objects[0].held_until = 2;
   step.objects[1].held_until = 4;
@@ -56,7 +56,7 @@ TEST(Liveness, AnObjectLivesFromTheIntervalThatMakesItToTheOneBehindItsLastReadO
   EXPECT_FALSE(lives[0].is_read);
 }
 
-TEST(Liveness, WhatAnOperatorSavesCanLeaveWhenAnotherOneUsesSomething) {
+TEST(Liveness, WhatAnOperatorSavesCanBeOffloadedWhenAnotherOneAccessesSomething) {
   StepTrace step = Uses({0, 1, 2, 3, 3, 2, 1, 0});
   step.operators = {1, 1, 2, 3, 4, 5, 6, 6};
   EXPECT_THAT(EarliestOffloads(step), ElementsAre(2, 2, 3, 4));
@@ -65,7 +65,7 @@ TEST(Liveness, WhatAnOperatorSavesCanLeaveWhenAnotherOneUsesSomething) {
   EXPECT_THAT(EarliestOffloads(step), ElementsAre(1, 2, 4)) << "access 2 makes nothing";
 }
 
-TEST(Liveness, WhatIsSavedOnceMoreBeforeItCanLeaveWaitsForThatOperatorToo) {
+TEST(Liveness, WhatIsSavedOnceMoreBeforeItCanBeOffloadedWaitsForThatOperatorToo) {
   StepTrace step = Uses({0, 0, 1, 2, 2, 1, 0, 0});
   step.operators = {1, 2, 2, 3, 4, 5, 6, 7};
   step.objects[0].saved_until = 1;

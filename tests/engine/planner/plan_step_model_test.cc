@@ -76,7 +76,7 @@ TEST(StepPlanModel, OfObjectsOfAnySizeThePlanIsCloseToTheBest) {
   EXPECT_LE(times.mean(), 1.003) << times.plans << " plans, worst " << times.worst;
 }
 
-TEST(StepPlanModel, InAnyOrderOfUsesThePlanKeepsWithinItsMemory) {
+TEST(StepPlanModel, InAnyOrderOfAccessesThePlanKeepsWithinItsMemory) {
   const TimesOverBest times = TimesOf(300, /*seed=*/3, RandomOrder);
   EXPECT_LE(times.mean(), 1.005) << times.plans << " plans, worst " << times.worst;
 }

@@ -80,7 +80,7 @@ TEST(StepPlan, WhereAllFitsNothingIsMoved) {
   EXPECT_EQ(plan.step_us, step.compute_us());
 }
 
-TEST(StepPlan, OfAForwardAndItsBackwardTheOldestLeaveAndOnlyAsManyAsHaveTo) {
+TEST(StepPlan, OfAForwardAndItsBackwardTheOldestAreOffloadedAndOnlyAsManyAsHaveTo) {
   const StepPlan plan = Plan(Chain({4, 4, 4, 4}), 12 * kKb);
   // Without offload all four would be resident after the forward. Object 0 is offloaded before
   // object 3 is created, and prefetched once object 3 was read.
@@ -108,7 +108,7 @@ TEST(StepPlan, WhatFreesNothingStays) {
   EXPECT_THAT(Moved(Plan(step, 8 * kKb)), ElementsAre(1));
 }
 
-TEST(StepPlan, WhatIsNeverReadLeavesFirstAndDoesNotComeBack) {
+TEST(StepPlan, WhatIsNeverReadIsOffloadedFirstAndNotFetched) {
   const StepTrace step = Accessed({4, 4, 4, 4}, {0, 1, 2, 3, 3, 2, 1});
   const StepPlan plan = Plan(step, 12 * kKb);
   ASSERT_THAT(Moved(plan), ElementsAre(0));
@@ -149,7 +149,7 @@ TEST(StepPlan, WhatIsSavedAgainStaysUntilThen) {
   EXPECT_EQ(LeastMemoryBytes(step).value(), 12 * kKb);
 }
 
-TEST(StepPlan, WhatLeavesTwiceIsCopiedOutOnce) {
+TEST(StepPlan, WhatIsOffloadedTwiceIsCopiedOutOnce) {
   StepTrace step = Accessed({4, 8, 8}, {0, 1, 1, 0, 2, 2, 0});
   step.intervals[2].other_bytes = step.intervals[5].other_bytes = 4 * kKb;
   const StepPlan plan = Plan(step, 12 * kKb);
@@ -218,7 +218,7 @@ TEST(StepPlan, WhatHasToGoFirstIsCopiedFirst) {
   EXPECT_EQ(SimulateStep(step, as_made, RoundLink()).value().step_us, plan.step_us + 20);
 }
 
-TEST(StepPlan, ASmallObjectLeavesWhereAMuchLargerOneComesBackEarlierForIt) {
+TEST(StepPlan, ASmallObjectIsOffloadedWhereAMuchLargerOneIsFetchedEarlierForIt) {
   // Object 0 has to go before object 2 is made, which then keeps it from coming back before its
   // read, where the compute would wait for 8 us.
   StepTrace step = Accessed({8, 1, 1}, {0, 1, 2, 1, 0, 2});

@@ -33,7 +33,7 @@ StepTrace Step(uint64_t small_bytes, uint64_t other_bytes) {
 
 PlannedMoves PlannedWithin(int64_t limit_bytes, const StepTrace& step) {
   const ResidencyPlanner planner(step);
-  return planner.MovesWithin(limit_bytes, EvictionRule::kHighest, planner.ByNextUse());
+  return planner.MovesWithin(limit_bytes, EvictionRule::kHighest, planner.ByNextAccess());
 }
 
 TEST(ResidencyPlanner, WhatIsMuchSmallerAndWouldMakeRoomIsInTheWay) {
@@ -46,10 +46,10 @@ TEST(ResidencyPlanner, WhatIsMuchSmallerAndWouldMakeRoomIsInTheWay) {
   EXPECT_EQ(IdleIntervalsOf(step)[planned.blockers[0].idle].object, 2u);
 }
 
-TEST(ResidencyPlanner, WithoutWhatWasInTheWayTheOtherComesBackEarlier) {
+TEST(ResidencyPlanner, WithoutTheBlockerTheOtherIsFetchedEarlier) {
   const StepTrace step = Step(/*small_bytes=*/1000, /*other_bytes=*/1500);
   const ResidencyPlanner planner(step);
-  PlanPreferences preferences = planner.ByNextUse();
+  PlanPreferences preferences = planner.ByNextAccess();
   preferences.EvictEarlier(PlannedWithin(kLimitBytes, step).blockers);
   const PlannedMoves planned =
       planner.MovesWithin(kLimitBytes, EvictionRule::kHighest, preferences);

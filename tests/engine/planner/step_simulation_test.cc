@@ -129,7 +129,7 @@ TEST(StepSimulation, CopiesOfOneDirectionGoOneAfterTheOther) {
   EXPECT_EQ(times.out_us[0], 60);
 }
 
-TEST(StepSimulation, ACopyOutThatWaitsGoesBehindThoseOfTheUseThatItWaitsFor) {
+TEST(StepSimulation, ACopyOutThatWaitsGoesBehindThoseOfTheAccessThatItWaitsFor) {
   // Objects of 20 us on the link, made at 10, 20 and 30 us: object 0 could go at 20 us.
   const StepTrace step =
       ForwardAndBackward({{.size_bytes = 20000}, {.size_bytes = 20000}, {.size_bytes = 20000}});
@@ -140,7 +140,7 @@ TEST(StepSimulation, ACopyOutThatWaitsGoesBehindThoseOfTheUseThatItWaitsFor) {
   EXPECT_THAT(Simulated(step, moves).out_us, ElementsAre(50, 70));
 }
 
-TEST(StepSimulation, OfCopiesThatWaitForOneUseTheFirstToBeDroppedGoesFirst) {
+TEST(StepSimulation, OfCopiesThatWaitForOneAccessTheFirstToBeEvictedGoesFirst) {
   const StepTrace step = ForwardAndBackward(/*size_bytes=*/1000, {1, 2, 3, 4});
   std::vector<StepMove> moves = {
       {.object = 1, .evict_at = 3, .fetch_at = 6, .read_at = 6, .copy_at = 2},
@@ -156,11 +156,11 @@ TEST(StepSimulation, RefusesAMoveThatIsImpossible) {
     const char* message;
   } rows[] = {
       {{.object = 2, .evict_at = 1, .fetch_at = 2, .read_at = 3}, "object 2"},
-      {{.object = 0, .evict_at = 2, .fetch_at = 2, .read_at = 3}, "come back at 2"},
+      {{.object = 0, .evict_at = 2, .fetch_at = 2, .read_at = 3}, "be fetched at 2"},
       {{.object = 0, .evict_at = 1, .fetch_at = 3, .read_at = 2}, "be read at 2"},
-      {{.object = 0, .evict_at = 4, .fetch_at = StepMove::kNever}, "leave at access 4"},
+      {{.object = 0, .evict_at = 4, .fetch_at = StepMove::kNever}, "be evicted at access 4"},
       {{.object = 0, .evict_at = 1, .fetch_at = 3, .read_at = 3, .copy_at = 2},
-       "object 0 cannot be copied at access 2, leave at access 1"},
+       "object 0 cannot be copied at access 2, be evicted at access 1"},
   };
   for (const auto& [move, message] : rows) {
     EXPECT_THAT(SimulateStep(TwoObjects(), {&move, 1}, Link()),

@@ -40,7 +40,7 @@ TEST(StepTraceTest, ComputeIsTheSumOfAllIntervals) {
   EXPECT_DOUBLE_EQ(TwoTensors().compute_us(), 10);
 }
 
-TEST(StepTraceTest, RefusesATimeToComputeAgainThatIsNone) {
+TEST(StepTraceTest, RefusesARecastTimeThatIsNone) {
   StepTrace step = TwoTensors();
   step.objects[1].recast_us = 0;
   EXPECT_THAT(step.Validate(), IsOk());
@@ -50,7 +50,7 @@ TEST(StepTraceTest, RefusesATimeToComputeAgainThatIsNone) {
   }
 }
 
-TEST(StepTraceTest, RefusesObjectsUsesAndIntervalsThatDoNotFit) {
+TEST(StepTraceTest, RefusesObjectsAccessesAndIntervalsThatDoNotFit) {
   const struct {
     void (*spoil)(StepTrace&);
     const char* message;
@@ -82,13 +82,13 @@ TEST(StepTraceTest, RefusesObjectsUsesAndIntervalsThatDoNotFit) {
   }
 }
 
-TEST(StepTraceTest, AnOperatorForEachUseIsValid) {
+TEST(StepTraceTest, AnOperatorForEachAccessIsValid) {
   StepTrace step = TwoTensors();
   step.operators = {9, 9, 4, 9};
   EXPECT_THAT(step.Validate(), IsOk());
 }
 
-TEST(StepTraceTest, ReadsOfABackwardThatMakesAGraphAreAscendingUses) {
+TEST(StepTraceTest, ReadsOfABackwardThatMakesAGraphAreAscendingAccesses) {
   StepTrace step = TwoTensors();
   step.graph_reads = {2, 3};
   EXPECT_THAT(step.Validate(), IsOk());
@@ -106,7 +106,7 @@ TEST(StepTraceTest, RefusesComputeThatIsNoTime) {
   }
 }
 
-TEST(StepTraceTest, SegmentsHaveUsesAndInputsOfTheStep) {
+TEST(StepTraceTest, SegmentsHaveAccessesAndInputsOfTheStep) {
   StepTrace step = TwoTensors();
   step.segments = {{.accesses = {1, 2}, .inputs = {0}}};
   EXPECT_THAT(step.Validate(), IsOk());
@@ -118,7 +118,7 @@ TEST(StepTraceTest, SegmentsHaveUsesAndInputsOfTheStep) {
   ExpectRefused(step, "segment 0 needs object 2, but there are 2");
 }
 
-TEST(StepTraceTest, ASegmentIsInsideOfOneThatBeganBeforeItAndHasItsUses) {
+TEST(StepTraceTest, ASegmentIsInsideOfOneThatBeganBeforeItAndHasItsAccesses) {
   StepTrace step = TwoTensors();
   step.segments = {{.accesses = {0, 1, 2}, .inputs = {}}, {.accesses = {1, 2}, .inputs = {}}};
   step.segments[1].outer = 0;

@@ -1148,10 +1148,10 @@ TEST(PlannedSchedule, WhatIsComputedAgainKeepsNobodyFromComingBackAhead) {
   std::vector<IdleInterval> idle_intervals = IdleIntervalsOf(step);  // of the first two
   ASSERT_EQ(idle_intervals.size(), 2u);
   for (IdleInterval& idle : idle_intervals) {
-    idle.away_from = idle.first;
-    idle.away_until = idle.last;
+    idle.offloaded_from = idle.first;
+    idle.offloaded_until = idle.last;
   }
-  idle_intervals[0].away_until = 3;
+  idle_intervals[0].offloaded_until = 3;
   auto [schedule, player] = WithAmpleTarget({Planned(step, MovesOf(step, idle_intervals))});
   player.Save(1);
   EXPECT_THAT(player.Save(2, kSize, TargetPlayer::kOwnOperator, /*frees=*/true,

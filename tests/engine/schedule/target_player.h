@@ -58,7 +58,7 @@ class TargetPlayer {
     tensor.is_computed = decision.leaves && is_recomputed;
     if (!decision.leaves) Note("stay", tensor);
     if (!hold_back_) Leave(tensor.by);
-    SendLateLeavers(tensor.by);
+    SendDeferredOffloads(tensor.by);
     Evict();
     return TakeLog();
   }
@@ -85,7 +85,7 @@ class TargetPlayer {
     schedule_.OnUsed(tensor.objects.front(), access);
     const bool computes = tensor.is_computed && !tensor.is_here && !tensor.is_held;
     if (computes) schedule_.OnRecast(tensor.objects.front());
-    SendLateLeavers(by);
+    SendDeferredOffloads(by);
     Evict();
     if (computes) {
       Note("compute", tensor);
@@ -219,11 +219,11 @@ class TargetPlayer {
   void NotePeak() { peak_bytes_ = std::max(peak_bytes_, device_bytes()); }
 
   // Tensors whose operator still runs are sent later.
-  void SendLateLeavers(uint64_t unless_by) {
+  void SendDeferredOffloads(uint64_t unless_by) {
     schedule_.OnDeviceBytes(device_bytes(), visiting_bytes_);
-    for (const uint32_t late : schedule_.TakeDeferredOffloads()) {
-      const auto is_it = [late](const Tensor& tensor) {
-        return !tensor.is_over && tensor.objects.front() == late;
+    for (const uint32_t deferred : schedule_.TakeDeferredOffloads()) {
+      const auto is_it = [deferred](const Tensor& tensor) {
+        return !tensor.is_over && tensor.objects.front() == deferred;
       };
       Tensor& tensor = *std::find_if(tensors_.begin(), tensors_.end(), is_it);
       if (hold_back_ || tensor.by == unless_by) {

@@ -1,4 +1,4 @@
-#include "pinion/hooks/activations/late_leavers.h"
+#include "pinion/hooks/activations/deferred_offloads.h"
 
 #include <cstdint>
 #include <memory>
@@ -19,8 +19,8 @@ bool HaveSaversReturned(const OffloadState& state, const StorageRecord& record, 
 }
 
 // Offloads a resident record, or drops it to be recast.
-void LeaveLate(OffloadState& state, OffloadStatsRecorder& stats, const RecordPtr& record,
-               const NodeId& node, RecordPtrs& due, Released& released)
+void OffloadResident(OffloadState& state, OffloadStatsRecorder& stats, const RecordPtr& record,
+                     const NodeId& node, RecordPtrs& due, Released& released)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock) {
   if (record->cast != nullptr && record->cast->IsUnchanged()) {
     released.plain.push_back(record->LeaveToBeCastAgain());
@@ -33,7 +33,7 @@ void LeaveLate(OffloadState& state, OffloadStatsRecorder& stats, const RecordPtr
   const bool have_returned = HaveSaversReturned(state, *record, node);
   const bool is_open = state.books.pending.IsOpen(record->scope);
   if (!have_returned && !is_open) {
-    state.books.pending.AddLateLeaver(record);
+    state.books.pending.AddDeferredOffload(record);
     return;
   }
   stats.Update([&record](OffloadStats& counts) {
@@ -51,16 +51,16 @@ void LeaveLate(OffloadState& state, OffloadStatsRecorder& stats, const RecordPtr
 
 }  // namespace
 
-void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const NodeId& node,
-                     RecordPtrs& due, Released& released) {
-  for (const std::weak_ptr<StorageRecord>& waiting : state.books.pending.TakeLateLeavers()) {
+void TakeDeferredOffloads(OffloadState& state, OffloadStatsRecorder& stats, const NodeId& node,
+                          RecordPtrs& due, Released& released) {
+  for (const std::weak_ptr<StorageRecord>& waiting : state.books.pending.TakeDeferredOffloads()) {
     const RecordPtr record = waiting.lock();
     const bool is_needed = record != nullptr && record->live_handles > 0;
-    if (is_needed && record->Stays()) LeaveLate(state, stats, record, node, due, released);
+    if (is_needed && record->Stays()) OffloadResident(state, stats, record, node, due, released);
   }
   for (const uint32_t object : state.schedule->TakeDeferredOffloads()) {
     const RecordPtr record = state.books.storages.TakeStaying(object);
-    if (record != nullptr) LeaveLate(state, stats, record, node, due, released);
+    if (record != nullptr) OffloadResident(state, stats, record, node, due, released);
   }
 }
 
@@ -78,7 +78,7 @@ void OffloadForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Dev
     {
       OffloadLock lock(state);
       state.TellDeviceBytes(device_bytes);
-      TakeLateLeavers(state, stats, node, due.records, released);
+      TakeDeferredOffloads(state, stats, node, due.records, released);
       due.Sort(state);
     }
     if (due.records.empty() && released.plain.empty()) return;

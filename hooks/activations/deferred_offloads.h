@@ -1,8 +1,8 @@
 // Deferred offloads: tensors that were planned as resident and must be offloaded after all, because
 // others had to be offloaded first or because the step differs from its plan.
 
-#ifndef PINION_HOOKS_ACTIVATIONS_LATE_LEAVERS_H_
-#define PINION_HOOKS_ACTIVATIONS_LATE_LEAVERS_H_
+#ifndef PINION_HOOKS_ACTIVATIONS_DEFERRED_OFFLOADS_H_
+#define PINION_HOOKS_ACTIVATIONS_DEFERRED_OFFLOADS_H_
 
 #include <c10/core/Device.h>
 
@@ -18,14 +18,14 @@ namespace pinion {
 // Moves the schedule's deferred offloads to the end of `due`, or to the pending tensors if their
 // operators may still run. Releases the memory of tensors that are recast. `node` is the last node
 // that has saved something.
-void TakeLateLeavers(OffloadState& state, OffloadStatsRecorder& stats, const NodeId& node,
-                     RecordPtrs& due, Released& released)
+void TakeDeferredOffloads(OffloadState& state, OffloadStatsRecorder& stats, const NodeId& node,
+                          RecordPtrs& due, Released& released)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock);
 
-// Evicts until the step keeps within its target, or nothing more can be evicted.
+// Offloads and evicts until the step keeps within its target, or nothing more can be offloaded.
 void OffloadForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Device device,
                       const NodeId& node, TensorDepartures& departures);
 
 }  // namespace pinion
 
-#endif  // PINION_HOOKS_ACTIVATIONS_LATE_LEAVERS_H_
+#endif  // PINION_HOOKS_ACTIVATIONS_DEFERRED_OFFLOADS_H_

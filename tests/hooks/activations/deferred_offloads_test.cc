@@ -1,6 +1,6 @@
 // Checks when a tensor planned as resident is offloaded after all: when no operator can write it.
 
-#include "pinion/hooks/activations/late_leavers.h"
+#include "pinion/hooks/activations/deferred_offloads.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/zeros.h>
@@ -38,7 +38,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace late_leavers_test {
+namespace deferred_offloads_test {
 
 constexpr ScopeId kFirstScope = 1;
 constexpr ScopeId kSecondScope = 2;
@@ -73,7 +73,7 @@ NodeId NodeOfAnotherThread() {
   return node;
 }
 
-class LateLeaversTest : public ::testing::Test {
+class DeferredOffloadsTest : public ::testing::Test {
  protected:
   // Saves the step's first tensor in the first scope; it stays until the third is saved. The
   // calling thread saves nothing else.
@@ -114,7 +114,7 @@ class LateLeaversTest : public ::testing::Test {
   size_t Leaving() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock) {
     Released released;
     RecordPtrs due;
-    TakeLateLeavers(state_, stats_, CurrentNode(), due, released);
+    TakeDeferredOffloads(state_, stats_, CurrentNode(), due, released);
     return due.size();
   }
   void Forget() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock) {
@@ -132,7 +132,7 @@ class LateLeaversTest : public ::testing::Test {
   std::shared_ptr<StorageRecord> record_;
 };
 
-TEST_F(LateLeaversTest, WhatWaitsLeavesWhenItsTimeComes) {
+TEST_F(DeferredOffloadsTest, WhatWaitsLeavesWhenItsTimeComes) {
   SaveFirst();
   SaveTheOthers();
   OffloadLock lock(state_);
@@ -143,7 +143,7 @@ TEST_F(LateLeaversTest, WhatWaitsLeavesWhenItsTimeComes) {
 }
 
 // The end of a scope means that its operators have returned, on whichever thread.
-TEST_F(LateLeaversTest, ThatOperatorsOfAnEndedScopeRanOnAnotherThreadHindersNothing) {
+TEST_F(DeferredOffloadsTest, ThatOperatorsOfAnEndedScopeRanOnAnotherThreadHindersNothing) {
   {
     OffloadLock lock(state_);
     state_.books.pending.TakeDue(kFirstScope, other_node_, /*batch_bytes=*/0);
@@ -158,7 +158,7 @@ TEST_F(LateLeaversTest, ThatOperatorsOfAnEndedScopeRanOnAnotherThreadHindersNoth
   EXPECT_EQ(Leaving(), 1u);
 }
 
-TEST_F(LateLeaversTest, WhatAnOpenScopeOfAnotherThreadHasSavedAsWellLeavesWhenThatHasEnded) {
+TEST_F(DeferredOffloadsTest, WhatAnOpenScopeOfAnotherThreadHasSavedAsWellLeavesWhenThatHasEnded) {
   SaveFirst();
   SaveTheOthers();
   {
@@ -174,7 +174,7 @@ TEST_F(LateLeaversTest, WhatAnOpenScopeOfAnotherThreadHasSavedAsWellLeavesWhenTh
   }
 }
 
-TEST_F(LateLeaversTest, WhatNobodyNeedsAnyMoreDoesNotLeave) {
+TEST_F(DeferredOffloadsTest, WhatNobodyNeedsAnyMoreDoesNotLeave) {
   SaveFirst();
   SaveTheOthers();
   OffloadLock lock(state_);
@@ -186,7 +186,7 @@ TEST_F(LateLeaversTest, WhatNobodyNeedsAnyMoreDoesNotLeave) {
   EXPECT_EQ(stats_.Get().offloaded, 0u);
 }
 
-TEST_F(LateLeaversTest, WhatCanBeCastAgainIsLetGoOfWithoutACopy) {
+TEST_F(DeferredOffloadsTest, WhatCanBeCastAgainIsLetGoOfWithoutACopy) {
   tensor_ = NewCast();
   SaveFirst();
   SaveTheOthers();
@@ -198,7 +198,7 @@ TEST_F(LateLeaversTest, WhatCanBeCastAgainIsLetGoOfWithoutACopy) {
   EXPECT_EQ(stats_.Get().offloaded, 0u);
 }
 
-TEST_F(LateLeaversTest, AsLongAsWhatIsLetGoOfMakesNoRoomTheNextOneLeavesAsWell) {
+TEST_F(DeferredOffloadsTest, AsLongAsWhatIsLetGoOfMakesNoRoomTheNextOneLeavesAsWell) {
   const std::array held_by_the_test = {NewCast(), NewCast()};
   OffloadState state(Schedule(/*target_bytes=*/world_.device_bytes() - 1),
                      PendingTensors(/*largest_small_bytes=*/0, /*company=*/false),
@@ -222,5 +222,5 @@ TEST_F(LateLeaversTest, AsLongAsWhatIsLetGoOfMakesNoRoomTheNextOneLeavesAsWell) 
   EXPECT_EQ(stats_.Get().cast_again, 2u);
 }
 
-}  // namespace late_leavers_test
+}  // namespace deferred_offloads_test
 }  // namespace pinion::testing
