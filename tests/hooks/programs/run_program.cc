@@ -232,7 +232,7 @@ Verdict RunProgram(const Program& program) {
     is_too_small = verdict.kind == FailureKind::kOutOfMemory && named_bytes > *mode.target_bytes;
     if (is_too_small) mode.target_bytes = named_bytes;
     // Checksums come on top.
-    if (program.verify == 0 && named_bytes > most_bytes) {
+    if (is_too_small && program.verify == 0 && named_bytes > most_bytes) {
       return {FailureKind::kError, absl::StrCat("the least that is named, ", named_bytes,
                                                 ", is more than all of it: ", most_bytes)};
     }
