@@ -101,9 +101,6 @@ class Tree:
             venv.symlink_to((self.root / ".venv").resolve())
         user = self.root / "user.bazelrc"
         flags = user.read_text() if user.exists() else ""
-        if "one_file" in (self.path / "config/BUILD.bazel").read_text():
-            # Compiles each file alone: a mutant that does not compile affects only its file.
-            flags += "\nbuild:opt --//config:one_file=false\n"
         (self.path / "user.bazelrc").write_text(flags)
 
     def _bazel(self, *arguments, **kwargs):
@@ -217,6 +214,7 @@ class Tree:
 
 
 def _own_path(path, changed):
+    path = path.removeprefix("./")  # of a folder's one file
     if path in changed:
         return path
     if "/pinion/" in path:
