@@ -220,11 +220,13 @@ class RunTest(unittest.TestCase):
         found = mutants.find("broken.cc", source, {})
         text, regions = schemata.instrument(source, found, 0)
         (folder / "broken.cc").write_bytes(text)
-        done = subprocess.run(["g++", "-std=c++20", "-w", "-c", "broken.cc"], cwd=folder, capture_output=True, text=True)
-        self.assertNotEqual(done.returncode, 0)
-        tree = build.Tree(folder, folder / "scratch", lambda text: None)
-        bad = tree._culprits(done.stderr, {"broken.cc": text}, {"broken.cc": regions})
-        self.assertEqual([mutant.change for mutant in bad], ["s + t -> s - t"])
+        (folder / "one_file.cc").write_text('#include "./broken.cc"\n')
+        for compiled in ["broken.cc", "one_file.cc"]:
+            done = subprocess.run(["g++", "-std=c++20", "-w", "-c", compiled], cwd=folder, capture_output=True, text=True)
+            self.assertNotEqual(done.returncode, 0)
+            tree = build.Tree(folder, folder / "scratch", lambda text: None)
+            bad = tree._culprits(done.stderr, {"broken.cc": text}, {"broken.cc": regions})
+            self.assertEqual([mutant.change for mutant in bad], ["s + t -> s - t"], compiled)
 
     def test_a_program_that_fails_without_a_mutant_is_left_out_and_named(self):
         folder = pathlib.Path(self.temporary.name)
