@@ -159,8 +159,7 @@ TEST_F(HostBudgetTest, AfterAllWereKilledTheRoomIsThereAgain) {
 
 class RealHostBudgetTest : public HostBudgetTest {
  protected:
-  // Processes of a sanitizer are large.
-  static constexpr uint64_t kLimitBytes = (config::kHardened ? 512 : 128) * kMiB;
+  static constexpr uint64_t kLimitBytes = 512 * kMiB;
   // Below the high mark, 90 %.
   static constexpr uint64_t kRoomBytes = kLimitBytes / 10 * 9;
 
