@@ -2,8 +2,9 @@
 # Builds //device/cuda/... with the wheels that ./bazelw installs: as on a machine whose /usr/local/cuda is a
 # CUDA Toolkit 12 (if this machine has the folder), and as on a machine without a toolkit. A mount namespace
 # hides this machine's toolkit; without one the check is skipped with status 77.
-# README's first command builds //examples:train_gpt instead, all layers and LibTorch's headers: many minutes more,
-# and all that finds CUDA for it is here. The wheels are those in .venv: to install them is a download of 0.5 GB.
+# README's first command builds //examples:train_gpt, which takes minutes more: all layers, with LibTorch's
+# headers. Nothing of it looks for CUDA outside of //device/cuda. The wheels are those in .venv, since to
+# install them again would be a download of 0.5 GB.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

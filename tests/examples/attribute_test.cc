@@ -294,7 +294,8 @@ TEST_F(AttributeTest, APngOfADigitIsReadAsThatDigit) {
 
 TEST_F(AttributeTest, ASignalWhileItExplainsLeavesTheWeightsThatItHasLearned) {
   const std::string log = Path("log"), weights = Path("weights");
-  ProgramOutcome outcome = {.exit_code = 0};
+  ProgramOutcome outcome;
+  outcome.exit_code = 0;
   // On a busy machine the signal may come when all is explained. Then there is more to explain.
   for (int n_steps = 1000; outcome.exit_code == 0 && n_steps <= 16'000; n_steps *= 2) {
     std::filesystem::remove(log);
