@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Checks two rules of the sources, and reports what is large.
+"""Checks rules of the sources, and reports what is large.
 
 Rules:
   * No class of the library is implemented in more than one .cc.
   * No scope ends where it begins, here and in all that uses the library: a class whose name ends in
     Scope, Region or Guard is [[nodiscard]], which clang reads, and so are its constructors, which GCC
     reads. A class that implements an interface of LibTorch's (...Interface) is no scope.
+  * No test depends on how busy the machine is: *_test.cc calls neither alarm() nor a clock, starts
+    programs by RunProgram or RunVisibly, and has a model (TEST(...Model, ...)) only in *_model_test.cc,
+    which is optimised and has minutes.
 
 Report, for reviewers:
   * files with more than 350 lines,
@@ -45,6 +48,12 @@ MOST_PRIVATE_METHODS = 12
 MOST_GUARDED_FIELDS = 6
 
 _SCOPE = re.compile(r"(Scope|Region|Guard)$")
+_OF_A_BUSY_MACHINE = [
+    (rb"\balarm\(", "alarm() ends a child that is only slow: leave a hang to Bazel's limit"),
+    (rb"(\babsl::Now|_clock::now)\(", "a clock: assert what happened, and leave a hang to Bazel's limit"),
+    (rb"\bstd::system\(", "a program that finds this machine's RAM: start it by RunProgram or RunVisibly"),
+]
+_MODEL = (rb"^TEST\w*\(\w+Model,", "a model: move it to *_model_test.cc")
 _CLASSES = ("class_specifier", "struct_specifier")
 _GUARDED_BY = re.compile(rb"^(?!\s*//).*\bABSL_(?:PT_)?GUARDED_BY\(([^()]*)\)", re.MULTILINE)
 
@@ -146,6 +155,15 @@ def _check_scopes(name, source, root, checks):
         check(owner.child_by_field_name("name"), class_name, "a scope that is not [[nodiscard]]")
         for constructor in _constructors(class_name, body):
             check(constructor, class_name, "a scope's constructor that is not [[nodiscard]]")
+
+
+def _check_test(name, source, checks):
+    """That it does not fail on a busy machine."""
+    rules = _OF_A_BUSY_MACHINE + ([] if name.endswith("_model_test.cc") else [_MODEL])
+    for pattern, text in rules:
+        found = re.search(pattern, source, re.MULTILINE)
+        line = source.count(b"\n", 0, found.start()) + 1 if found else 0
+        checks.is_true(not found, f"{name}:{line}", text)
 
 
 def _type_of(field, body):
@@ -267,6 +285,8 @@ def check_library(directory):
     for name, source in _sources(directory, LAYERS):
         check_file(name, source, checks)
     for name, source in _sources(directory, USERS):
+        if name.endswith("_test.cc"):
+            _check_test(name, source, checks)
         if re.search(rb"(Scope|Region|Guard)\b", source):  # most have none, and parsing all takes long
             _check_scopes(name, source, cpp_source.parse(source).root_node, checks)
     check_implementations(checks)

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <cstdint>
-#include <cstdlib>
 #include <fstream>
 #include <set>
 #include <string>
@@ -16,6 +15,7 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/tests/device/cuda/fake_cuda.h"
+#include "pinion/tests/support/run_program.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
@@ -23,6 +23,7 @@ namespace {
 
 using ::pinion::testing::FakeCuda;
 using ::pinion::testing::IsOkAndHolds;
+using ::pinion::testing::RunVisibly;
 using ::pinion::testing::StatusIs;
 using ::testing::AnyOf;
 using ::testing::DoubleNear;
@@ -144,7 +145,7 @@ TEST(HostLatencyTest, TheKernelAssemblesForTheGpusOfToday) {
   for (const std::string arch : {"sm_80", "sm_90", "sm_100"}) {
     const std::string command =
         std::string(kPtxas) + " -arch=" + arch + " " + file + " -o /dev/null";
-    EXPECT_EQ(std::system(command.c_str()), 0) << command;
+    EXPECT_EQ(RunVisibly(command), 0) << command;
   }
 }
 

@@ -120,8 +120,10 @@ TEST(EngineThreadsTest, APollerThatHangsInTheDeviceDoesNotHoldUpAnother) {
 // ticket must not be overtaken, or the wrong copy would count as done.
 TEST(EngineThreadsTest, ASlowSubmissionIsNotOvertaken) {
   static thread_local bool copied = false;  // enqueued, without a ticket yet
+  constexpr int kSlowCopies = 20;           // while all threads have copies left
   FaultyWorld world;
   uint8_t* const data = world.AllocateDevice(Pattern(1, kSize));
+  std::atomic<int> copies{0};
   std::atomic<int> submitting{0};
   std::atomic<int> between{0};
   std::atomic<int> overtakers{0};
@@ -129,8 +131,10 @@ TEST(EngineThreadsTest, ASlowSubmissionIsNotOvertaken) {
     if (call == "CopyAsync") {
       copied = true;
       if (between.fetch_add(1) != 0) overtakers.fetch_add(1);
-      // Gives other threads the chance to overtake.
-      for (int i = 0; i < 100 || submitting.load() < kThreads; ++i) std::this_thread::yield();
+      if (copies.fetch_add(1) >= kSlowCopies) return absl::OkStatus();
+      while (submitting.load() < kThreads) std::this_thread::yield();
+      // Gives them the chance to overtake. Beside busy programs a yield may cost milliseconds.
+      for (int i = 0; i < 10; ++i) std::this_thread::yield();
     } else if (call == "RecordEvent" && std::exchange(copied, false)) {
       between.fetch_sub(1);
     }
@@ -139,8 +143,11 @@ TEST(EngineThreadsTest, ASlowSubmissionIsNotOvertaken) {
 
   RunThreads(kThreads, [&](int) {
     const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kSize);
-    submitting.fetch_add(1);
-    for (int i = 0; i < kRounds; ++i) world.CopyOut(host, data);
+    for (int i = 0; i < kRounds; ++i) {
+      submitting.fetch_add(1);
+      world.CopyOut(host, data);
+      submitting.fetch_sub(1);
+    }
   });
 
   EXPECT_EQ(overtakers.load(), 0);

@@ -19,6 +19,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdarg>
+#include <cstdint>
 #include <vector>
 
 namespace pinion::testing {
@@ -38,6 +39,7 @@ class FakeNumaCalls {
     if (error != 0) return -1;
     // The kernel uses one bit less than the given size.
     if (number == SYS_mbind) {
+      mbind_bytes = static_cast<uint64_t>(arguments[1]);
       mbind_nodes.clear();
       const auto* words = reinterpret_cast<const unsigned long*>(arguments[3]);
       for (long bit = 0; bit + 1 < arguments[4]; ++bit) {
@@ -57,6 +59,7 @@ class FakeNumaCalls {
   int error = 0;               // errno of both; 0: success
   int policy = MPOL_DEFAULT;   // policy of every thread, with its flags
   std::vector<int> policy_nodes;
+  uint64_t mbind_bytes = 0;      // range of the last call
   std::vector<int> mbind_nodes;  // nodes of the last call
 
  private:

@@ -1,4 +1,4 @@
-// This machine's RAM, for tests about the real host.
+// This machine's RAM and NUMA nodes, for tests about the real host.
 
 #ifndef PINION_TESTS_SUPPORT_REAL_HOST_PROBE_H_
 #define PINION_TESTS_SUPPORT_REAL_HOST_PROBE_H_
@@ -7,10 +7,11 @@
 
 namespace pinion::testing {
 
-// Reads RamProbe()'s files by paths that roomy_host.cc does not replace.
-inline RamProbe RealHostProbe() {
-  return RamProbe("/proc/.", "/sys/fs/cgroup", "/sys/devices/system/./node/");
-}
+// Is kNumaRoot, by a path that roomy_host.cc does not replace.
+inline constexpr char kRealNumaRoot[] = "/sys/devices/system/./node/";
+
+// Reads RamProbe()'s files by such paths.
+inline RamProbe RealHostProbe() { return RamProbe("/proc/.", "/sys/fs/cgroup", kRealNumaRoot); }
 
 }  // namespace pinion::testing
 

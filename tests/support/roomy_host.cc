@@ -1,10 +1,11 @@
 // Gives tests a host with ample RAM, so that other users of the machine do not affect them.
 //
 // Replaces open(2), by which the library reads such files (allocator/base/read_file.h). RamProbe()
-// then finds 1 TiB of RAM, of which PINION_TEST_USED_PERCENT is in use, and no limit of a cgroup or
-// a NUMA node. The ledger of this user is a file of the test's own, in $TEST_TMPDIR or /tmp. Every
-// pinion_test links it, and RunProgram loads it into programs. Tests about the real host use
-// RealHostProbe (real_host_probe.h).
+// then finds 1 TiB of RAM on NUMA node 0, of which PINION_TEST_USED_PERCENT is in use, and no limit
+// of a cgroup. On one node it asks for no memory policy, which a container may forbid. The ledger
+// of this user is a file of the test's own, in $TEST_TMPDIR or /tmp. Every pinion_test links it,
+// and RunProgram loads it into programs. Tests about the real host use RealHostProbe
+// (real_host_probe.h).
 
 // The fortified header makes open an inline function, which cannot be replaced.
 #undef _FORTIFY_SOURCE
@@ -31,13 +32,16 @@ namespace {
 constexpr long kTotalKib = 1l << 30;
 constexpr long kAvailableKib = kTotalKib * (100 - PINION_TEST_USED_PERCENT) / 100;
 
-int OpenMeminfo() {
-  const std::string text = "MemTotal: " + std::to_string(kTotalKib) +
-                           " kB\nMemAvailable: " + std::to_string(kAvailableKib) + " kB\n";
-  const int file = memfd_create("meminfo", MFD_CLOEXEC);
+int OpenText(const std::string& text) {
+  const int file = memfd_create("roomy_host", MFD_CLOEXEC);
   if (file < 0 || pwrite(file, text.data(), text.size(), 0) >= 0) return file;
   close(file);
   return -1;
+}
+
+int OpenMeminfo() {
+  return OpenText("MemTotal: " + std::to_string(kTotalKib) +
+                  " kB\nMemAvailable: " + std::to_string(kAvailableKib) + " kB\n");
 }
 
 // The test's child processes find the same file.
@@ -51,9 +55,10 @@ int OpenLedger(std::string_view path, int flags, mode_t mode) {
   return static_cast<int>(syscall(SYS_openat, AT_FDCWD, own, flags, mode));
 }
 
-bool IsLimitOfTheRealHost(std::string_view path) {
+bool IsHidden(std::string_view path) {
   return path == "/proc/self/cgroup" ||
-         (path.starts_with("/sys/devices/system/node/node") && path.ends_with("/meminfo"));
+         (path.starts_with("/sys/devices/system/node/") &&
+          (path.ends_with("/meminfo") || path.ends_with("/has_cpu")));
 }
 
 }  // namespace
@@ -61,7 +66,8 @@ bool IsLimitOfTheRealHost(std::string_view path) {
 // Weak, because some tests replace open themselves.
 extern "C" [[gnu::weak, gnu::visibility("default")]] int open(const char* path, int flags, ...) {
   if (std::string_view(path) == "/proc/meminfo") return OpenMeminfo();
-  if (IsLimitOfTheRealHost(path)) {
+  if (std::string_view(path) == "/sys/devices/system/node/has_memory") return OpenText("0\n");
+  if (IsHidden(path)) {
     errno = ENOENT;
     return -1;
   }

@@ -285,6 +285,23 @@ class {"[[nodiscard]] " * class_says}{name} final : public Base {{
         found = [line.partition(": ")[0] for line in output.getvalue().splitlines()]
         self.assertEqual(found, ["hooks/a.h:1", "bench/peers/b.h:1", "tests/c.cc:1", "1 passed, 3 failed"])
 
+    def test_a_test_that_a_busy_machine_breaks_is_named(self):
+        for line in (
+            "alarm(10);",
+            "EXPECT_LT(absl::Now() - start, absl::Seconds(9));",
+            "const auto start = std::chrono::steady_clock::now();",
+            "EXPECT_EQ(std::system(command.c_str()), 0);",
+            "TEST(SampleModel, IsTheBest) {",
+            "TEST_F(SampleModel, IsTheBest) {",
+        ):
+            checks = check_structure.Checks()
+            check_structure._check_test("tests/a_test.cc", f"int x;\n{line}\n".encode(), checks)
+            self.assertEqual([text.partition(": ")[0] for text in checks.complaints], ["tests/a_test.cc:2"], line)
+        checks = check_structure.Checks()
+        source = b"TEST(SampleModel, A) {\n  absl::SleepFor(absl::Milliseconds(1));\n  RunVisibly(alarm);\n}\n"
+        check_structure._check_test("tests/a_model_test.cc", source, checks)
+        self.assertEqual(checks.complaints, [])
+
     def test_large_files_of_the_layers_are_reported_and_fail_nothing(self):
         with tempfile.TemporaryDirectory() as directory:
             for name in ("allocator/heap/a.h", "hooks/b.cc", "bench/c.cc", "engine/link/d.txt"):

@@ -1,5 +1,9 @@
 #include "pinion/allocator/ram/ram_probe.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cstdint>
 #include <string>
 
@@ -218,6 +222,20 @@ TEST(RamProbeTest, WhatOthersUseOfThisHostIsNothingToATest) {
   const RamSample sample = RamProbe().Sample(90);
   EXPECT_EQ(sample.headroom_bytes, 1024 * kGiB);
   EXPECT_EQ(sample.limited_by, "MemAvailable");
+}
+
+// On a host with several NUMA nodes it would ask for the memory policy, which Docker forbids.
+TEST(RamProbeTest, NoFileOfThisHostReachesATest) {
+  const std::string node = "/sys/devices/system/node/";
+  for (const std::string& path : {std::string("/proc/meminfo"), std::string("/proc/self/cgroup"),
+                                  node + "has_memory", node + "has_cpu", node + "node0/meminfo"}) {
+    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0) continue;
+    struct stat status = {};
+    EXPECT_EQ(fstat(file, &status), 0);
+    EXPECT_EQ(status.st_nlink, 0u) << path << " lies in a directory, and not in memory";
+    close(file);
+  }
 }
 
 TEST(RamProbeTest, ThisHostCanBeRead) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "pinion/engine/link/link_calibration.h"
@@ -41,6 +42,53 @@ inline StepTrace ForwardAndBackward(uint64_t size_bytes, const std::vector<uint6
     objects.push_back({.size_bytes = size_bytes, .signature = signature});
   }
   return ForwardAndBackward(objects);
+}
+
+// One forward of blocks, each of which saves its input and then something within a segment, and its
+// backward.
+inline StepTrace Blocks(const std::vector<std::vector<uint64_t>>& sizes) {
+  StepTrace step;
+  for (const std::vector<uint64_t>& block : sizes) {
+    StepSegment& segment = step.segments.emplace_back();
+    segment.before = {.other_bytes = 100};
+    for (size_t i = 0; i < block.size(); ++i) {
+      const auto access = static_cast<uint32_t>(step.accesses.size());
+      step.objects.push_back({.size_bytes = block[i]});
+      step.accesses.push_back(access);
+      if (i == 0) segment.inputs.push_back(access);
+      if (i > 0) segment.accesses.push_back(access);
+    }
+  }
+  for (size_t block = sizes.size(); block-- > 0;) {
+    StepSegment& segment = step.segments[block];
+    const std::vector<uint32_t> inner = segment.accesses;
+    for (size_t i = inner.size(); i-- > 0;) {
+      segment.accesses.push_back(static_cast<uint32_t>(step.accesses.size()));
+      step.accesses.push_back(inner[i]);
+    }
+    // The block's first operator has saved the input, too.
+    step.accesses.push_back(segment.inputs.front());
+  }
+  step.intervals.assign(step.accesses.size() + 1, {.compute_us = 10, .other_bytes = 100});
+  return step;
+}
+
+// Blocks that are one segment each, and each thing that a block saves beside its input is a segment
+// of its own inside of that one; it needs the block's input.
+inline StepTrace BlocksOfParts(const std::vector<std::vector<uint64_t>>& sizes) {
+  StepTrace step = Blocks(sizes);
+  std::vector<StepSegment> nested;
+  for (const StepSegment& block : step.segments) {
+    const auto outer = static_cast<uint32_t>(nested.size());
+    nested.push_back(block);
+    for (size_t i = 0; i < block.accesses.size() / 2; ++i) {
+      StepSegment& part = nested.emplace_back(block);
+      part.accesses = {block.accesses[i], block.accesses[block.accesses.size() - 1 - i]};
+      part.outer = outer;
+    }
+  }
+  step.segments = std::move(nested);
+  return step;
 }
 
 }  // namespace pinion::testing

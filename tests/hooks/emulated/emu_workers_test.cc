@@ -48,7 +48,8 @@ TEST(EmuWorkers, ALaterMachineMayHaveMoreDevices) {
 TEST(EmuWorkersDeathTest, AProcessThatExitsLetsAWorkerThatCameLaterEndAndWaitsNoLonger) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto exit_while_a_worker_runs = [] {
-    setenv("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "250", /*overwrite=*/1);  // in seconds
+    // More seconds than the test may take: it fails if LibTorch waits until it gives up.
+    setenv("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "100000", /*overwrite=*/1);
     GradientOn("cpu");
     Register(1);
     static std::latch runs(1);
@@ -63,9 +64,7 @@ TEST(EmuWorkersDeathTest, AProcessThatExitsLetsAWorkerThatCameLaterEndAndWaitsNo
     runs.wait();
     std::exit(0);
   };
-  const absl::Time start = absl::Now();
   EXPECT_EXIT(exit_while_a_worker_runs(), ::testing::ExitedWithCode(0), "the worker is done");
-  EXPECT_LT(absl::Now() - start, absl::Seconds(200)) << "LibTorch has given up";
 }
 
 }  // namespace

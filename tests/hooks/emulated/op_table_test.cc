@@ -2,10 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <string>
 
 #include "pinion/tests/support/python_with_torch.h"
+#include "pinion/tests/support/run_program.h"
 
 namespace pinion::testing {
 namespace {
@@ -15,11 +15,10 @@ class OpTableTest : public ::testing::TestWithParam<std::string> {};
 TEST_P(OpTableTest, HasTheBitsOfTheCpuWithOffloadAndWithout) {
   const std::string python = PythonWithTorch("torch, numpy, expecttest, sympy");
   if (python.empty()) GTEST_SKIP() << kNoPythonWithTorch;
-  // RunProgram would hide the script's progress.
   const std::string command =
       python + " -B tests/hooks/emulated/op_table.py tests/hooks/emulated/libop_table.so " +
       GetParam();
-  EXPECT_EQ(std::system(command.c_str()), 0);
+  EXPECT_EQ(RunVisibly(command), 0);  // the script shows its progress
 }
 
 INSTANTIATE_TEST_SUITE_P(Types, OpTableTest,

@@ -6,7 +6,6 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstddef>
@@ -131,7 +130,6 @@ TEST_F(TorchHostAllocatorProcessTest, AChildOfForkHangsInNothingThatTheParentsTh
   for (int i = 0; i < 30; ++i) {
     at::Tensor inherited = Pinned(4096);
     ChildProcess child([&] {
-      alarm(60);  // ends a hanging child
       inherited.reset();
       EXPECT_FALSE(allocator().record_event(data, nullptr, stream));
       ExpectForkError([] { allocator().get_stats(); });
