@@ -164,7 +164,9 @@ absl::StatusOr<std::shared_ptr<PinnedAllocator>> PinnedAllocator::Create(
     const AllocatorOptions& options, std::shared_ptr<HostMemorySource> source, HostRam ram) {
   PINION_RETURN_IF_ERROR(options.Validate());
   if (source == nullptr) {
-    return absl::InvalidArgumentError("PinnedAllocator::Create: source is null");
+    return absl::InvalidArgumentError(
+        "PinnedAllocator::Create: source is null; pass one, such as MmapSource::Create() or a "
+        "device's pinned_source()");
   }
   const uint64_t granularity_bytes = source->granularity_bytes();
   if (!IsPowerOfTwo(granularity_bytes) || granularity_bytes < kPageBytes) {

@@ -8,9 +8,13 @@ namespace pinion {
 
 void CopyBatch::Add(std::shared_ptr<HostBuffer> host, uint64_t host_offset_bytes, void* device_data,
                     uint64_t size_bytes) {
-  PINION_CHECK(host != nullptr) << "a piece needs a host buffer";
-  PINION_CHECK(device_data != nullptr) << "a piece needs device memory";
-  PINION_CHECK(size_bytes > 0) << "an empty piece";
+  PINION_CHECK(host != nullptr)
+      << "CopyBatch::Add of " << size_bytes
+      << " bytes: the host buffer is null; pass a HostBuffer over a block of the pool";
+  PINION_CHECK(device_data != nullptr) << "CopyBatch::Add of " << size_bytes
+                                       << " bytes: the device memory is null; pass the address of "
+                                          "memory that Device::Allocate returned";
+  PINION_CHECK(size_bytes > 0) << "CopyBatch::Add of 0 bytes is an empty piece; leave it out";
   PINION_CHECK(host_offset_bytes <= host->size_bytes() &&
                size_bytes <= host->size_bytes() - host_offset_bytes)
       << "bytes [" << host_offset_bytes << ", +" << size_bytes << ") of a host buffer of "

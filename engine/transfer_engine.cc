@@ -277,7 +277,8 @@ absl::StatusOr<std::shared_ptr<TransferEngine>> TransferEngine::Create(
     const EngineOptions& options, std::shared_ptr<Device> device) {
   PINION_RETURN_IF_ERROR(options.Validate());
   if (device == nullptr)
-    return absl::InvalidArgumentError("TransferEngine::Create: device is null");
+    return absl::InvalidArgumentError(
+        "TransferEngine::Create: device is null; pass one that DeviceBackend::Open returned");
   WatchProcess();
   auto guarded = std::make_shared<GuardedDevice>(std::move(device), options.transient_retries);
   auto events = std::make_shared<EventPool>(guarded);

@@ -2,8 +2,9 @@
 // And one of CUDA's own that slows offload down.
 // "true" and "yes" say the same as 1; "0", "false" and "no" that a switch is off.
 //
-// What is on is named in the log of each session, since a switch that somebody forgot looks like a
-// library that does nothing, or a slow one. So is a value that says neither.
+// What is on is named in the log of each session and each module with streamed weights, since a
+// switch that somebody forgot looks like a library that does nothing, or a slow one. So is a value
+// that says neither.
 //
 // Thread safety: as getenv's: nobody changes the environment meanwhile.
 
@@ -14,6 +15,7 @@
 #include <string>
 
 #include "absl/strings/numbers.h"
+#include "pinion/allocator/base/check.h"
 
 namespace pinion {
 
@@ -35,11 +37,11 @@ inline std::string SwitchNotUnderstood() {
 }
 
 // What is on, for a session on such a device, and what it does, for people; empty without any.
-inline std::string SwitchesThatAreOn(const std::string& device_type = "") {
+inline std::string SwitchesThatAreOn(const std::string& device_type = "", bool verifies = true) {
   // Where nothing is offloaded, nothing is checked.
   if (SwitchedOnByEnvironment("PINION_DISABLE")) return "PINION_DISABLE=1 (nothing is offloaded)";
   std::string on;
-  if (SwitchedOnByEnvironment("PINION_VERIFY")) {
+  if (verifies && SwitchedOnByEnvironment("PINION_VERIFY")) {
     on = "PINION_VERIFY=1 (what comes back is checked, which waits for the device: steps take "
          "longer)";
   }
@@ -50,6 +52,17 @@ inline std::string SwitchesThatAreOn(const std::string& device_type = "") {
           "unless your parallelism needs it)";
   }
   return on;
+}
+
+// Logs the switches that concern `user`, such as "a session", and values that say neither.
+inline void WarnOfSwitches(const char* user, const std::string& device_type,
+                           bool verifies = false) {
+  if (const std::string on = SwitchesThatAreOn(device_type, verifies); !on.empty()) {
+    PINION_LOG(kWarning) << user << " for " << device_type << " begins with " << on;
+  }
+  if (const std::string unclear = SwitchNotUnderstood(); !unclear.empty()) {
+    PINION_LOG(kWarning) << unclear << " switches nothing on: set it to 1, or unset it";
+  }
 }
 
 }  // namespace pinion

@@ -153,12 +153,34 @@ absl::StatusOr<HostSegment> MmapSource::Allocate(uint64_t size_bytes) {
   }
   if (options_.lock) PINION_RETURN_IF_ERROR(LockPages(data, size_bytes, /*flags=*/0));
   std::move(unmap).Cancel();
+  {
+    const MutexLock lock(mu_);
+    in_use_[data] = size_bytes;
+  }
   return HostSegment{data, size_bytes, NumaNodeOf(data, size_bytes, granularity_bytes())};
 }
 
 absl::Status MmapSource::Free(const HostSegment& segment) {
   if (origin_.InForkedChild()) return absl::OkStatus();
-  return ReturnAddresses(static_cast<char*>(segment.data), segment.size_bytes);
+  std::map<void*, uint64_t>::node_type freed;
+  {
+    const MutexLock lock(mu_);
+    const auto found = in_use_.find(segment.data);
+    if (found == in_use_.end() || found->second != segment.size_bytes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "MmapSource::Free: this source has no segment of ", HumanBytes(segment.size_bytes),
+          " in use at 0x", absl::Hex(reinterpret_cast<uintptr_t>(segment.data)),
+          "; pass each segment that its Allocate returned, unchanged and once"));
+    }
+    freed = in_use_.extract(found);
+  }
+  absl::Status unmapped = ReturnAddresses(static_cast<char*>(segment.data), segment.size_bytes);
+  if (!unmapped.ok()) {
+    // The segment is still mapped, and a repeated Free names the same address.
+    const MutexLock lock(mu_);
+    in_use_.insert(std::move(freed));
+  }
+  return unmapped;
 }
 
 }  // namespace pinion

@@ -27,12 +27,15 @@
 #define PINION_ALLOCATOR_SOURCES_MMAP_SOURCE_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/fork_origin.h"
+#include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/sources/address_range.h"
 
@@ -76,6 +79,7 @@ class MmapSource final : public HostMemorySource {
   // no addresses, or locks no more. FailedPrecondition if the cpuset has lost the NUMA node, and in
   // a child of fork() that inherited the source.
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override;
+  // InvalidArgument, and unmaps nothing, unless the segment is one of this source that is in use.
   absl::Status Free(const HostSegment& segment) override;
 
  private:
@@ -88,6 +92,8 @@ class MmapSource final : public HostMemorySource {
   const MmapOptions options_;
   const ForkOrigin origin_;
   AddressRange range_;
+  Mutex mu_;
+  std::map<void*, uint64_t> in_use_ ABSL_GUARDED_BY(mu_);  // bytes of each segment, by address
 };
 
 }  // namespace pinion

@@ -54,6 +54,15 @@ void WarnThatCallIsForbidden(const char* call, int error) {
                           "container allows the calls with CAP_SYS_NICE (docker run --cap-add)";
 }
 
+void WarnThatNodeIsOutOfReach(int node) {
+  static std::atomic<bool> has_warned = false;
+  if (has_warned.exchange(true)) return;
+  PINION_LOG(kWarning) << "the system allows this thread no CPU of NUMA node " << node
+                       << ": memory for the devices of that node may come from another node, and "
+                          "copies be slower. Add CPUs of the node to the process (taskset, "
+                          "docker run --cpuset-cpus)";
+}
+
 }  // namespace
 
 NumaNodeSet ReadNumaNodes(const std::string& path) { return ParseNodes(ReadFile(path)); }
@@ -169,11 +178,17 @@ ScopedNumaThread::ScopedNumaThread(int node, const std::string& root) {
   cpu_set_t before;
   if (node < 0 || sched_getaffinity(0, sizeof(before), &before) != 0) return;
   cpu_set_t near = {};
+  bool has_cpus = false;
   ForEachOf(ReadFile(absl::StrCat(root, "node", node, "/cpulist")), [&](int cpu) {
+    has_cpus = true;
     // Respects the CPUs that the program excluded.
     if (CPU_ISSET(cpu, &before)) CPU_SET(cpu, &near);
   });
-  if (sched_setaffinity(0, sizeof(near), &near) == 0) before_ = before;  // EINVAL for none
+  if (sched_setaffinity(0, sizeof(near), &near) == 0) {  // EINVAL for none
+    before_ = before;
+  } else if (has_cpus) {
+    WarnThatNodeIsOutOfReach(node);
+  }
 }
 
 ScopedNumaThread::~ScopedNumaThread() {

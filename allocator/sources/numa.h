@@ -55,8 +55,8 @@ int NumaNodeOf(const void* data, uint64_t size_bytes, uint64_t stride_bytes);
 // FailedPrecondition for a node without memory or outside of the cpuset.
 absl::Status PreferNumaNode(void* data, uint64_t size_bytes, int node);
 
-// Keeps the calling thread on the CPUs of a node during its lifetime. Does nothing for node -1, or
-// if the system forbids it.
+// Keeps the calling thread on the CPUs of a node during its lifetime. Does nothing for node -1, and
+// for a node without CPUs. If the system forbids it, the log says so once.
 class [[nodiscard]] ScopedNumaThread {
  public:
   [[nodiscard]] explicit ScopedNumaThread(int node, const std::string& root = kNumaRoot);

@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 
+#include "pinion/allocator/base/check.h"
+
 namespace pinion {
 namespace {
 
@@ -221,6 +223,12 @@ std::vector<std::string> PresetNames() {
 }
 
 DevicePreset ScalePreset(const DevicePreset& base, const Workload& large, const Workload& small) {
+  for (const Workload& workload : {large, small}) {
+    const double flops = workload.flops_per_saved_byte, bytes = workload.mean_saved_tensor_bytes;
+    PINION_CHECK(flops > 0 && bytes > 0 && std::isfinite(flops) && std::isfinite(bytes))
+        << "ScalePreset: a Workload has flops_per_saved_byte " << flops
+        << " and mean_saved_tensor_bytes " << bytes << "; both must be positive and finite";
+  }
   // The link and both memories keep their bandwidths, so a byte costs the same. FLOPs per byte
   // shrink, and with them the peaks; tensors shrink, and with them all costs per tensor.
   const double flops = small.flops_per_saved_byte / large.flops_per_saved_byte;

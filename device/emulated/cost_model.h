@@ -68,7 +68,7 @@ struct DevicePreset {
 absl::StatusOr<DevicePreset> FindPreset(const std::string& name);
 std::vector<std::string> PresetNames();
 
-// The properties of a model that decide what offloading costs. Both are positive.
+// The properties of a model that decide what offloading costs. Both are positive and finite.
 struct Workload {
   double flops_per_saved_byte;  // FLOPs of a training step per byte of saved activations
   double mean_saved_tensor_bytes;

@@ -51,6 +51,12 @@ int Checked(const MachineCore& core, int device) {
   return device;
 }
 
+std::string NoSuchStream(const char* call, StreamHandle stream) {
+  return absl::StrCat(call, ": no such stream",
+                      stream.valid() ? " (destroyed?)" : ": the handle is empty",
+                      "; pass one that CreateStream returned");
+}
+
 }  // namespace
 
 absl::Status EmulatedOptions::Validate() const {
@@ -180,10 +186,14 @@ absl::Status EmulatedMachine::Copy(int device, void* dst, const void* src, uint6
 absl::Status EmulatedMachine::RecordStream(const void* data, StreamHandle stream) {
   MutexLock lock(core_->mu);
   const int device = core_->DeviceOf(data);
-  if (device < 0) return absl::InvalidArgumentError("RecordStream: not device memory");
+  if (device < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("RecordStream: 0x", absl::Hex(reinterpret_cast<uintptr_t>(data)),
+                     " is not device memory; pass an address that Allocate returned"));
+  }
   PINION_RETURN_IF_ERROR(core_->faults.Check(device));
   const HandleTable::Stream* const user = core_->handles.FindOnAnyDevice(stream);
-  if (user == nullptr) return absl::InvalidArgumentError("RecordStream: no such stream");
+  if (user == nullptr) return absl::InvalidArgumentError(NoSuchStream("RecordStream", stream));
   return core_->heaps[device].RecordStream(data, user->slot);
 }
 
@@ -280,7 +290,7 @@ uint64_t EmulatedMachine::calls(DeviceCall call) const {
 absl::Status EmulatedMachine::SetCapturing(StreamHandle stream, bool capturing) {
   MutexLock lock(core_->mu);
   HandleTable::Stream* const found = core_->handles.FindOnAnyDevice(stream);
-  if (found == nullptr) return absl::InvalidArgumentError("SetCapturing: no such stream");
+  if (found == nullptr) return absl::InvalidArgumentError(NoSuchStream("SetCapturing", stream));
   found->capturing = capturing;
   return absl::OkStatus();
 }

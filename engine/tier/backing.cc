@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/slab.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/pinned_block.h"
@@ -26,6 +28,11 @@ class PinnedPlace final : public ParcelPlace, public std::enable_shared_from_thi
 
 absl::StatusOr<std::shared_ptr<ParcelPlace>> PinnedBacking::Reserve(
     const std::shared_ptr<PinnedAllocator>& pool, uint64_t size_bytes) {
+  if (pool == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("PinnedBacking::Reserve of ", size_bytes,
+                     " bytes: the pool is null; pass HostTier::pool()"));
+  }
   PINION_ASSIGN_OR_RETURN(PinnedBlock block, pool->Allocate(size_bytes));
   return std::allocate_shared<PinnedPlace>(SlabAllocator<PinnedPlace>(), std::move(block));
 }

@@ -56,7 +56,7 @@ class Backing {
 
 class PinnedBacking final : public Backing {
  public:
-  // Returns the errors of PinnedAllocator::Allocate.
+  // Returns the errors of PinnedAllocator::Allocate, and InvalidArgument for a null pool.
   absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(const std::shared_ptr<PinnedAllocator>& pool,
                                                        uint64_t size_bytes) override;
 };

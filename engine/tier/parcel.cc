@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/status_macros.h"
@@ -27,6 +29,14 @@ Parcel::Parcel(uint64_t size, StreamHandle computed_on, std::shared_ptr<ParcelPl
 
 // The copy out may still read the device memory.
 Parcel::~Parcel() { const GuardedMemory held = Evict(); }
+
+std::shared_ptr<HostBuffer> Parcel::ToWrite() {
+  std::shared_ptr<HostBuffer> buffer = place_->ToWrite();
+  PINION_CHECK(buffer != nullptr)
+      << "ParcelPlace::ToWrite returned null for " << size_bytes
+      << " bytes: return pinned memory, or ResourceExhausted from Backing::Reserve";
+  return buffer;
+}
 
 void Parcel::Leave(const Transfer& copy_out, HeldMemory&& held) {
   place_->Written(copy_out);
@@ -190,6 +200,14 @@ void Parcel::FailFetch() {
   fetch_ended_.NotifyAll();
 }
 
+absl::StatusOr<std::shared_ptr<HostBuffer>> Parcel::ToRead() {
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostBuffer> buffer, place_->ToRead());
+  if (buffer != nullptr) return buffer;
+  return absl::InvalidArgumentError(
+      absl::StrCat("ParcelPlace::ToRead returned null for ", size_bytes,
+                   " bytes: return pinned memory that holds them, or an error"));
+}
+
 GuardedMemory Parcel::TakeFetched() {
   if (state() != State::kFetched) return GuardedMemory();
   MutexLock lock(mu_);
@@ -198,7 +216,7 @@ GuardedMemory Parcel::TakeFetched() {
 }
 
 absl::StatusOr<std::shared_ptr<HostBuffer>> Parcel::ViewOnHost(absl::Duration timeout) {
-  PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostBuffer> buffer, place_->ToRead());
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostBuffer> buffer, ToRead());
   const internal::Deadline deadline(timeout);
   for (const FenceTicket& ticket : buffer->open_tickets()) {
     PINION_RETURN_IF_ERROR(ticket.timeline->Wait(ticket.value, deadline.Left()));

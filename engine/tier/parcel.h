@@ -109,7 +109,7 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
 
   // --- offload ---
   // Returns the destination of the copy out. Called once.
-  std::shared_ptr<HostBuffer> ToWrite() { return place_->ToWrite(); }
+  std::shared_ptr<HostBuffer> ToWrite();
   // Instead of Leave: the host has filled ToWrite's buffer, and the parcel is kAway from the start.
   void FillOnHost();
   // Records the submitted copy out, which reads `held`.
@@ -144,7 +144,7 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   // Claims the fetch if the parcel is kAway.
   std::optional<FetchClaim> ClaimIfAway();
   // Returns the source of a fetch: pinned memory that holds the bytes once its tickets are done.
-  absl::StatusOr<std::shared_ptr<HostBuffer>> ToRead() { return place_->ToRead(); }
+  absl::StatusOr<std::shared_ptr<HostBuffer>> ToRead();
   // Releases the fetched memory, even if readers are left; empty outside of kFetched.
   [[nodiscard]] GuardedMemory TakeFetched();
 

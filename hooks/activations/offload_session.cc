@@ -320,12 +320,7 @@ absl::StatusOr<std::shared_ptr<OffloadSession>> OffloadSession::Create(
   PINION_RETURN_IF_ERROR(options.Validate());
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType device_type, DeviceTypeOf(backend.type_name));
   PINION_RETURN_IF_ERROR(backend.Validate());
-  if (const std::string on = SwitchesThatAreOn(backend.type_name); !on.empty()) {
-    PINION_LOG(kWarning) << "a session for " << backend.type_name << " begins with " << on;
-  }
-  if (const std::string unclear = SwitchNotUnderstood(); !unclear.empty()) {
-    PINION_LOG(kWarning) << unclear << " switches nothing on: set it to 1, or unset it";
-  }
+  WarnOfSwitches("a session", backend.type_name, /*verifies=*/true);
   OffloadOptions own = options;
   own.enabled = options.enabled && !SwitchedOnByEnvironment("PINION_DISABLE");
   own.verify = options.verify || SwitchedOnByEnvironment("PINION_VERIFY");

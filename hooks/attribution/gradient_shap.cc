@@ -25,9 +25,15 @@
 namespace pinion {
 namespace {
 
+// More than any host's memory has room for.
+constexpr int64_t kMostRows = int64_t{1} << 40;
+
 int64_t CountRows(const std::vector<at::Tensor>& inputs, int64_t n_samples) {
   TORCH_CHECK(n_samples > 0, n_samples, " samples: n_samples is at least 1");
-  return n_samples * inputs.front().size(0);
+  const int64_t examples = inputs.front().size(0);
+  TORCH_CHECK(examples == 0 || n_samples <= kMostRows / examples, n_samples, " samples of ",
+              examples, " examples are more than 2^40 rows: lower n_samples");
+  return n_samples * examples;
 }
 
 std::vector<int64_t> NoiseSizes(const at::Tensor& input, int64_t rows) {
@@ -131,7 +137,7 @@ ShapDraws DrawShap(const std::vector<at::Tensor>& inputs, int64_t baselines,
                    const ShapOptions& options) {
   TORCH_CHECK(std::isfinite(options.stdev) && options.stdev >= 0, "noise of stdev ", options.stdev,
               ": it must be finite and at least 0");
-  TORCH_CHECK(!inputs.empty() && inputs.front().dim() > 0, "there is no input to attribute to");
+  CheckInputs(inputs, /*additional=*/{});
   TORCH_CHECK(baselines > 0, "a distribution of no baselines: give at least one example");
   at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(options.seed);
   const int64_t rows = CountRows(inputs, options.n_samples);

@@ -44,6 +44,7 @@ struct ShapDraws {
   at::Tensor coefficients;        // 0 at the baseline, 1 at the input, float64
   std::vector<at::Tensor> noise;  // one per input; empty: no noise
 };
+// Throws c10::Error unless all inputs have equally many examples.
 ShapDraws DrawShap(const std::vector<at::Tensor>& inputs, int64_t baselines,
                    const ShapOptions& options);
 

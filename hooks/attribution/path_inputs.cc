@@ -33,20 +33,24 @@ at::Tensor PointsBetween(const at::Tensor& baseline, const at::Tensor& differenc
   return points;
 }
 
+void CheckInputs(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& additional) {
+  TORCH_CHECK(!inputs.empty(), "there is no input to attribute to");
+  for (const std::vector<at::Tensor>* tensors : {&inputs, &additional}) {
+    for (const at::Tensor& tensor : *tensors) {
+      TORCH_CHECK(tensor.defined(), "an input is an undefined tensor: give one that has examples");
+      TORCH_CHECK(tensor.dim() > 0 && tensor.size(0) == inputs.front().size(0), "an input of ",
+                  tensor.sizes(), " beside a first one of ", inputs.front().sizes(),
+                  ": the first dimension of each counts the examples");
+    }
+  }
+}
+
 PathInputs::PathInputs(std::vector<at::Tensor> inputs, std::vector<at::Tensor> baselines,
                        std::vector<at::Tensor> additional)
     : inputs_(std::move(inputs)),
       baselines_(std::move(baselines)),
       additional_(std::move(additional)) {
-  TORCH_CHECK(!inputs_.empty(), "there is no input to attribute to");
-  for (const std::vector<at::Tensor>* tensors : {&inputs_, &additional_}) {
-    for (const at::Tensor& tensor : *tensors) {
-      TORCH_CHECK(tensor.defined(), "an input is an undefined tensor: give one that has examples");
-      TORCH_CHECK(tensor.dim() > 0 && tensor.size(0) == examples(), "an input of ", tensor.sizes(),
-                  " beside a first one of ", inputs_.front().sizes(),
-                  ": the first dimension of each counts the examples");
-    }
-  }
+  CheckInputs(inputs_, additional_);
   if (baselines_.empty()) {
     for (const at::Tensor& input : inputs_) {
       baselines_.push_back(at::zeros({}, input.options().requires_grad(false)));

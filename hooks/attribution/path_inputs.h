@@ -24,6 +24,9 @@ namespace pinion {
 at::Tensor PointsBetween(const at::Tensor& baseline, const at::Tensor& difference,
                          absl::Span<const double> alphas);
 
+// Throws c10::Error unless there is an input, and all tensors have as many examples as the first.
+void CheckInputs(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& additional);
+
 class PathInputs {
  public:
   // Empty baselines mean zeros. One for all examples has no dimensions, or a first dimension of 1.

@@ -35,7 +35,7 @@ class PathRun {
         layers_(layers),
         target_(target),
         path_(inputs, options.baselines, options.additional_inputs),
-        points_(PointsOf(options.quadrature, options.n_steps + overlap)),
+        points_(PointsOf(options.quadrature, options.n_steps, overlap)),
         overlap_(overlap),
         budget_(options.device_budget_bytes, session.device_type()),
         copies_(session.NewCopies()),

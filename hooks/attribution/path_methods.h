@@ -35,7 +35,7 @@
 namespace pinion {
 
 struct PathOptions {
-  int64_t n_steps = 50;
+  int64_t n_steps = 50;  // kGaussLegendre: 1 to 10,000; others: up to 2^24
   Quadrature quadrature = Quadrature::kGaussLegendre;
   // Start of the path, one per input: of the input's sizes, with a first dimension of 1, or without
   // dimensions. Empty: zeros.

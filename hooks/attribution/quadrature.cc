@@ -59,11 +59,17 @@ PathPoints Riemann(Quadrature quadrature, int64_t n) {
 
 }  // namespace
 
-PathPoints PointsOf(Quadrature quadrature, int64_t n_steps) {
+PathPoints PointsOf(Quadrature quadrature, int64_t n_steps, int64_t overlap) {
   const bool is_gauss = quadrature == Quadrature::kGaussLegendre;
-  const int64_t least = is_gauss ? 1 : 2;
+  // Both ends of a Riemann sum are points. The overlap adds points too.
+  const int64_t least = is_gauss || overlap > 0 ? 1 : 2;
+  // Between 0 and 1, float32 tells no more points apart.
+  const int64_t most = is_gauss ? 10'000 : int64_t{1} << 24;
   TORCH_CHECK(n_steps >= least, "a path of ", n_steps, " steps: n_steps is at least ", least);
-  PathPoints points = is_gauss ? GaussLegendre(n_steps) : Riemann(quadrature, n_steps);
+  TORCH_CHECK(n_steps <= most, "a path of ", n_steps, " steps: n_steps is at most ", most,
+              is_gauss ? ", or 2^24 with Quadrature::kRiemannMiddle" : "");
+  const int64_t count = n_steps + overlap;
+  PathPoints points = is_gauss ? GaussLegendre(count) : Riemann(quadrature, count);
   for (double& weight : points.weights) weight = static_cast<float>(weight);
   return points;
 }

@@ -26,8 +26,10 @@ struct PathPoints {
   std::vector<double> weights;
 };
 
-// Returns points and weights. c10::Error for fewer than 2 steps; kGaussLegendre allows 1.
-PathPoints PointsOf(Quadrature quadrature, int64_t n_steps);
+// Returns points and weights for `n_steps + overlap` steps. c10::Error for fewer than 2 steps
+// (kGaussLegendre: 1), and for n_steps above 2^24 (kGaussLegendre, whose time grows as the square:
+// 10,000).
+PathPoints PointsOf(Quadrature quadrature, int64_t n_steps, int64_t overlap = 0);
 
 }  // namespace pinion
 

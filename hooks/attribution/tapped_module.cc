@@ -69,6 +69,8 @@ nn::TappedImpl::TappedImpl(TapNames names, torch::nn::AnyModule module)
     : torch::nn::Module("pinion::nn::Tapped"),
       names_(std::move(names)),
       module_(std::move(module)) {
+  TORCH_CHECK(!module_.is_empty(), "nn::Tapped \"", names_.outputs.empty() ? "" : names_.outputs[0],
+              "\" of an empty module holder: construct the module without nullptr");
   register_module("module", module_.ptr());
 }
 
@@ -99,7 +101,10 @@ std::shared_ptr<torch::nn::Module> nn::TappedImpl::clone(
 }
 
 SequentialTaps::SequentialTaps(torch::nn::Sequential model, const std::string& prefix)
-    : model_(std::move(model)), children_(model_->begin(), model_->end()) {
+    : model_(std::move(model)) {
+  TORCH_CHECK(!model_.is_empty(), "SequentialTaps \"", prefix,
+              "\" of an empty module holder: construct the Sequential without nullptr");
+  children_.assign(model_->begin(), model_->end());
   const auto names = model_->named_children();
   const bool is_named = prefix.size() > 1 && prefix.back() == '.';
   const std::string whole = is_named ? prefix.substr(0, prefix.size() - 1) : "";

@@ -56,7 +56,8 @@ class TappedImpl : public torch::nn::Module {
   // Wraps a module holder such as torch::nn::Linear, which TORCH_MODULE defines.
   template <typename Contained>
   TappedImpl(const std::string& name, const torch::nn::ModuleHolder<Contained>& holder)
-      : TappedImpl(name, torch::nn::AnyModule(holder)) {}
+      : TappedImpl(name,
+                   holder.is_empty() ? torch::nn::AnyModule() : torch::nn::AnyModule(holder)) {}
 
   // Calls a module that takes one tensor and returns one.
   at::Tensor forward(const at::Tensor& input);

@@ -5,6 +5,7 @@
 #include <ATen/ops/tensor.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
+#include <c10/util/safe_numerics.h>
 
 #include <cstddef>
 #include <string>
@@ -71,8 +72,15 @@ void Target::CheckExamples(int64_t examples) const {
 
 Target Target::OfRows(int64_t begin, int64_t count, int64_t repeats) const {
   if (kind_ == Kind::kNone || kind_ == Kind::kSame) return *this;
+  const auto examples = static_cast<int64_t>(indices_.size());
+  int64_t rows_count = 0;
+  TORCH_CHECK(0 <= begin && begin <= examples && 0 <= count && count <= examples - begin,
+              "targets of examples [", begin, ", +", count, "), and there are ", examples,
+              " targets: give examples that have one");
+  TORCH_CHECK(repeats >= 0 && !c10::mul_overflows(repeats, count, &rows_count), "targets of ",
+              count, " examples ", repeats, " times: their number must fit 63 bits");
   Target rows(kind_, {});
-  for (int64_t i = 0; i < repeats * count; ++i) {
+  for (int64_t i = 0; i < rows_count; ++i) {
     rows.indices_.push_back(indices_[static_cast<size_t>(begin + i % count)]);
   }
   return rows;

@@ -33,6 +33,7 @@ class Target {
   // Throws c10::Error unless the target applies to all examples or has one entry per example.
   void CheckExamples(int64_t examples) const;
   // Returns the targets of examples [begin, begin + count), concatenated `repeats` times.
+  // Throws c10::Error for examples that have no target.
   Target OfRows(int64_t begin, int64_t count, int64_t repeats) const;
 
   // Returns one number per example. The first dimension of `output` counts the examples; a

@@ -11,6 +11,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/util/Exception.h>
+#include <c10/util/Type.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
@@ -22,10 +24,10 @@ namespace pinion {
 class TensorModule {
  public:
   // Takes a module holder: torch::nn::Linear, torch::nn::Sequential, or a TORCH_MODULE. Implicit,
-  // so that wrapping modules accept holders.
+  // so that wrapping modules accept holders. Throws c10::Error for an empty holder.
   template <typename Contained>
   TensorModule(const torch::nn::ModuleHolder<Contained>& holder)  // NOLINT(*-explicit-*)
-      : module_(holder.ptr()),
+      : module_(NotEmpty(holder)),
         forward_([](torch::nn::Module& module, const at::Tensor& x) -> at::Tensor {
           return dynamic_cast<Contained&>(module).forward(x);
         }) {}
@@ -42,6 +44,14 @@ class TensorModule {
   }
 
  private:
+  template <typename Contained>
+  static std::shared_ptr<torch::nn::Module> NotEmpty(
+      const torch::nn::ModuleHolder<Contained>& holder) {
+    TORCH_CHECK(!holder.is_empty(), "a wrapper of an empty module holder (",
+                c10::demangle_type<Contained>(), "): construct the module without nullptr");
+    return holder.ptr();
+  }
+
   std::shared_ptr<torch::nn::Module> module_;
   at::Tensor (*forward_)(torch::nn::Module& module, const at::Tensor& x);
 };

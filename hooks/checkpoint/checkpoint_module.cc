@@ -22,6 +22,8 @@ at::Tensor RunModules(Modules& modules, at::Tensor x) {
 
 at::Tensor checkpoint_sequential(const torch::nn::Sequential& modules, int64_t segments,
                                  const at::Tensor& input, const CheckpointOptions& options) {
+  TORCH_CHECK(!modules.is_empty() && !modules->is_empty(),
+              "checkpoint_sequential of a Sequential that is empty: give it one module at least");
   const auto count = static_cast<int64_t>(modules->size());
   TORCH_CHECK(segments >= 1 && segments <= count, "checkpoint_sequential: ", segments,
               " segments of ", count, " modules: give it 1 to ", count);

@@ -21,6 +21,7 @@
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/autograd/torch_version.h"
 #include "pinion/hooks/plan/device_recording.h"
 #include "pinion/hooks/plan/offload_policy.h"
 #include "pinion/hooks/plan/recorded_tensor.h"
@@ -167,6 +168,7 @@ std::shared_ptr<DeviceRecording> StepRecorderImpl::RecordingOf(c10::Device devic
 absl::StatusOr<std::shared_ptr<StepRecorder>> StepRecorder::Create(DeviceBackend backend) {
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
   PINION_RETURN_IF_ERROR(backend.Validate());
+  PINION_RETURN_IF_ERROR(CheckTorchHas(type));
   if (!TellsAllocatedBytes(type)) {
     return absl::UnimplementedError(absl::StrCat(
         "a step cannot be recorded on \"", backend.type_name,

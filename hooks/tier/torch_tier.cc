@@ -6,6 +6,7 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/transfer_engine.h"
+#include "pinion/hooks/autograd/torch_version.h"
 #include "pinion/hooks/tier/torch_pinned_source.h"
 
 namespace pinion {
@@ -16,6 +17,8 @@ absl::StatusOr<std::shared_ptr<HostTier>> TorchHostTier(const HostTierOptions& o
                                                         std::shared_ptr<PinnedAllocator> pool) {
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<TorchPinnedSource> source,
                           TorchPinnedSource::Create(backend, type));
+  // Behind the backend's error: a driver that is missing is named first.
+  PINION_RETURN_IF_ERROR(CheckTorchHas(type));
   return HostTier::OfProcess(options, backend, std::move(source), std::move(pool));
 }
 

@@ -50,10 +50,13 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
         "weights cannot be streamed with PINION_DISABLE=1 in the environment");
   }
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
+  WarnOfSwitches("streamed weights", backend.type_name);
   if (device.type() != type) {
     return absl::InvalidArgumentError(absl::StrCat("the backend is for \"", backend.type_name,
                                                    "\", and the device is ", device.str()));
   }
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostTier> host,
+                          TorchHostTier(options.tier, backend, type));
   if (options.memory_target_bytes > 0 && !TellsAllocatedBytes(type)) {
     return absl::InvalidArgumentError(absl::StrCat(
         "WeightOptions::memory_target_bytes is for an allocator that tells what it has "
@@ -67,8 +70,6 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
         absl::StrCat("\"", module.name(), "\" has no parameters to stream"));
   }
   PINION_RETURN_IF_ERROR(CheckWeights(units, device));
-  PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostTier> host,
-                          TorchHostTier(options.tier, backend, type));
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<DeviceTier> tier, host->ForDevice(device.index()));
   PINION_RETURN_IF_ERROR(CheckHasOwnMemory(*tier));
 

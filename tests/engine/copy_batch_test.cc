@@ -50,9 +50,10 @@ TEST(CopyBatchDeathTest, RefusesBytesOutsideOfTheBuffer) {
   EXPECT_DEATH(batch.Add(host, 500, device_memory, 13), "of a host buffer of 512 bytes");
   // The sum of offset and size overflows.
   EXPECT_DEATH(batch.Add(host, UINT64_MAX, device_memory, 2), "of a host buffer of 512 bytes");
-  EXPECT_DEATH(batch.Add(host, 0, device_memory, 0), "empty piece");
-  EXPECT_DEATH(batch.Add(nullptr, 0, device_memory, 1), "host != nullptr");
-  EXPECT_DEATH(batch.Add(host, 0, nullptr, 1), "device_data != nullptr");
+  EXPECT_DEATH(batch.Add(host, 0, device_memory, 0), "an empty piece; leave it out");
+  EXPECT_DEATH(batch.Add(nullptr, 0, device_memory, 17),
+               "of 17 bytes: the host buffer is null; pass");
+  EXPECT_DEATH(batch.Add(host, 0, nullptr, 17), "of 17 bytes: the device memory is null; pass");
 }
 
 }  // namespace

@@ -555,7 +555,7 @@ TEST(TransferEngineTest, BadOptionsAreRefusedByName) {
 
 TEST(TransferEngineTest, WithoutADeviceThereIsNone) {
   EXPECT_THAT(TransferEngine::Create({}, nullptr),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("device is null")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("device is null; pass")));
 }
 
 TEST(TransferEngineDeathTest, AnEmptyBatchIsTheCallersBug) {

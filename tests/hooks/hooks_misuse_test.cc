@@ -5,7 +5,9 @@
 #include <ATen/ops/exp.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
+#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
@@ -43,6 +45,7 @@
 #include "pinion/hooks/weights/weight_offloader.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/error_of.h"
+#include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
@@ -140,6 +143,71 @@ TEST_F(BackendMisuseTest, ABackendThatReturnsNullIsRefusedWithTheRemedy) {
   }
 }
 
+// LibTorch's functions for such a type throw.
+TEST_F(BackendMisuseTest, ATypeWhoseLibraryIsNotLoadedIsRefusedWithTheRemedy) {
+  for (const std::string type : {"cuda", "xpu"}) {
+    const c10::Device device(type);
+    if (c10::impl::hasDeviceGuardImpl(device.type())) continue;
+    const DeviceBackend backend = {type, world_.backend().device};
+    const auto attach = [&](uint64_t target_bytes) {
+      return WeightOffloader::Attach(*linear_, device, backend,
+                                     {.tier = SmallTier(), .memory_target_bytes = target_bytes})
+          .status();
+    };
+    const struct {
+      const char* maker;
+      std::function<absl::Status()> make;
+    } rows[] = {
+        {"OffloadSession",
+         [&] { return OffloadSession::Create(SmallWindows(), backend).status(); }},
+        {"OffloadSession with a target",
+         [&] { return OffloadSession::Create(WithTarget(kMiB), backend).status(); }},
+        {"AttributionSession",
+         [&] { return AttributionSession::Create(SmallTier(), backend).status(); }},
+        {"WeightOffloader", [&] { return attach(0); }},
+        {"WeightOffloader with a target", [&] { return attach(kMiB); }},
+        {"InstallTorchHostAllocator",
+         [&] { return InstallTorchHostAllocator(SmallTier().allocator, backend); }},
+        {"StepRecorder", [&] { return StepRecorder::Create(backend).status(); }},
+    };
+    for (const auto& row : rows) {
+      absl::Status status;
+      EXPECT_EQ(ErrorOf([&] { status = row.make(); }), "no error") << row.maker;
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                   AllOf(HasSubstr("\"" + type + "\" is not loaded"),
+                                         HasSubstr("libtorch_" + type + ".so"),
+                                         HasSubstr("docs/users/install.md"))))
+          << row.maker;
+    }
+  }
+}
+
+TEST_F(BackendMisuseTest, ASwitchThatIsNeitherOnNorOffIsNamedByEachThatObeysIt) {
+  ASSERT_EQ(setenv("PINION_DISABLE", "maybe", /*overwrite=*/1), 0);
+  std::map<std::string, std::string> logs;
+  {
+    const CapturedLog log;
+    EXPECT_THAT(OffloadSession::Create(SmallWindows(), world_.backend()), IsOk());
+    logs["OffloadSession"] = log.text();
+  }
+  {
+    const CapturedLog log;
+    EXPECT_THAT(AttributionSession::Create(SmallTier(), world_.backend()), IsOk());
+    logs["AttributionSession"] = log.text();
+  }
+  {
+    const CapturedLog log;
+    EXPECT_THAT(
+        WeightOffloader::Attach(*linear_, world_.device(), world_.backend(), {.tier = SmallTier()}),
+        IsOk());
+    logs["WeightOffloader"] = log.text();
+  }
+  ASSERT_EQ(unsetenv("PINION_DISABLE"), 0);
+  for (const auto& [maker, text] : logs) {
+    EXPECT_THAT(text, HasSubstr("PINION_DISABLE=maybe switches nothing on")) << maker;
+  }
+}
+
 TEST(EmuDeviceMisuseTest, NoMachineIsRefused) {
   EXPECT_THAT(RegisterEmuDevice(nullptr),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("needs a machine")));
@@ -203,13 +271,23 @@ TEST(ModuleMisuseTest, AWrapperOfNoModuleIsRefused) {
     std::function<void()> make;
     const char* message;
   } rows[] = {
-      {"Checkpoint", [&] { nn::Checkpoint{none}; }, "empty ModuleHolder"},
-      {"NoOffload", [&] { nn::NoOffload{none}; }, "empty ModuleHolder"},
-      {"Tapped", [] { nn::Tapped("layer", torch::nn::AnyModule()); }, "empty AnyModule"},
-      {"SequentialTaps", [&] { const SequentialTaps taps(none); }, "empty ModuleHolder"},
+      {"Checkpoint", [&] { nn::Checkpoint{none}; },
+       "an empty module holder (torch::nn::SequentialImpl): construct the module"},
+      {"NoOffload", [&] { nn::NoOffload{none}; },
+       "an empty module holder (torch::nn::SequentialImpl): construct the module"},
+      {"Tapped", [] { nn::Tapped("layer", torch::nn::AnyModule()); },
+       "nn::Tapped \"layer\" of an empty module holder: construct the module"},
+      {"Tapped with a holder", [&] { nn::Tapped("layer", torch::nn::Linear(nullptr)); },
+       "nn::Tapped \"layer\" of an empty module holder: construct the module"},
+      {"SequentialTaps", [&] { const SequentialTaps taps(none, "features."); },
+       "SequentialTaps \"features.\" of an empty module holder: construct the Sequential"},
       {"ModuleTaps", [] { const ModuleTaps taps((torch::nn::SequentialImpl())); },
        "Use std::make_shared"},
-      {"checkpoint_sequential", [&] { checkpoint_sequential(none, 1, x); }, "empty ModuleHolder"},
+      {"checkpoint_sequential", [&] { checkpoint_sequential(none, 1, x); },
+       "a Sequential that is empty: give it one module"},
+      {"checkpoint_sequential of no modules",
+       [&] { checkpoint_sequential(torch::nn::Sequential(), 1, x); },
+       "a Sequential that is empty: give it one module"},
   };
   for (const auto& row : rows) EXPECT_THAT(ErrorOf(row.make), HasSubstr(row.message)) << row.name;
 }

@@ -17,6 +17,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -25,6 +26,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
@@ -73,12 +76,18 @@ using ::testing::Not;
 using ::testing::Pair;
 using ::testing::UnorderedElementsAre;
 
+// Sources of the segments below, by address.
+std::map<void*, std::shared_ptr<MmapSource>> sources;
+
 HostSegment Segment(const MmapOptions& options, uint64_t size_bytes) {
-  return MmapSource::Create(options).value()->Allocate(size_bytes).value();
+  std::shared_ptr<MmapSource> source = MmapSource::Create(options).value();
+  const HostSegment segment = source->Allocate(size_bytes).value();
+  sources[segment.data] = std::move(source);
+  return segment;
 }
 
 void Free(const HostSegment& segment) {
-  EXPECT_THAT(MmapSource::Create().value()->Free(segment), IsOk());
+  EXPECT_THAT(sources.extract(segment.data).mapped()->Free(segment), IsOk());
 }
 
 uint64_t ResidentBytes(const HostSegment& segment) {
@@ -220,15 +229,44 @@ TEST(MmapSourceTest, WhatTheKernelRefusesIsNamedAndTheAddressesGoBack) {
   EXPECT_THAT(source->Free(again), IsOk());
 }
 
-TEST(MmapSourceTest, WhatCannotBeUnmappedIsAnError) {
-  const auto its_own = MmapSource::Create().value();
-  const HostSegment segment = its_own->Allocate(2 * kMiB).value();
-  HostSegment crooked = segment;
-  crooked.data = static_cast<char*>(segment.data) + 1;
-  for (const auto& source : {its_own, MmapSource::Create().value()}) {
-    EXPECT_THAT(source->Free(crooked), IsInternalError("unmapping 2 MiB at"));
+TEST(MmapSourceTest, WhatCannotBeUnmappedIsAnErrorAndMayBeFreedAgain) {
+  ChildProcess child([] {
+    const auto source = MmapSource::Create().value();
+    const HostSegment segment = source->Allocate(2 * kMiB).value();
+    rlimit before = {};
+    ASSERT_EQ(getrlimit(RLIMIT_AS, &before), 0);
+    const rlimit none = {1, before.rlim_max};  // every call of mmap fails
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &none), 0);
+    const absl::Status freed = source->Free(segment);
+    ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
+    EXPECT_THAT(freed, IsInternalError("unmapping 2 MiB at"));
+    EXPECT_THAT(source->Free(segment), IsOk());
+  });
+  EXPECT_EQ(child.Wait(), 0);
+}
+
+TEST(MmapSourceTest, OnlyASegmentInUseIsFreedAndOnlyOnce) {
+  const auto source = MmapSource::Create().value();
+  const auto other = MmapSource::Create().value();
+  const HostSegment segment = source->Allocate(4 * kMiB).value();
+  const HostSegment freed = source->Allocate(4 * kMiB).value();
+  const HostSegment foreign = other->Allocate(4 * kMiB).value();
+  ASSERT_THAT(source->Free(freed), IsOk());
+  char* const data = static_cast<char*>(segment.data);
+  for (const HostSegment& wrong :
+       {HostSegment{}, freed, foreign, HostSegment{data, 2 * kMiB}, HostSegment{data, 6 * kMiB},
+        HostSegment{data + 2 * kMiB, 2 * kMiB}, HostSegment{data + 1, 4 * kMiB}}) {
+    const auto address = absl::StrCat("0x", absl::Hex(reinterpret_cast<uintptr_t>(wrong.data)));
+    EXPECT_THAT(
+        source->Free(wrong),
+        IsInvalid(HumanBytes(wrong.size_bytes) + " in use at " + address, "unchanged and once"));
   }
-  EXPECT_THAT(its_own->Free(segment), IsOk());
+  EXPECT_EQ(msync(foreign.data, foreign.size_bytes, MS_ASYNC), 0) << "it was unmapped";
+  const HostSegment next = source->Allocate(4 * kMiB).value();
+  const HostSegment after = source->Allocate(4 * kMiB).value();
+  EXPECT_NE(next.data, after.data) << "the same addresses were handed out twice";
+  for (const HostSegment& own : {segment, next, after}) EXPECT_THAT(source->Free(own), IsOk());
+  EXPECT_THAT(other->Free(foreign), IsOk());
 }
 
 TEST(MmapSourceTest, UntouchedPagesLieOnNoNodeAndComeWithTheirFirstUse) {

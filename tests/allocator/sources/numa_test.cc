@@ -18,6 +18,8 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/tests/support/captured_log.h"
+#include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_numa_calls.h"
 #include "pinion/tests/support/real_host_probe.h"
@@ -42,12 +44,15 @@ extern "C" int sched_getaffinity(pid_t thread, size_t size_bytes, cpu_set_t* cpu
 namespace pinion {
 namespace {
 
+using ::pinion::testing::CapturedLog;
+using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeNumaCalls;
 using ::pinion::testing::IsFailedPrecondition;
 using ::pinion::testing::IsInvalid;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::kRealNumaRoot;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -187,6 +192,23 @@ TEST_F(ScopedNumaThreadTest, CpusThatTheProgramWasKeptFromStayForbidden) {
   CPU_ZERO(&all);
   for (const int cpu : before_) CPU_SET(cpu, &all);
   ASSERT_EQ(sched_setaffinity(0, sizeof(all), &all), 0);
+}
+
+// The log line appears once per process, so the test needs a process of its own.
+TEST_F(ScopedNumaThreadTest, ANodeWhoseCpusTheSystemForbidsIsNamedInTheLogOnce) {
+  if (before_.back() == 1023) GTEST_SKIP() << "each CPU is allowed";
+  ChildProcess child([&] {
+    const CapturedLog log;
+    for (const char* cpus : {"", "1023", "1023"}) {
+      const ScopedNumaThread near(7, NodeOf(7, cpus));
+      EXPECT_EQ(AllowedCpus(), before_);
+      EXPECT_EQ(log.text().empty(), *cpus == '\0');
+    }
+    const std::string text = log.text(), told = "no CPU of NUMA node 7";
+    EXPECT_THAT(text, AllOf(HasSubstr(told), HasSubstr("--cpuset-cpus")));
+    EXPECT_EQ(text.find(told), text.rfind(told));
+  });
+  EXPECT_EQ(child.Wait(), 0);
 }
 
 TEST_F(ScopedNumaThreadTest, ANodeWithoutCpusOrNoNodeChangesNothing) {

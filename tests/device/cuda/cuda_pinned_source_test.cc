@@ -23,6 +23,7 @@
 #include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"
+#include "pinion/tests/support/status_says.h"
 
 // Replaces the C library's functions: records the locked ranges, or refuses to lock.
 namespace {
@@ -50,6 +51,7 @@ namespace {
 using ::pinion::testing::CapturedLog;
 using ::pinion::testing::FakeCuda;
 using ::pinion::testing::FakeHost;
+using ::pinion::testing::IsInvalid;
 using ::pinion::testing::IsOk;
 using ::testing::HasSubstr;
 
@@ -100,6 +102,16 @@ TEST_F(CudaPinnedSourceTest, WhereCudaLocksThePagesNobodyElseDoes) {
   PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source.Allocate(2 * kMiB));
   EXPECT_TRUE(source.pinned());
   EXPECT_THAT(source.Free(segment), IsOk());
+}
+
+TEST_F(CudaPinnedSourceTest, ADeviceThatThereIsNotIsNamedByEachCall) {
+  const FakeCuda fake(Machine("h100_pcie5"));
+  for (const int index : {-1, 1, 99}) {
+    CudaPinnedSource source(FakeCuda::Api(), index);
+    const auto refused = IsInvalid("the context of cuda:" + std::to_string(index) + " current");
+    EXPECT_THAT(source.Allocate(2 * kMiB), refused);
+    EXPECT_THAT(source.Free({nullptr, 2 * kMiB}), refused);
+  }
 }
 
 std::vector<int> CpusOf(const cpu_set_t& set) {

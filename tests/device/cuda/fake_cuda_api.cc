@@ -18,6 +18,10 @@ namespace {
 #define FAKE_CUDA_RETURN_IF_ERROR(expression) \
   if (const cudaError_t error = (expression); error != cudaSuccess) return error
 
+bool HasDevice(FakeCuda& fake, int device) {
+  return device >= 0 && device < fake.machine().device_count();
+}
+
 cudaError_t GetDeviceCount(int* count) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_RETURN_IF_ERROR(fake.Enter("GetDeviceCount", /*uses_device=*/false));
@@ -35,9 +39,7 @@ cudaError_t GetDevice(int* device) {
 cudaError_t SetDevice(int device) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_RETURN_IF_ERROR(fake.EnterThread("SetDevice"));
-  if (device < 0 || device >= fake.machine().device_count()) {
-    return fake.Latch(cudaErrorInvalidDevice);
-  }
+  if (!HasDevice(fake, device)) return fake.Latch(cudaErrorInvalidDevice);
   // A test that makes PopContext fail leaves the context pushed.
   PINION_CHECK(FakeCuda::thread().pushed.empty() || fake.failed_function() == "PopContext")
       << "SetDevice under a pushed context";
@@ -56,6 +58,7 @@ cudaError_t HasContext(int device, bool* has_context) {
 cudaError_t PushContext(int device) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_RETURN_IF_ERROR(fake.EnterDriver("PushContext"));
+  if (!HasDevice(fake, device)) return cudaErrorInvalidDevice;  // the driver latches nothing
   FakeCuda::thread().pushed.push_back(device);
   fake.AddContext(device);
   return cudaSuccess;
@@ -72,7 +75,7 @@ cudaError_t PopContext() {
 cudaError_t DeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_RETURN_IF_ERROR(fake.Enter("DeviceGetAttribute", /*uses_device=*/false));
-  if (device >= fake.machine().device_count()) return fake.Latch(cudaErrorInvalidDevice);
+  if (!HasDevice(fake, device)) return fake.Latch(cudaErrorInvalidDevice);
   *value = 0;
   if (attribute == cudaDevAttrPageableMemoryAccessUsesHostPageTables) {
     *value = fake.ReadsHostPageTables(device);
@@ -93,7 +96,7 @@ cudaError_t DeviceGetPCIBusId(char* text, int size_bytes, int) {
 cudaError_t GetDeviceProperties(cudaDeviceProp* properties, int device) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_RETURN_IF_ERROR(fake.Enter("GetDeviceProperties", /*uses_device=*/false));
-  if (device >= fake.machine().device_count()) return fake.Latch(cudaErrorInvalidDevice);
+  if (!HasDevice(fake, device)) return fake.Latch(cudaErrorInvalidDevice);
   *properties = {};
   std::snprintf(properties->name, sizeof(properties->name), "%s",
                 fake.machine().device(device)->info().model.c_str());

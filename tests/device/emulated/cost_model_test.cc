@@ -130,6 +130,20 @@ std::vector<double> RatiosOf(const DevicePreset& preset, const Workload& workloa
   return ratios;
 }
 
+TEST(CostModelDeathTest, AWorkloadOfNothingIsNamedWithItsValues) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const DevicePreset base;
+  const Workload good = {.flops_per_saved_byte = 6000, .mean_saved_tensor_bytes = 64e6};
+  for (const double bad : {0.0, -1.0, inf, std::numeric_limits<double>::quiet_NaN()}) {
+    for (const Workload& wrong : {Workload{bad, 64e6}, Workload{6000, bad}}) {
+      EXPECT_DEATH(ScalePreset(base, wrong, good), "both must be positive and finite");
+      EXPECT_DEATH(ScalePreset(base, good, wrong), "both must be positive and finite");
+    }
+  }
+  EXPECT_DEATH(ScalePreset(base, {0, 8}, good),
+               "flops_per_saved_byte 0 and mean_saved_tensor_bytes 8");
+}
+
 TEST(CostModelTest, ScaledPresetKeepsEveryProportionOfTheLargeModel) {
   const Workload large = {.flops_per_saved_byte = 6000, .mean_saved_tensor_bytes = 64e6};
   const Workload small = {.flops_per_saved_byte = 150, .mean_saved_tensor_bytes = 256e3};

@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -106,7 +107,7 @@ TEST_F(EmulatedMisuseTest, NullPointersAreRefused) {
       {"Copy to null", machine_->Copy(0, nullptr, data_, 8, compute_), "a null pointer"},
       {"a kernel that reads null", machine_->Launch(0, compute_, Of({{nullptr, 8}})),
        "kernel mm: 8 B at a null pointer"},
-      {"RecordStream", machine_->RecordStream(nullptr, compute_), "not device memory"},
+      {"RecordStream", machine_->RecordStream(nullptr, compute_), "0x0 is not device memory; pass"},
       {"Free", Free(nullptr), "not allocated"},
   };
   for (const auto& row : rows) {
@@ -194,7 +195,15 @@ TEST_F(EmulatedMisuseTest, AnEventOrAStreamThatThereIsNotIsNeitherWaitedForNorCa
   for (const absl::Duration timeout : {absl::Seconds(-1), absl::InfiniteDuration()}) {
     EXPECT_THAT(device_->WaitEvent(EventHandle(), timeout), IsInvalid("handle is empty"));
   }
-  EXPECT_THAT(machine_->SetCapturing(StreamHandle(), true), IsInvalid("no such stream"));
+  const StreamHandle gone(&host_);
+  for (const auto& [stream, why] :
+       {std::pair(StreamHandle(), "empty"), std::pair(gone, "destroyed")}) {
+    const auto refused = StatusIs(absl::StatusCode::kInvalidArgument,
+                                  AllOf(HasSubstr("no such stream"), HasSubstr(why),
+                                        HasSubstr("pass one that CreateStream")));
+    EXPECT_THAT(machine_->SetCapturing(stream, true), refused);
+    EXPECT_THAT(machine_->RecordStream(data_, stream), refused);
+  }
 }
 
 TEST_F(EmulatedMisuseTest, AHostAccessIsToMemory) {

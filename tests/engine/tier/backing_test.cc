@@ -8,6 +8,7 @@
 #include <ostream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -22,6 +23,7 @@
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/tier/parcel.h"
+#include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/tier/slow_backing.h"
 #include "pinion/tests/engine/tier/tier_world.h"
@@ -228,6 +230,51 @@ class NullBacking final : public Backing {
     return nullptr;
   }
 };
+
+// A place without buffers, or one that has lost its bytes.
+class NullPlace final : public ParcelPlace {
+ public:
+  explicit NullPlace(std::shared_ptr<HostBuffer> buffer) : buffer_(std::move(buffer)) {}
+
+  std::shared_ptr<HostBuffer> ToWrite() override { return buffer_; }
+  void Written(const Transfer&) override {}
+  absl::StatusOr<std::shared_ptr<HostBuffer>> ToRead() override { return nullptr; }
+
+ private:
+  const std::shared_ptr<HostBuffer> buffer_;
+};
+
+class NullPlaceBacking final : public Backing {
+ public:
+  explicit NullPlaceBacking(std::shared_ptr<HostBuffer> buffer) : buffer_(std::move(buffer)) {}
+
+  absl::StatusOr<std::shared_ptr<ParcelPlace>> Reserve(const std::shared_ptr<PinnedAllocator>&,
+                                                       uint64_t) override {
+    return std::make_shared<NullPlace>(buffer_);
+  }
+
+ private:
+  const std::shared_ptr<HostBuffer> buffer_;
+};
+
+TEST(BackingDeathTest, ABufferThatIsNullIsNamedWithTheRemedy) {
+  EngineWorld world;
+  TierWorld unwritable(world, std::make_shared<NullPlaceBacking>(nullptr));
+  EXPECT_DEATH(unwritable.SendAway(Pattern(1, kBytes)),
+               "ParcelPlace::ToWrite returned null for 65536 bytes: return pinned memory");
+  TierWorld unreadable(world, std::make_shared<NullPlaceBacking>(world.NewHostBuffer(kBytes)));
+  const std::shared_ptr<Parcel> parcel = unreadable.SendAway(Pattern(1, kBytes));
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument,
+                                HasSubstr("ParcelPlace::ToRead returned null for 65536 bytes"));
+  EXPECT_THAT(parcel->ToRead(), refused);
+  EXPECT_THAT(parcel->ViewOnHost(kLong), refused);
+}
+
+TEST(PinnedBackingTest, APoolThatIsNullIsRefusedWithTheRemedy) {
+  EXPECT_THAT(PinnedBacking().Reserve(nullptr, kBytes),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("of 65536 bytes: the pool is null; pass HostTier::pool()")));
+}
 
 TEST(BackingDeathTest, APlaceThatIsNullIsNamedWithTheRemedy) {
   EngineWorld world;

@@ -134,7 +134,7 @@ TEST_F(HostTierTest, ForADeviceThatThereIsNotTheBackendsErrorIsReturned) {
 
 TEST_F(HostTierTest, WhatItIsMadeOfMustBeThere) {
   EXPECT_THAT(HostTier::OfProcess(SmallOptions(), EmulatedBackend(machine_), nullptr),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("source is null")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("source is null; pass")));
   EXPECT_THAT(HostTier::OfProcess(SmallOptions(), EmulatedBackend(machine_), nullptr, NewPool()),
               IsOk());
   EXPECT_THAT(HostTier::OfProcess(SmallOptions(), {"emu", nullptr}, source_),

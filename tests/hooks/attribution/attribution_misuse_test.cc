@@ -19,6 +19,7 @@
 #include "pinion/hooks/attribution/layer_methods.h"
 #include "pinion/hooks/attribution/layer_options.h"
 #include "pinion/hooks/attribution/path_methods.h"
+#include "pinion/hooks/attribution/quadrature.h"
 #include "pinion/hooks/attribution/tap.h"
 #include "pinion/hooks/attribution/target.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
@@ -188,6 +189,93 @@ TEST_F(AttributionMisuseTest, NoiseThatIsNoDeviationIsRefused) {
   for (const double stdev : {-1.0, kInfinity, kNaN}) {
     EXPECT_THAT(ErrorOf([&] { DrawShap(x_, 1, {.stdev = stdev}); }),
                 AllOf(HasSubstr("noise of stdev"), HasSubstr("finite and at least 0")));
+  }
+}
+
+TEST_F(AttributionMisuseTest, InputsThatDoNotCountTheSameExamplesAreNotDrawnFor) {
+  const at::Tensor scalar = at::ones({}), one = at::ones({1, 3}), undefined;
+  const auto same = [](const Tensors& x) { return x[0]; };
+  const struct {
+    const char* name;
+    Tensors inputs;
+    const char* message;
+  } rows[] = {
+      {"none", {}, "no input to attribute to"},
+      {"a scalar", {scalar}, "an input of [] beside a first one of []"},
+      {"a scalar behind", {x_[0], scalar}, "an input of [] beside a first one of [2, 3]"},
+      {"fewer examples", {x_[0], one}, "an input of [1, 3] beside a first one of [2, 3]"},
+      {"undefined", {undefined}, "an undefined tensor"},
+      {"undefined behind", {x_[0], undefined}, "an undefined tensor"},
+  };
+  for (const auto& row : rows) {
+    for (const double stdev : {0.0, 0.1}) {
+      const ShapOptions options = {.stdev = stdev};
+      EXPECT_THAT(ErrorOf([&] { DrawShap(row.inputs, 1, options); }), HasSubstr(row.message))
+          << row.name;
+      EXPECT_THAT(
+          ErrorOf([&] {
+            LayerGradientShap(*session_, same, layers_, row.inputs, {one, one}, Target(), options);
+          }),
+          HasSubstr(row.message))
+          << row.name;
+    }
+  }
+}
+
+TEST_F(AttributionMisuseTest, MoreSamplesThanAnyHostHasMemoryForAreRefused) {
+  for (const int64_t n_samples : {int64_t{0}, int64_t{-1}, INT64_MIN}) {
+    EXPECT_THAT(ErrorOf([&] { DrawShap(x_, 1, {.n_samples = n_samples}); }),
+                HasSubstr(std::to_string(n_samples) + " samples: n_samples is at least 1"));
+  }
+  for (const int64_t n_samples : {(int64_t{1} << 39) + 1, int64_t{1} << 62, INT64_MAX}) {
+    EXPECT_THAT(ErrorOf([&] { DrawShap(x_, 1, {.n_samples = n_samples}); }),
+                HasSubstr(std::to_string(n_samples) +
+                          " samples of 2 examples are more than 2^40 rows: lower n_samples"));
+  }
+}
+
+TEST_F(AttributionMisuseTest, MoreStepsThanAPathHasPointsAreRefusedByEachMethod) {
+  const auto forward = [](const Tensors& x) { return Tap("layer", x[0] * 2); };
+  const Target first = Target::Class(0);
+  const auto refused = [&](const PathOptions& options, const std::string& message) {
+    const std::string errors[] = {
+        ErrorOf([&] { IntegratedGradients(*session_, forward, x_, first, options); }),
+        ErrorOf([&] { InternalInfluence(*session_, forward, layers_, x_, first, options); }),
+        ErrorOf([&] { LayerConductance(*session_, forward, layers_, x_, first, options); }),
+        ErrorOf([&] { LayerIntegratedGradients(*session_, forward, layers_, x_, first, options); }),
+    };
+    for (const std::string& error : errors) EXPECT_THAT(error, HasSubstr(message));
+  };
+  for (const int64_t n_steps : {int64_t{10'001}, INT64_MAX}) {
+    refused({.n_steps = n_steps}, "n_steps is at most 10000, or 2^24 with");
+  }
+  for (const int64_t n_steps : {(int64_t{1} << 24) + 1, INT64_MAX}) {
+    refused({.n_steps = n_steps, .quadrature = Quadrature::kRiemannLeft},
+            "n_steps is at most 16777216");
+  }
+  for (const int64_t n_steps : {int64_t{0}, INT64_MIN}) {
+    refused({.n_steps = n_steps}, std::to_string(n_steps) + " steps: n_steps is at least 1");
+  }
+}
+
+TEST_F(AttributionMisuseTest, RowsThatHaveNoTargetAreNotSelected) {
+  const struct {
+    int64_t begin, count;
+  } rows[] = {{-1, 1}, {0, -1}, {0, 4}, {3, 1}, {4, 0}, {1, INT64_MAX}, {INT64_MIN, 1}};
+  for (const Target& three :
+       {Target::PerExample({0, 1, 2}), Target::IndexPerExample({{0}, {1}, {2}})}) {
+    for (const auto& row : rows) {
+      EXPECT_THAT(ErrorOf([&] { three.OfRows(row.begin, row.count, 1); }),
+                  AllOf(HasSubstr("targets of examples [" + std::to_string(row.begin)),
+                        HasSubstr("there are 3 targets: give")));
+    }
+    for (const int64_t repeats : {int64_t{-1}, INT64_MAX}) {
+      EXPECT_THAT(ErrorOf([&] { three.OfRows(0, 3, repeats); }),
+                  HasSubstr("3 examples " + std::to_string(repeats) + " times"));
+    }
+    EXPECT_EQ(ErrorOf([&] { three.OfRows(1, 2, 0); }), "no error");
+    EXPECT_EQ(ErrorOf([&] { three.OfRows(3, 0, 5); }), "no error");
+    three.OfRows(1, 2, 2).CheckExamples(4);
   }
 }
 
