@@ -152,11 +152,11 @@ absl::StatusOr<HostSegment> MmapSource::Allocate(uint64_t size_bytes) {
     if (error != 0) return NoMemory("touching the pages", size_bytes, error);
   }
   if (options_.lock) PINION_RETURN_IF_ERROR(LockPages(data, size_bytes, /*flags=*/0));
-  std::move(unmap).Cancel();
   {
     const MutexLock lock(mu_);
-    in_use_[data] = size_bytes;
+    in_use_[data] = size_bytes;  // may throw
   }
+  std::move(unmap).Cancel();
   return HostSegment{data, size_bytes, NumaNodeOf(data, size_bytes, granularity_bytes())};
 }
 
