@@ -9,7 +9,12 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/sum.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/core/impl/FakeGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -1029,7 +1034,14 @@ TEST_F(StepRecorderTest, CreateRefusesWhatItCannotRecord) {
   EXPECT_THAT(StepRecorder::Create({"toaster", device}),
               StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(StepRecorder::Create({"mtia", device}),
-              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("\"mtia\"")));
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("\"mtia\"")));
+  // A type whose allocator does not count.
+  const c10::impl::FakeGuardImpl<c10::kXPU> guard;
+  c10::impl::registerDeviceGuard(c10::kXPU, &guard);
+  c10::SetAllocator(c10::kXPU, c10::GetCPUAllocator());
+  EXPECT_THAT(StepRecorder::Create({"xpu", device}),
+              StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("\"xpu\"")));
+  c10::impl::registerDeviceGuard(c10::kXPU, nullptr);
 }
 
 }  // namespace
