@@ -11,23 +11,28 @@
 
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/mutex.h"
 
 namespace pinion::testing {
 
 class CapturedLog {
  public:
   CapturedLog()
-      : previous_(SetLogSink(
-            [this](LogSeverity, const std::string& message) { text_ += message + "\n"; })) {}
+      : previous_(SetLogSink([this](LogSeverity, const std::string& message) {
+          const MutexLock lock(mu_);
+          text_ += message + "\n";
+        })) {}
   ~CapturedLog() { SetLogSink(previous_); }
   CapturedLog(const CapturedLog&) = delete;
   CapturedLog& operator=(const CapturedLog&) = delete;
 
-  const std::string& text() const { return text_; }
+  const std::string& text() const ABSL_NO_THREAD_SAFETY_ANALYSIS { return text_; }
 
  private:
-  std::string text_;
+  Mutex mu_;
+  std::string text_ ABSL_GUARDED_BY(mu_);
   LogSink previous_;
 };
 
