@@ -261,6 +261,12 @@ TEST_F(OffloadRules, WhatIsNotAPlainTensorOfTheDevicePassesThrough) {
   EXPECT_EQ(seen_[4].sizes(), at::IntArrayRef({0, 64}));
 }
 
+TEST_F(OffloadRules, ASessionWithoutATargetHasNoPlanToExplain) {
+  const at::Tensor y = Save({activation({32, 32})});
+  ASSERT_EQ(stats().offloaded, 1u);
+  EXPECT_EQ(world_.session()->Explain(0), "");
+}
+
 TEST_F(OffloadRules, ACapturingStreamPassesThrough) {
   const at::Tensor t = activation({32, 32});
   const StreamHandle stream = world_.machine().default_stream(0);
