@@ -2,9 +2,8 @@
 // And one of CUDA's own that slows offload down.
 // "true" and "yes" say the same as 1; "0", "false" and "no" that a switch is off.
 //
-// What is on is named in the log of each session and each module with streamed weights, since a
-// switch that somebody forgot looks like a library that does nothing, or a slow one. So is a value
-// that says neither.
+// Sessions, streamed weights and attribution log which switches are on: a forgotten one looks like
+// a library that does nothing, or a slow one. They also log values that say neither.
 //
 // Thread safety: as getenv's: nobody changes the environment meanwhile.
 
@@ -55,8 +54,8 @@ inline std::string SwitchesThatAreOn(const std::string& device_type = "", bool v
 }
 
 // Logs the switches that concern `user`, such as "a session", and values that say neither.
-inline void WarnOfSwitches(const char* user, const std::string& device_type,
-                           bool verifies = false) {
+// `verifies`: whether PINION_VERIFY concerns it.
+inline void WarnOfSwitches(const char* user, const std::string& device_type, bool verifies) {
   if (const std::string on = SwitchesThatAreOn(device_type, verifies); !on.empty()) {
     PINION_LOG(kWarning) << user << " for " << device_type << " begins with " << on;
   }

@@ -84,8 +84,8 @@ class RecordingBackoff {
     const uint64_t every = std::bit_floor((unknown_steps_ / PlanCache::kMax) | 1);
     return unknown_steps_ % every == 0;
   }
-  // Two steps are worth a record in any case, behind one that may have begun without.
-  void RecordAgain() { known_steps_ = std::min(known_steps_, kKnownInARow - 3); }
+  // The next steps are worth a record: kKnownInARow of them, one less if one has begun without.
+  void RecordAgain() { known_steps_ = 0; }
   void OnEnd(bool is_unknown) {
     known_steps_ = is_unknown ? 0 : std::min(known_steps_ + 1, kKnownInARowForRecompute);
     unknown_steps_ = is_unknown ? unknown_steps_ + 1 : 0;

@@ -86,8 +86,9 @@ void PlannedSchedule::ForEachPossible(absl::FunctionRef<void(const CachedPlan&)>
 
 bool PlannedSchedule::IsAnotherWithoutSkips() const {
   return std::any_of(alike_.begin(), alike_.end(), [this](const auto& other) {
+    if (!other.first->shortfall().ok() || !trials_.Fits(*other.first)) return false;
     const std::optional<StepMatcher::Match> match = matcher_.MatchWith(*other.first);
-    return match.has_value() && !match->skips && trials_.Fits(*other.first);
+    return match.has_value() && !match->skips;
   });
 }
 
@@ -144,12 +145,10 @@ uint64_t PlannedSchedule::BatchKey(uint32_t id) const {
 }
 
 void PlannedSchedule::OnUsed(uint32_t id, AccessKind access) {
-  const bool has_skipped = matcher_.skips();
-  if (!matcher_.OnUsed(id, access)) {
-    FindCached(/*begins=*/false);
-  } else if (IsPlanned() && !has_skipped && matcher_.skips() && IsAnotherWithoutSkips()) {
-    FindCached(/*begins=*/false);
-  }
+  const bool had_skips = matcher_.skips();
+  const bool matches = matcher_.OnUsed(id, access);
+  const bool begins_to_skip = !had_skips && matcher_.skips();
+  if (!matches || (begins_to_skip && IsAnotherWithoutSkips())) FindCached(/*begins=*/false);
   const bool is_kept = access == AccessKind::kReadAndKept || access == AccessKind::kReadIntoGraph;
   residency_.SetStaysFetched(id, is_kept && IsPlanned() && IsResidentUntilNextAccess(id));
   awaited_bytes_ = residency_.AwayBytes(id);

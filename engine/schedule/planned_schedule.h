@@ -108,10 +108,9 @@ class PlannedSchedule final : public OffloadSchedule {
     return MakeCachedPlan(std::move(step), options_.memory_bytes, TargetOptions::kSlowdown,
                           options_.link, may_recompute, aside, margin_bytes);
   }
-  // While a step runs as planned: an upper bound of what its trace counts. That is the plan's peak,
-  // plus what the step began with beyond its trace, plus the bytes of objects that should be
-  // offloaded and are still resident or externally referenced. The most of all cached plans, while
-  // the step may still turn out to be another one.
+  // While a step runs as planned: an upper bound of what its trace counts. It has three parts: the
+  // plan's peak; what the step began with beyond its trace; objects that should be offloaded, and
+  // are still resident or externally referenced. If other plans match so far, the largest counts.
   std::optional<StepPromise> Promise() const;
   // The parcel was evicted, but the object's memory is externally referenced.
   void OnNotFreed(uint32_t object) { residency_.OnNotFreed(object, matcher_.now()); }
@@ -140,8 +139,8 @@ class PlannedSchedule final : public OffloadSchedule {
   // Several kinds of steps may alternate. After kMaxCached unrecognised ones in a row, fewer steps
   // are recorded. More are recorded while a cached plan waits for a trial of recomputation.
   bool WantsRecord() const { return backoffs_[cache_.begins_with_gradients()].WantsRecord(cache_); }
-  // A plan is outdated: the next two steps that add to gradients, or those that create them, are
-  // worth recording.
+  // A plan is outdated: the next steps that add to gradients, or that create them, are worth
+  // recording.
   void RecordAgain(bool with_gradients) { backoffs_[with_gradients].RecordAgain(); }
   // Returns a cached plan with all that describes it. A pure function of the options: no lock is
   // needed.
@@ -234,7 +233,7 @@ class PlannedSchedule final : public OffloadSchedule {
   ScheduledParcels TakeUnplanned();
   // Calls `visit` with the followed plan, and all that begin alike and have not differed yet.
   void ForEachPossible(absl::FunctionRef<void(const CachedPlan&)> visit) const;
-  // Whether the step matches a plan that began alike, and leaves nothing of it out.
+  // Whether another plan that fits began alike, and the step leaves nothing of it out.
   bool IsAnotherWithoutSkips() const;
   // Marks what the plan has evicted by now.
   void EvictAsPlanned();

@@ -59,8 +59,8 @@ std::optional<bool> PlanMeter::BeginStep(const std::shared_ptr<const CachedPlan>
   }
   const StreamHandle stream = NativeStream(CurrentStream(device_));
   const absl::StatusOr<bool> capturing = clock_->IsCapturing(stream);
-  if (!capturing.ok() || *capturing)
-    return std::nullopt;  // an event would become part of the graph
+  // An event would become part of the graph.
+  if (!capturing.ok() || *capturing) return std::nullopt;
   if (!step.has_value()) {
     peak_bytes_ = 0;
     Keep({.begin = clock_->Now(stream), .has_gradients = next.has_gradients});

@@ -49,9 +49,8 @@ class PlanMeter {
     bool is_recorded = false;  // it is not measured
     bool has_gradients = false;
   };
-  // A step begins, so that the last one has ended, which ran by `last` (null: by no plan). Returns
-  // whether steps with gradients, or those without, turned out to have a plan that is off. It
-  // should be made again.
+  // A step begins. The last one has ended, which ran by `last` (null: by no plan). If a plan turned
+  // out to be off, it should be made again: returns whether its steps begin with gradients.
   std::optional<bool> BeginStep(const std::shared_ptr<const CachedPlan>& last,
                                 const StepKind& next);
   // Nobody needs a tensor of the step any more. Takes no lock.

@@ -28,7 +28,7 @@ absl::StatusOr<std::shared_ptr<AttributionSession>> AttributionSession::Create(
     PINION_LOG(kWarning) << "attribution on " << backend.type_name
                          << " copies as LibTorch does: PINION_DISABLE=1 is in the environment";
   } else {
-    WarnOfSwitches("attribution", backend.type_name);
+    WarnOfSwitches("attribution", backend.type_name, /*verifies=*/false);
     PINION_ASSIGN_OR_RETURN(tier, TorchHostTier(options, backend, type));
   }
   return std::make_shared<AttributionSession>(std::move(tier), type);

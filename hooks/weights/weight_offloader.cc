@@ -50,7 +50,7 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
         "weights cannot be streamed with PINION_DISABLE=1 in the environment");
   }
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
-  WarnOfSwitches("streamed weights", backend.type_name);
+  WarnOfSwitches("streamed weights", backend.type_name, /*verifies=*/false);
   if (device.type() != type) {
     return absl::InvalidArgumentError(absl::StrCat("the backend is for \"", backend.type_name,
                                                    "\", and the device is ", device.str()));

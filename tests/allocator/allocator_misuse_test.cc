@@ -1,5 +1,5 @@
-// Wrong uses of the allocator, a row each: an error that names the value and what to do, and
-// nothing that stays behind. tests/misuse.md says which tests have the others.
+// Wrong uses of the allocator. Each ends in an error that names the value and the remedy, and
+// leaves nothing behind. tests/misuse.md lists all such tests.
 
 #include <sys/mman.h>
 

@@ -133,8 +133,8 @@ class HostBudgetTest : public ::testing::Test {
 };
 
 // In peers each rank takes all RAM for its own (sglang#29263, DeepSpeed#2841).
-// Each looks at the kernel's numbers before it pins, as ranks of a training job do: without the
-// ledger they pass the mark together; if it charged twice, they would stop short of it.
+// Each reads the kernel's numbers before it pins, as ranks of a training job do. Without the ledger
+// they pass the mark together. A ledger that charges twice stops them short of it.
 TEST_F(HostBudgetTest, ProcessesThatGrowAtOnceFillTheRoomBelowTheMarkAndNoMore) {
   StartAll("fill");
   Await([&] { return host_.committed_bytes() + kSegmentBytes > SharedHost::kRoomBytes; });

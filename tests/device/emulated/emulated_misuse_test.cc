@@ -1,6 +1,5 @@
-// Wrong uses of the emulated machine, a row each: an error that names the value, and in calls that
-// return none the end of the process with the same words. tests/misuse.md says which tests have the
-// others.
+// Wrong uses of the emulated machine. Each ends in an error that names the value; a call that
+// returns no error ends the process with the same words. tests/misuse.md lists all such tests.
 
 #include <cstdint>
 #include <functional>

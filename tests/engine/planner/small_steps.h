@@ -73,8 +73,8 @@ inline StepTrace Blocks(const std::vector<std::vector<uint64_t>>& sizes) {
   return step;
 }
 
-// Blocks that are one segment each, and each thing that a block saves beside its input is a segment
-// of its own inside of that one; it needs the block's input.
+// Blocks that are one segment each. Inside it, each object that the block saves beside its input is
+// a segment of its own, which needs the block's input.
 inline StepTrace BlocksOfParts(const std::vector<std::vector<uint64_t>>& sizes) {
   StepTrace step = Blocks(sizes);
   std::vector<StepSegment> nested;

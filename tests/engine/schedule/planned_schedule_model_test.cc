@@ -1,5 +1,5 @@
-// Steps of any shape, recorded and planned, then played exactly as they were recorded: what is on
-// the device is counted here by hand, at the peak of each interval and whenever it changes.
+// Plays random steps exactly as they were recorded and planned. The test counts the device's bytes
+// itself, at the peak of each interval and at each change.
 
 #include <algorithm>
 #include <cstddef>

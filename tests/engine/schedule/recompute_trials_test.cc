@@ -242,8 +242,8 @@ TEST_F(RecomputeTrialsTest, ATrialOfPartOfASegmentWasTheStepIfItSavedTheSameBesi
   }
 }
 
-// A step that begins with a segment inside of another one, whose input has 40 bytes and which saves
-// 300; `input_bytes`: of the input that is saved first, where it was computed again.
+// A step that begins with a segment inside another one. The segment has an input of 40 bytes, and
+// saves 300. With `input_bytes` it was recomputed, and the step saves an input of that size first.
 KnownPtr EarlyPart(std::optional<uint64_t> input_bytes, double step_us) {
   StepTrace step = ForwardAndBackward({{.size_bytes = input_bytes.value_or(300), .signature = 7}});
   step.segments.resize(2);

@@ -1,6 +1,6 @@
-// Features of TRL's OffloadActivations that no other test covers (tests/peers.md): windows of
-// tensors, copies that are not pinned, leaves, tensors whose device memory still lives when
-// backward reads them, and the list of tensors that graphs hold.
+// Features of TRL's OffloadActivations that no other test covers (tests/peers.md). These are
+// windows of tensors, pageable copies, leaves, and the list of live tensors. A tensor may also be
+// still on the device when backward reads it.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>

@@ -158,7 +158,8 @@ TEST_F(OffloadTargetReads, ANodeThatReadsTwiceHoldsOneCopy) {
   EXPECT_EQ(session->GetStats().fetched_bytes, 2u * kTensorBytes);
 }
 
-// As memory that had stayed would be. What the node allocates then is recorded beside it.
+// A resident tensor also stays until its node is done. A record without the fetched memory would be
+// too small for a step that keeps the tensor.
 TEST_F(OffloadTargetReads, WhatANodeHasReadOfAGroupIsThereUntilTheNodeIsDone) {
   constexpr int64_t kSmallBytes = 16 * kKiB;
   const std::shared_ptr<OffloadSession> session = world_.NewSession(

@@ -1,7 +1,7 @@
-// Random programs: each has the bits that it has without offload, never asks the device for more
-// than its memory target, which is all that the device has, and leaves nothing behind. Where steps
-// leave an operator out, unfreeze a parameter or give a streamed one a hook, some may have a little
-// more, if they are counted (docs/users/limits.md).
+// Random programs. Each computes the bits that it computes without offload, and leaves nothing
+// behind. The device has as much memory as the target allows. It has a little more for some steps:
+// those that leave an operator out, unfreeze a parameter, or give a streamed one a hook. Such a
+// step must be counted (docs/users/limits.md).
 
 #include <algorithm>
 #include <cstdint>

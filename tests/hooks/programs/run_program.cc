@@ -173,8 +173,8 @@ Verdict Compare(const Run& plain, const Run& offloaded) {
   return {FailureKind::kNone, "", offloaded.refusals};
 }
 
-// How much more than its target a program may have, if that is counted: for what a step does that
-// no record of it shows (docs/users/limits.md).
+// Returns by how much the program may exceed its target, if that is counted. Its steps do what no
+// earlier record shows (docs/users/limits.md).
 uint64_t MostBeyond(const Program& program, uint64_t target_bytes) {
   uint64_t bytes = 0;
   if (program.odd_steps_skip != 0) bytes += std::max(target_bytes / 12, 16 * kKiB);

@@ -165,8 +165,8 @@ Program Repeat(int times, Part part) {
 }
 Program Train(int steps) { return Repeat(steps, Part::kTrain); }
 
-// What the program computes with weights that stay, and the least memory that it takes, all of it
-// that can leaving: with one unit there at a time.
+// The program's results with resident weights, and its least memory: with one unit of weights on
+// the device at a time, and all activations offloaded if `offloads`.
 struct Reference {
   Tensors results;
   uint64_t least_bytes = 0;
