@@ -9,6 +9,7 @@ Rules:
   * No test depends on how busy the machine is: *_test.cc calls neither alarm() nor a clock, starts
     programs by RunProgram or RunVisibly, and has a model (TEST(...Model, ...)) only in *_model_test.cc,
     which is optimised and has minutes.
+  * BUILD files have no cc_test: the macros of tools/pinion.bzl give tests a host with ample RAM.
 
 Report, for reviewers:
   * files with more than 350 lines,
@@ -54,6 +55,7 @@ _OF_A_BUSY_MACHINE = [
     (rb"\bstd::system\(", "a program that finds this machine's RAM: start it by RunProgram or RunVisibly"),
 ]
 _MODEL = (rb"^TEST\w*\(\w+Model,", "a model: move it to *_model_test.cc")
+_CC_TEST = re.compile(r"^[^#\n]*\bcc_test\(", re.MULTILINE)
 _CLASSES = ("class_specifier", "struct_specifier")
 _GUARDED_BY = re.compile(rb"^(?!\s*//).*\bABSL_(?:PT_)?GUARDED_BY\(([^()]*)\)", re.MULTILINE)
 
@@ -280,6 +282,17 @@ def _sources(directory, folders):
                 yield str(path.relative_to(directory)), path.read_bytes()
 
 
+def check_build_files(directory, checks):
+    for folder in LAYERS + USERS:
+        for path in sorted((directory / folder).rglob("*")):
+            if path.name in ("BUILD", "BUILD.bazel") or path.suffix == ".bzl":
+                text = path.read_text()
+                for found in _CC_TEST.finditer(text):
+                    line = text.count("\n", 0, found.end()) + 1
+                    where = f"{path.relative_to(directory)}:{line}"
+                    checks.is_true(False, where, "cc_test: use pinion_test or suites_test")
+
+
 def check_library(directory):
     checks = Checks()
     for name, source in _sources(directory, LAYERS):
@@ -291,6 +304,7 @@ def check_library(directory):
             _check_scopes(name, source, cpp_source.parse(source).root_node, checks)
     check_implementations(checks)
     check_locks(checks)
+    check_build_files(directory, checks)
     return checks
 
 

@@ -175,7 +175,7 @@ def pinion_test(name, deps = [], size = "medium", alone = False, **kwargs):
     for ending in _OPTIMISED:
         alone = alone or name.endswith(ending)
     if alone:
-        deps = deps + ["@com_google_googletest//:gtest_main", "//tests/support:roomy_host"]
+        deps = deps + ["@com_google_googletest//:gtest_main"]
     else:
         native.cc_library(
             name = name + "_in_one_file",
@@ -185,14 +185,16 @@ def pinion_test(name, deps = [], size = "medium", alone = False, **kwargs):
             visibility = ["//visibility:private"],
         )
         srcs = _if_one_file([], srcs)
-        deps = ["//tests/support:test_main", "//tests/support:roomy_host"] + _if_one_file(
+        deps = ["//tests/support:test_main"] + _if_one_file(
             [":tests_in_one_file"],
             deps + ["@com_google_googletest//:gtest"],
         )
-    native.cc_test(
-        name = name,
-        srcs = srcs,
-        size = size,
-        deps = deps,
-        **kwargs
-    )
+    _on_roomy_host(name, deps, srcs = srcs, size = size, **kwargs)
+
+def suites_test(name, deps, **kwargs):
+    """The GoogleTest program of the suites that libraries have (alwayslink)."""
+    _on_roomy_host(name, deps + ["@com_google_googletest//:gtest_main"], **kwargs)
+
+# The only caller of cc_test (tools/check_structure.py).
+def _on_roomy_host(name, deps, **kwargs):
+    native.cc_test(name = name, deps = deps + ["//tests/support:roomy_host"], **kwargs)

@@ -302,6 +302,23 @@ class {"[[nodiscard]] " * class_says}{name} final : public Base {{
         check_structure._check_test("tests/a_model_test.cc", source, checks)
         self.assertEqual(checks.complaints, [])
 
+    def test_a_test_without_the_macros_of_pinion_bzl_fails(self):
+        with tempfile.TemporaryDirectory() as directory:
+            for name, text in {
+                "engine/a.h": "",
+                "tests/BUILD.bazel": "# cc_test(\npinion_test(\n)\nsuites_test(\n)\n",
+                "tests/engine/BUILD.bazel": "[\n    cc_test(\n    )\n]\n",
+                "tests/hooks/c.bzl": "native.cc_test(\n)\n",
+            }.items():
+                path = pathlib.Path(directory) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+            output = io.StringIO()
+            with contextlib.redirect_stdout(output):
+                self.assertEqual(check_structure.main([directory]), 1)
+        found = [line.partition(": ")[0] for line in output.getvalue().splitlines()]
+        self.assertEqual(found, ["tests/engine/BUILD.bazel:2", "tests/hooks/c.bzl:1", "1 passed, 2 failed"])
+
     def test_large_files_of_the_layers_are_reported_and_fail_nothing(self):
         with tempfile.TemporaryDirectory() as directory:
             for name in ("allocator/heap/a.h", "hooks/b.cc", "bench/c.cc", "engine/link/d.txt"):
