@@ -19,6 +19,7 @@
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/sources/numa.h"
+#include "pinion/bench/pool_options.h"
 #include "pinion/bench/statistics.h"
 #include "pinion/bench/test_pattern.h"
 #include "pinion/device/device.h"
@@ -514,8 +515,9 @@ class Run {
   void Calibrate(size_t column) {
     progress_(absl::StrCat("calibration, ", result_.devices[column].name));
     const absl::StatusOr<LinkCalibration> link = [&]() -> absl::StatusOr<LinkCalibration> {
-      PINION_ASSIGN_OR_RETURN(const std::shared_ptr<PinnedAllocator> allocator,
-                              PinnedAllocator::Create({}, devices_[column].memory.front().source));
+      PINION_ASSIGN_OR_RETURN(
+          const std::shared_ptr<PinnedAllocator> allocator,
+          PinnedAllocator::Create(BenchPoolOptions(), devices_[column].memory.front().source));
       return CalibrateLink(*devices_[column].device, *allocator);
     }();
     if (link.ok()) {

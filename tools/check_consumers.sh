@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs the library, and its allocator alone, into a temporary folder. Builds and runs the programs
-# of examples/consumers as docs/users/install.md says. Fails if one fails.
+# of examples/consumers as docs/users/install.md says. Fails if one fails. The programs find a host with
+# ample RAM: on a full one their pools refuse memory, as they should.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -15,7 +16,7 @@ run_with_cmake() { # run_with_cmake CONSUMER CMAKE-ARGUMENTS...
   say "examples/consumers/$1"
   cmake -S "examples/consumers/$1" -B "$work/$1" -G Ninja --log-level=WARNING "${@:2}"
   cmake --build "$work/$1"
-  "$work/$1/consumer"
+  "${with_ample_ram[@]}" "$work/$1/consumer"
 }
 
 # Without a server, which would outlive the temporary folder.
@@ -24,6 +25,9 @@ run_with_bazel() { # run_with_bazel COMMAND ARGUMENTS...
 }
 
 tools/install_packages.sh cmake ninja-build
+./bazelw build --config=opt --noshow_progress //tests/support:roomy_host.so
+cp bazel-bin/tests/support/roomy_host.so "$work"
+with_ample_ram=(env LD_PRELOAD="$work/roomy_host.so")
 say "//tools/install"
 ./bazelw run --config=opt --noshow_progress //tools/install -- "$work/pinion"
 ./bazelw run --config=opt --noshow_progress //tools/install:allocator -- "$work/allocator"
@@ -59,7 +63,7 @@ g++ -o "$work/by_hand" "$(find "$work/cmake" -name main.cc.o)" -L"$work/pinion/l
   -Wl,--whole-archive -lpinion_emulated -lpinion -Wl,--no-whole-archive \
   -labsl_{statusor,status,str_format_internal,time,raw_hash_set,hash,strings,throw_delegate} \
   "$torch"/lib/lib{torch_cpu,c10}.so "$cudart" -Wl,-rpath,"$torch/lib:${cudart%/*}"
-"$work/by_hand"
+"${with_ample_ram[@]}" "$work/by_hand"
 
 # Without its .bazelrc's optimisation the compiler is faster, and the check is the same.
 say "examples/consumers/bazel"
@@ -68,6 +72,7 @@ found=$(run_with_bazel query --noshow_progress \
   'kind(cc_binary, rdeps(//:all, @libtorch//... + @local_config_cuda//...))')
 [[ $found == //:consumer ]] || die "LibTorch and CUDA are reached by: $found, not by //:consumer alone"
 for consumer in allocator_consumer consumer; do
-  run_with_bazel run --compilation_mode=fastbuild --noshow_progress --symlink_prefix=/ "//:$consumer"
+  run_with_bazel run --compilation_mode=fastbuild --noshow_progress --symlink_prefix=/ \
+    --run_under="${with_ample_ram[*]}" "//:$consumer"
 done
 say "done"

@@ -15,6 +15,7 @@
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/bench/null_device.h"
 #include "pinion/bench/null_torch_device.h"
+#include "pinion/bench/pool_options.h"
 #include "pinion/config/build_config.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/hooks/pin_memory/torch_host_allocator.h"
@@ -23,9 +24,7 @@ namespace pinion {
 namespace {
 
 AllocatorOptions PoolOptions() {
-  AllocatorOptions options;
-  // No limit by the host's RAM: the traces' gigabytes are never touched.
-  options.warn_percent = options.high_percent = options.low_percent = 100;
+  AllocatorOptions options = BenchPoolOptions();
   // The traces are of small models.
   options.segment_bytes = std::min(config::kChunkBytes, 64 * kMiB);
   return options;

@@ -35,6 +35,7 @@
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/time_stats.h"
+#include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/attribution/attribution_session.h"
 #include "pinion/hooks/attribution/gradient_shap.h"
@@ -254,8 +255,10 @@ absl::StatusOr<AttributionCall> CallOf(const AttributionWay& way, const Attribut
                                        const std::vector<std::string>& layers) {
   AttributedForward forward = world.forward();
   if (way.in_scope) {
+    OffloadOptions options;
+    options.allocator = world.accelerator.tier_options().allocator;
     PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,
-                            OffloadSession::Create({}, world.accelerator.backend()));
+                            OffloadSession::Create(options, world.accelerator.backend()));
     forward = [&world, session](const std::vector<at::Tensor>& inputs) {
       const OffloadScope scope(session, *world.model.module);
       return world.Forward(inputs.front());
@@ -270,8 +273,9 @@ absl::StatusOr<AttributionCall> CallOf(const AttributionWay& way, const Attribut
     });
   }
   if (way.kind == Kind::kPinion) {
-    PINION_ASSIGN_OR_RETURN(const std::shared_ptr<AttributionSession> session,
-                            AttributionSession::Create({}, world.accelerator.backend()));
+    PINION_ASSIGN_OR_RETURN(
+        const std::shared_ptr<AttributionSession> session,
+        AttributionSession::Create(world.accelerator.tier_options(), world.accelerator.backend()));
     return AttributionCall([&world, session, forward, layers, gradients] {
       return TensorsOf(gradients ? LayerGradientXActivation(*session, forward, layers,
                                                             world.inputs(), world.target)
@@ -504,7 +508,8 @@ class PathRuns {
     AttributionCall run;
     if (way.is_pinion) {
       PINION_ASSIGN_OR_RETURN(const std::shared_ptr<AttributionSession> session,
-                              AttributionSession::Create({}, world.accelerator.backend()));
+                              AttributionSession::Create(world.accelerator.tier_options(),
+                                                         world.accelerator.backend()));
       run = [&world, &forward, way, call, session, budget_bytes]() -> std::vector<at::Tensor> {
         return {RunPinion(*session, forward, way, call, budget_bytes)};
       };

@@ -13,6 +13,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/peers/trl_offload.h"
+#include "pinion/bench/pool_options.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
@@ -42,6 +43,7 @@ absl::StatusOr<std::shared_ptr<EmulatedMachine>> NewMachine(const DevicePreset& 
 absl::StatusOr<std::shared_ptr<OffloadSession>> NewSession(const OffloadMethod& method,
                                                            const MethodDevice& on) {
   OffloadOptions options;
+  options.allocator = BenchPoolOptions();
   options.link = on.link;
   options.overlap = method.kind != OffloadMethod::Kind::kBlocking;
   if (method.has_target()) options.memory_target_bytes = method.bytes;
@@ -156,8 +158,10 @@ absl::StatusOr<MethodCost> RunMethod(const OffloadMethod& method, const MethodWo
 absl::StatusOr<LinkCalibration> LinkOf(const DevicePreset& preset) {
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<EmulatedMachine> machine,
                           NewMachine(preset, MethodWorld().memory_bytes));
+  OffloadOptions options;
+  options.allocator = BenchPoolOptions();
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,
-                          OffloadSession::Create({}, EmulatedBackend(machine)));
+                          OffloadSession::Create(options, EmulatedBackend(machine)));
   PINION_RETURN_IF_ERROR(session->Reserve(0, kMiB));
   const std::optional<LinkCalibration> link = session->GetLink(0);
   if (!link.has_value()) return absl::InternalError("the link was not measured");

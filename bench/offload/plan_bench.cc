@@ -30,6 +30,7 @@
 #include "pinion/bench/offload/offload_method.h"
 #include "pinion/bench/offload/random_step.h"
 #include "pinion/bench/offload/replayed_step.h"
+#include "pinion/bench/pool_options.h"
 #include "pinion/bench/statistics.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_backend.h"
@@ -116,6 +117,7 @@ absl::StatusOr<RecordedReplay> ReplayRecorded(const StepTrace& step, uint64_t ta
   PINION_ASSIGN_OR_RETURN(const std::unique_ptr<ReplayedStep> replayed,
                           ReplayedStep::Create(step, machine, /*layers=*/0));
   OffloadOptions options;
+  options.allocator = BenchPoolOptions();
   options.link = world.link;
   options.memory_target_bytes = target_bytes;
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,

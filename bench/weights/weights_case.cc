@@ -234,6 +234,7 @@ absl::StatusOr<std::unique_ptr<Trainee>> MakeTrainee(const WeightsWay& way, uint
   std::shared_ptr<OffloadSession> session;
   if (way.kind == Kind::kShared) {
     OffloadOptions offload;
+    offload.allocator = accelerator.tier_options().allocator;
     offload.memory_target_bytes = target_bytes;
     PINION_ASSIGN_OR_RETURN(session, OffloadSession::Create(offload, accelerator.backend()));
     // Measures the link, which takes pinned memory.
@@ -241,6 +242,7 @@ absl::StatusOr<std::unique_ptr<Trainee>> MakeTrainee(const WeightsWay& way, uint
   }
   torch::nn::ModuleList layers = MakeModel();
   WeightOptions options;
+  options.tier = accelerator.tier_options();
   options.window_bytes = way.window_layers * LayerBytes();
   options.memory_target_bytes = target_bytes;
   PINION_ASSIGN_OR_RETURN(

@@ -13,14 +13,15 @@ namespace {
 
 using testing::FileContents;
 using ::testing::HasSubstr;
+using testing::kFullHost;
 using testing::ProgramOutcome;
 using testing::RunProgram;
 
 // The benchmark's times are wall time and not testable. Its counts are the same on every machine.
 TEST(HooksBenchTest, AQuickRunCountsWhatEachTensorAsksOfTheDevice) {
   const std::string path = ::testing::TempDir() + "/hooks_bench.json";
-  const ProgramOutcome outcome =
-      RunProgram(absl::StrCat("bench/hooks_bench --quick --benchmark_filter=/100x --json=", path));
+  const ProgramOutcome outcome = RunProgram(
+      absl::StrCat("bench/hooks_bench --quick --benchmark_filter=/100x --json=", path), kFullHost);
   ASSERT_LE(outcome.exit_code, 1) << outcome.out << outcome.err;
   const nlohmann::json report = nlohmann::json::parse(FileContents(path));
   EXPECT_EQ(report["rows"].size(), 13);

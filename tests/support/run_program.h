@@ -28,13 +28,17 @@ inline std::string FileContents(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+// Hosts that programs find (roomy_host.cc): with ample RAM, and with 95 % of it in use.
+inline constexpr char kRoomyHost[] = "roomy_host.so";
+inline constexpr char kFullHost[] = "full_host.so";
+
 // Runs `command`, in shell syntax, among the test's runfiles, and returns its exit code, or -1 if
-// it was killed. Its output is the test's. Its programs find a host with ample RAM (roomy_host.cc).
-// Exception: not under sanitizers, which must be loaded first.
-inline int RunVisibly(const std::string& command) {
+// it was killed. Its output is the test's. Its programs find `host`. Exception: the real one under
+// sanitizers, which must be loaded first.
+inline int RunVisibly(const std::string& command, const char* host = kRoomyHost) {
 #if !defined(ABSL_HAVE_ADDRESS_SANITIZER) && !defined(ABSL_HAVE_THREAD_SANITIZER)
-  const std::string host = std::filesystem::absolute("tests/support/roomy_host.so").string();
-  setenv("LD_PRELOAD", host.c_str(), /*overwrite=*/1);
+  const std::filesystem::path library = std::filesystem::path("tests/support") / host;
+  setenv("LD_PRELOAD", std::filesystem::absolute(library).c_str(), /*overwrite=*/1);
   const absl::Cleanup unset = [] { unsetenv("LD_PRELOAD"); };
 #endif
   const int status = std::system(command.c_str());
@@ -42,9 +46,9 @@ inline int RunVisibly(const std::string& command) {
 }
 
 // The same, and returns the output as well.
-inline ProgramOutcome RunProgram(const std::string& command) {
+inline ProgramOutcome RunProgram(const std::string& command, const char* host = kRoomyHost) {
   const std::string out = ::testing::TempDir() + "/out", err = ::testing::TempDir() + "/err";
-  const int exit_code = RunVisibly(command + " >" + out + " 2>" + err);
+  const int exit_code = RunVisibly(command + " >" + out + " 2>" + err, host);
   return {exit_code, FileContents(out), FileContents(err)};
 }
 

@@ -14,6 +14,7 @@ namespace {
 
 using testing::FileContents;
 using ::testing::HasSubstr;
+using testing::kFullHost;
 using testing::ProgramOutcome;
 using testing::RunProgram;
 
@@ -23,7 +24,8 @@ TEST(AttributionBenchTest, AQuickRunComparesAllWaysAndJudgesItself) {
   const ProgramOutcome outcome =
       RunProgram(absl::StrCat("bench/attribution/attribution_bench --quick --models=unet "
                               "--presets=a100_pcie4 --json=",
-                              path));
+                              path),
+                 kFullHost);
   ASSERT_LE(outcome.exit_code, 1) << outcome.out << outcome.err;
   const nlohmann::json report = nlohmann::json::parse(FileContents(path));
   std::map<std::string, std::map<std::string, nlohmann::json>> methods;
@@ -91,7 +93,8 @@ TEST(AttributionBenchTest, MethodsAlongAPathKeepToEveryBudget) {
   const ProgramOutcome outcome =
       RunProgram(absl::StrCat("bench/attribution/attribution_bench --quick --models=convnet "
                               "--presets=gh200_c2c --json=",
-                              path));
+                              path),
+                 kFullHost);
   ASSERT_LE(outcome.exit_code, 1) << outcome.out << outcome.err;
   int rows = 0, with_more_steps = 0;
   const nlohmann::json report = nlohmann::json::parse(FileContents(path));

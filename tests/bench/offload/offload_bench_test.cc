@@ -15,6 +15,7 @@ namespace {
 
 using testing::FileContents;
 using ::testing::HasSubstr;
+using testing::kFullHost;
 using testing::ProgramOutcome;
 using testing::RunProgram;
 using ::testing::UnorderedElementsAre;
@@ -27,8 +28,10 @@ nlohmann::json Report(const ProgramOutcome& outcome, const std::string& path) {
 // On this preset the link cannot hide the model's copies.
 TEST(OffloadBenchTest, AQuickRunComparesAllMethodsAndJudgesItself) {
   const std::string path = ::testing::TempDir() + "/offload_bench.json";
-  const ProgramOutcome outcome = RunProgram(absl::StrCat(
-      "bench/offload/offload_bench --quick --models=unet --presets=a100_pcie4 --json=", path));
+  const ProgramOutcome outcome = RunProgram(
+      absl::StrCat("bench/offload/offload_bench --quick --models=unet --presets=a100_pcie4 --json=",
+                   path),
+      kFullHost);
   const nlohmann::json report = Report(outcome, path);
   std::set<std::string> methods;
   std::map<std::string, nlohmann::json> with_values;  // the last row of each method

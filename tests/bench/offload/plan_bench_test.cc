@@ -13,6 +13,7 @@ namespace {
 
 using testing::FileContents;
 using ::testing::HasSubstr;
+using testing::kFullHost;
 using testing::ProgramOutcome;
 using testing::RunProgram;
 
@@ -20,7 +21,7 @@ using testing::RunProgram;
 TEST(PlanBenchTest, AQuickRunPlansAndRecordsWhatItSays) {
   const std::string path = ::testing::TempDir() + "/plan_bench.json";
   const ProgramOutcome outcome =
-      RunProgram(absl::StrCat("bench/offload/plan_bench --quick --json=", path));
+      RunProgram(absl::StrCat("bench/offload/plan_bench --quick --json=", path), kFullHost);
   ASSERT_LE(outcome.exit_code, 1) << outcome.out << outcome.err;
   const nlohmann::json report = nlohmann::json::parse(FileContents(path));
   EXPECT_EQ(report["rows"].size(), 11);

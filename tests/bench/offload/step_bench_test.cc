@@ -14,13 +14,14 @@ namespace {
 
 using testing::FileContents;
 using ::testing::HasSubstr;
+using testing::kFullHost;
 using testing::ProgramOutcome;
 using testing::RunProgram;
 
 TEST(StepBench, EachMethodHasARowWithThePlainStepsBitsAndLessMemory) {
   const std::string path = ::testing::TempDir() + "/step_bench.json";
-  const ProgramOutcome outcome =
-      RunProgram("bench/offload/step_bench --device=emu:0 --size=tiny --rounds=1 --json=" + path);
+  const ProgramOutcome outcome = RunProgram(
+      "bench/offload/step_bench --device=emu:0 --size=tiny --rounds=1 --json=" + path, kFullHost);
   ASSERT_EQ(outcome.exit_code, 0) << outcome.out << outcome.err;
   const nlohmann::json found = nlohmann::json::parse(FileContents(path));
   std::set<std::string> methods;

@@ -15,6 +15,7 @@ namespace {
 using ::testing::AllOf;
 using testing::FileContents;
 using ::testing::HasSubstr;
+using testing::kFullHost;
 using testing::ProgramOutcome;
 using testing::RunProgram;
 
@@ -24,7 +25,7 @@ constexpr double kLayerMib = 0.25 + 1.0 / 1024;  // weights and biases of one of
 TEST(WeightsBenchTest, AQuickRunMovesWhatItSaysAndJudgesItself) {
   const std::string path = ::testing::TempDir() + "/weights_bench.json";
   const ProgramOutcome outcome =
-      RunProgram(absl::StrCat("bench/weights/weights_bench --quick --json=", path));
+      RunProgram(absl::StrCat("bench/weights/weights_bench --quick --json=", path), kFullHost);
   ASSERT_LE(outcome.exit_code, 1) << outcome.out << outcome.err;
   const nlohmann::json report = nlohmann::json::parse(FileContents(path));
   std::map<std::string, std::map<std::string, nlohmann::json>> cases;
