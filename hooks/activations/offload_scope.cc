@@ -96,7 +96,7 @@ struct OffloadScope::State {
   ~State() {
     if (target == nullptr || outer != nullptr) return;
     saved->ended = true;
-    RunAside([this] { target->EndScope(saved->id); });
+    RunAside([this] { target->EndScope(*saved); });
   }
 
   const std::shared_ptr<PackTarget> target;

@@ -39,6 +39,11 @@
 namespace pinion {
 namespace {
 
+// Sets a flag that threads set often, without taking its cache line from them each time.
+void Raise(std::atomic<bool>& flag) {
+  if (!flag.load(std::memory_order_relaxed)) flag.store(true, std::memory_order_relaxed);
+}
+
 class SessionImpl : public OffloadSession, public PackTarget, public MemoryObserver {
  public:
   // `tier` is null if the session is not enabled.
@@ -109,7 +114,7 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   }
 
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
-                                    const ScopeModule& module, const PackScope& scope) override;
+                                    const ScopeModule& module, PackScope& scope) override;
 
   std::optional<uint32_t> KeepSegment(const SegmentBegin& segment, ScopeId scope) override {
     const bool is_planned = options_.memory_target_bytes != OffloadOptions::kNoTarget;
@@ -120,14 +125,13 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
     return (*offloader)->learner()->KeepSegment(segment, scope);
   }
 
-  void EndScope(ScopeId scope) override {
+  void EndScope(const PackScope& scope) override {
     {
       MutexLock lock(mu_);
       std::erase_if(failed_, [](const auto& one) { return !absl::IsUnimplemented(one.second); });
     }
-    const std::vector<std::shared_ptr<DeviceOffloader>> offloaders = Offloaders();
-    for (const auto& offloader : offloaders) offloader->EndScope(scope);
-    const bool all_elsewhere = offloaders.empty() && stats_->Get().AllElsewhere();
+    for (const auto& offloader : Offloaders()) offloader->EndScope(scope.id);
+    const bool all_elsewhere = scope.saved_unsupported && !scope.saved_supported;
     if (all_elsewhere && IsFirstToldOf(c10::Device(device_type_))) WarnOfNoTensorOn(device_type_);
   }
 
@@ -207,7 +211,7 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
 };
 
 std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const GraphPlace& place,
-                                               const ScopeModule& module, const PackScope& scope) {
+                                               const ScopeModule& module, PackScope& scope) {
   const c10::Device device = tensor.device();
   // Recomputed tensors are needed at once, those that a double backward saves soon.
   if (CurrentBackward() != -1) return Keep(&OffloadStats::kept_in_backward, device);
@@ -218,8 +222,10 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const G
   if (kind == TensorKind::kUnsupported) {
     // A wrapper may have a device without memory there, as fake tensors do.
     if (IsPlainTensor(tensor)) RefuseOtherAccelerator(device);
+    if (tensor.dim() > 0) Raise(scope.saved_unsupported);
     return Keep(&OffloadStats::kept_unsupported, device);
   }
+  Raise(scope.saved_supported);
   const auto reason = kind == TensorKind::kParameter ? &OffloadStats::kept_parameter
                       : kind == TensorKind::kSmall   ? &OffloadStats::kept_small
                                                      : &OffloadStats::kept_head;

@@ -63,8 +63,6 @@ struct OffloadStats {
 
   // Returns the number of tensors that stayed on the device. Each has exactly one reason.
   uint64_t kept() const;
-  // Returns whether tensors were saved and none was of a supported kind and device.
-  bool AllElsewhere() const { return packed > 0 && kept_unsupported == packed; }
 
   std::string ToString() const;  // a few lines for people
 };

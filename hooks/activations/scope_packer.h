@@ -2,8 +2,8 @@
 // those that the session declines on the device.
 //
 // Thread safety: a packer and a session are thread-safe, since autograd workers save on a scope's
-// behalf. A PackScope is constant except `ended`, a ScopeModule except its heads, which have a
-// lock.
+// behalf. A PackScope is constant except its atomic fields, a ScopeModule except its heads, which
+// have a lock.
 // Ownership: a packer shares its session.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_SCOPE_PACKER_H_
@@ -39,6 +39,10 @@ struct PackScope {
   const std::thread::id opened_on = std::this_thread::get_id();
   // Tensors that a thread saves after the end of the scope stay on the device.
   std::atomic<bool> ended = false;
+  // Whether forward saved a tensor that could be offloaded, and one of a kind or on a device that
+  // cannot. Numbers, which are tensors on the CPU, do not count.
+  std::atomic<bool> saved_supported = false;
+  std::atomic<bool> saved_unsupported = false;
 };
 
 // The module that runs in a scope.
@@ -57,12 +61,12 @@ class PackTarget {
   virtual ~PackTarget() = default;
   // Returns null if the tensor stays on the device; its reason is counted.
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
-                                            const ScopeModule& module, const PackScope& scope) = 0;
+                                            const ScopeModule& module, PackScope& scope) = 0;
   // See SavedTensorPacker::KeepSegment.
   virtual std::optional<uint32_t> KeepSegment(const SegmentBegin& segment, ScopeId scope) = 0;
   // Ends a scope. Call it after `ended` is set and after all operators of the scope have returned,
   // on every thread.
-  virtual void EndScope(ScopeId scope) = 0;
+  virtual void EndScope(const PackScope& scope) = 0;
   // Records the states of known parameters when an outermost scope begins.
   virtual CastNotes NoteCasts() = 0;
   virtual OffloadStatsRecorder& stats() = 0;

@@ -3,6 +3,7 @@
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <cstdint>
@@ -23,6 +24,7 @@
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
 #include "pinion/tests/support/captured_log.h"
+#include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
 namespace offload_scopes_test {
@@ -188,6 +190,47 @@ TEST_F(OffloadScopes, AScopeWhoseSavedTensorsAreAllOnTheCpuSaysOnceThatItOffload
       EXPECT_THAT(log.text(), IsEmpty());
     }
   }
+}
+
+TEST_F(OffloadScopes, AScopeOnTheCpuSaysThatItOffloadsNothingAlsoAfterReserveAndAfterGoodSteps) {
+  const at::Tensor carrier = NewCarrier();
+  const at::Tensor on_host = at::ones({kSide, kSide}).requires_grad_();
+  std::vector<at::Tensor> seen;
+  for (const bool reserves : {true, false}) {
+    SCOPED_TRACE(reserves ? "after Reserve" : "after a good step");
+    const auto session = world_.NewSession(SmallWindows());
+    const CapturedLog log;
+    if (reserves) {
+      ASSERT_THAT(session->Reserve(0, kMiB), IsOk());
+    } else {
+      const OffloadScope scope(session);
+      ObserveOne(carrier, carrier, 1, &seen);
+    }
+    EXPECT_THAT(log.text(), IsEmpty());
+    {
+      const OffloadScope scope(session);
+      on_host.sin().sum();
+    }
+    EXPECT_THAT(log.text(), HasSubstr("saved no strided tensor on "));
+  }
+}
+
+TEST_F(OffloadScopes, AScopeThatSavesANumberOrAlsoATensorOfTheCpuSaysNothing) {
+  const at::Tensor carrier = NewCarrier();
+  const at::Tensor on_host = at::ones({kSide, kSide}).requires_grad_();
+  std::vector<at::Tensor> seen;
+  const CapturedLog log;
+  {
+    const OffloadScope scope(world_.session());
+    carrier.mul(at::scalar_tensor(2));
+  }
+  EXPECT_EQ(stats().kept_unsupported, 1u) << "the test's premise: a number is a tensor on the CPU";
+  {
+    const OffloadScope scope(world_.session());
+    on_host.sin().sum();
+    ObserveOne(carrier, carrier, 1, &seen);
+  }
+  EXPECT_THAT(log.text(), IsEmpty());
 }
 
 TEST_F(OffloadScopes, AScopeThatEndsOnAnotherThreadIsToldOfByNameAndPacksNothingFromThenOn) {
