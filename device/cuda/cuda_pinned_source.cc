@@ -39,8 +39,13 @@ absl::StatusOr<HostSegment> CudaPinnedSource::Allocate(uint64_t size_bytes) {
       return HostSegment{data, size_bytes, NumaNodeOf(data, size_bytes, granularity_bytes())};
     }
     comes_aligned_.store(false, std::memory_order_relaxed);
-    PINION_RETURN_IF_ERROR(Unpin(data, size_bytes));
+    if (absl::Status unpinned = Unpin(data, size_bytes); !unpinned.ok()) {
+      MutexLock lock(mu_);
+      left_over_[data] = size_bytes;
+      return unpinned;
+    }
   }
+  UnpinLeftOver();
   PINION_ASSIGN_OR_RETURN(void* larger, Pin(size_bytes + granularity_bytes()));
   void* const aligned =
       reinterpret_cast<void*>(AlignUp(reinterpret_cast<uintptr_t>(larger), granularity_bytes()));
@@ -83,8 +88,20 @@ absl::Status CudaPinnedSource::Unpin(void* data, uint64_t size_bytes) {
                     absl::StrCat("cudaFreeHost of ", HumanBytes(size_bytes)));
 }
 
+void CudaPinnedSource::UnpinLeftOver() {
+  std::map<void*, uint64_t> left_over;
+  {
+    MutexLock lock(mu_);
+    left_over.swap(left_over_);
+  }
+  std::erase_if(left_over, [this](const auto& one) { return Unpin(one.first, one.second).ok(); });
+  MutexLock lock(mu_);
+  left_over_.merge(left_over);
+}
+
 absl::Status CudaPinnedSource::Free(const HostSegment& segment) {
   if (ProcessIsExiting() || origin_.InForkedChild()) return absl::OkStatus();
+  UnpinLeftOver();
   std::map<void*, void*>::node_type unaligned;
   {
     MutexLock lock(mu_);

@@ -8,6 +8,8 @@
 // source locks the pages itself (mlock2). If the system refuses, pinned() becomes false: copies
 // stay correct, but the system may swap or move the pages.
 //
+// Memory that CUDA refuses to free stays pinned. A repeated Free may free it.
+//
 // While the process exits, and in a child of fork(), Free leaves the memory to the operating
 // system, and Allocate returns FailedPrecondition.
 //
@@ -47,6 +49,8 @@ class CudaPinnedSource final : public HostMemorySource {
   bool LocksPages() const;
   absl::StatusOr<void*> Pin(uint64_t size_bytes);
   absl::Status Unpin(void* data, uint64_t size_bytes);
+  // Tries again to unpin what no caller knows of.
+  void UnpinLeftOver();
 
   const CudaApi& api_;
   const int index_;
@@ -57,6 +61,8 @@ class CudaPinnedSource final : public HostMemorySource {
   Mutex mu_;
   // CUDA's unaligned allocations, by the aligned address inside that Allocate returned.
   std::map<void*, void*> unaligned_ ABSL_GUARDED_BY(mu_);
+  // Unaligned allocations, with their sizes, that Allocate could not unpin.
+  std::map<void*, uint64_t> left_over_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace pinion

@@ -98,18 +98,21 @@ absl::StatusOr<HostSegment> TorchPinnedSource::Allocate(uint64_t size_bytes) {
 }
 
 absl::Status TorchPinnedSource::Free(const HostSegment& segment) {
-  std::shared_ptr<HostMemorySource> source;
+  std::map<void*, std::shared_ptr<HostMemorySource>>::node_type node;
   {
+    // Before the call, behind which another thread may get a segment at this address.
     const MutexLock lock(mu_);
-    auto node = by_segment_.extract(segment.data);
+    node = by_segment_.extract(segment.data);
     PINION_CHECK(!node.empty()) << segment.data << " is no segment of this source";
-    source = std::move(node.mapped());
   }
   const internal::Stopwatch stopwatch;
-  const absl::Status freed = source->Free(segment);
+  absl::Status freed = node.mapped()->Free(segment);
   const int64_t microseconds = absl::ToInt64Microseconds(stopwatch.Elapsed());
-  if (!freed.ok()) return freed;
   const MutexLock lock(mu_);
+  if (!freed.ok()) {
+    by_segment_.insert(std::move(node));  // a repeated Free finds it
+    return freed;
+  }
   stats_.allocations.decrease(1);
   stats_.allocated_bytes.decrease(segment.size_bytes);
   stats_.host_free_time.increase(microseconds);

@@ -173,6 +173,22 @@ TEST_F(CudaDeviceTest, MemoryThatCameUnalignedAndCannotBeUnpinnedIsAnError) {
   fake_.FailNext("FreeHost", cudaErrorInvalidValue);
   EXPECT_THAT(device_.pinned_source()->Allocate(2 * kMiB),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cudaFreeHost of 2 MiB")));
+  EXPECT_EQ(fake_.live_segments(), 1u);
+  const HostSegment segment = device_.pinned_source()->Allocate(2 * kMiB).value();
+  EXPECT_EQ(fake_.live_segments(), 1u) << "the next call unpins it";
+  EXPECT_THAT(device_.pinned_source()->Free(segment), IsOk());
+}
+
+TEST_F(CudaDeviceTest, MemoryThatCameUnalignedStaysKnownUntilItIsUnpinned) {
+  fake_.AlignToPagesOnly();
+  const auto fail = [this] { fake_.FailNext("FreeHost", cudaErrorInvalidValue); };
+  fail();
+  EXPECT_FALSE(device_.pinned_source()->Allocate(2 * kMiB).ok());
+  fail();
+  const HostSegment segment = device_.pinned_source()->Allocate(2 * kMiB).value();
+  EXPECT_EQ(fake_.live_segments(), 2u);
+  EXPECT_THAT(device_.pinned_source()->Free(segment), IsOk());
+  EXPECT_EQ(fake_.live_segments(), 0u);
 }
 
 TEST_F(CudaDeviceTest, MemoryThatCameUnalignedAndIsNotFreedAtOnceIsFreedTheNextTime) {

@@ -133,23 +133,17 @@ TEST(TorchPinnedSource, ResetsForgetWhatWasAndKeepWhatIs) {
   EXPECT_THAT(source->Free(kept), IsOk());
 }
 
-// Frees memory but reports a failure.
-class FailingSource final : public HostMemorySource {
+// Fails to free memory at first.
+class FailingSource final : public SourceAdaptor {
  public:
-  explicit FailingSource(std::shared_ptr<HostMemorySource> source) : source_(std::move(source)) {}
-  std::string name() const override { return source_->name(); }
-  bool pinned() const override { return source_->pinned(); }
-  uint64_t granularity_bytes() const override { return source_->granularity_bytes(); }
-  absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
-    return source_->Allocate(size_bytes);
-  }
+  using SourceAdaptor::SourceAdaptor;
   absl::Status Free(const HostSegment& segment) override {
-    const absl::Status freed = source_->Free(segment);
-    return freed.ok() ? absl::UnavailableError("not unpinned") : freed;
+    if (fails_.exchange(false)) return absl::UnavailableError("not unpinned");
+    return SourceAdaptor::Free(segment);
   }
 
  private:
-  const std::shared_ptr<HostMemorySource> source_;
+  std::atomic<bool> fails_ = true;
 };
 
 class FailingDevice final : public ForwardingDevice {
@@ -160,7 +154,7 @@ class FailingDevice final : public ForwardingDevice {
   }
 };
 
-TEST(TorchPinnedSource, WhatCouldNotBeUnpinnedIsNotCountedAsFreed) {
+TEST(TorchPinnedSource, WhatCouldNotBeUnpinnedIsNotCountedAsFreedAndCanBeFreedAgain) {
   const DeviceBackend emulated = Registered();
   const auto open = [&](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
     return std::make_shared<FailingDevice>(emulated.device(index).value());
@@ -174,6 +168,9 @@ TEST(TorchPinnedSource, WhatCouldNotBeUnpinnedIsNotCountedAsFreed) {
   EXPECT_EQ(stats.num_host_free, 0);
   EXPECT_EQ(static_cast<uint64_t>(stats.allocated_bytes.current), segment.size_bytes);
   EXPECT_EQ(stats.host_free_time.count, 0);
+  EXPECT_THAT(source->Free(segment), IsOk());
+  EXPECT_EQ(source->GetStats().allocations.freed, 1);
+  EXPECT_EQ(source->GetStats().num_host_free, 1);
 }
 
 // A source whose memory the system refuses to lock.
