@@ -148,8 +148,10 @@ absl::StatusOr<EventHandle> CudaDevice::CreateTimedEvent() { return NewEvent(cud
 
 absl::StatusOr<EventHandle> CudaDevice::NewEvent(unsigned int flags) {
   cudaEvent_t event = nullptr;
-  PINION_RETURN_IF_ERROR(CallRelaxed("cudaEventCreateWithFlags",
-                                     [&] { return api_.EventCreateWithFlags(&event, flags); }));
+  PINION_RETURN_IF_ERROR(CallRelaxed("cudaEventCreateWithFlags", [&] {
+    const PrimaryContextScope primary(api_, index_);
+    return api_.EventCreateWithFlags(&event, flags);
+  }));
   return EventHandle(event);
 }
 

@@ -46,9 +46,10 @@ class [[nodiscard]] RelaxedCaptureScope {
   const bool is_relaxed_;
 };
 
-// Makes the device's primary context current for creating a stream. A stream created under a
-// program's green context would be destroyed with that context. Best effort: does nothing if the
-// driver's functions are missing.
+// Makes the device's primary context current for creating a stream or an event. A stream created
+// under a program's green context would be destroyed with that context. An event can only be
+// recorded on a stream of its own context. Best effort: does nothing if the driver's functions are
+// missing.
 class [[nodiscard]] PrimaryContextScope {
  public:
   [[nodiscard]] PrimaryContextScope(const CudaApi& api, int index)

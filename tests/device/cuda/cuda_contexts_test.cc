@@ -74,10 +74,12 @@ TEST_F(CudaContextsTest, DescribingADeviceOpensNoContext) {
 
 // Some drivers do not expose the runtime's contexts.
 TEST_F(CudaContextsTest, WithoutTheDriversCallsADeviceIsSelectedAndPutBack) {
+  const EventHandle event = device_.CreateEvent().value();
+  const int set = fake_.calls("SetDevice"), pushed = fake_.calls("PushContext");
   fake_.FailNext("HasContext", cudaErrorNotSupported);
-  EXPECT_THAT(device_.CreateEvent(), IsOk());
-  EXPECT_EQ(fake_.calls("SetDevice"), 2);
-  EXPECT_EQ(fake_.calls("PushContext"), 0);
+  EXPECT_THAT(device_.QueryEvent(event), IsOk());
+  EXPECT_EQ(fake_.calls("SetDevice"), set + 2);
+  EXPECT_EQ(fake_.calls("PushContext"), pushed);
   EXPECT_EQ(CurrentDevice(), 0);
 }
 
@@ -110,7 +112,20 @@ TEST_F(CudaContextsTest, AStreamOutlivesTheGreenContextThatWasCurrentWhenItWasCr
   ASSERT_EQ(FakeCuda::Api().SetDevice(1), cudaSuccess);
   fake_.SetGreenContext();
   EXPECT_THAT(device_.CreateStream("s"), IsOk());
-  EXPECT_EQ(fake_.green_streams(), 0);
+  EXPECT_EQ(fake_.green_streams(), 0u);
+}
+
+TEST_F(CudaContextsTest, AnEventIsRecordedOnAStreamWhicheverContextWasCurrentWhenTheyWereCreated) {
+  ASSERT_EQ(FakeCuda::Api().SetDevice(1), cudaSuccess);
+  const StreamHandle before = device_.CreateStream("before").value();
+  const EventHandle event_before = device_.CreateEvent().value();
+  fake_.SetGreenContext();
+  const StreamHandle after = device_.CreateStream("after").value();
+  for (const EventHandle event :
+       {event_before, device_.CreateEvent().value(), device_.CreateTimedEvent().value()}) {
+    EXPECT_THAT(device_.RecordEvent(event, before), IsOk());
+    EXPECT_THAT(device_.RecordEvent(event, after), IsOk());
+  }
 }
 
 // Drivers without green contexts lack these functions.

@@ -117,6 +117,11 @@ bool FakeCuda::has_context(int device) const {
   return contexts_.count(device) > 0;
 }
 
+size_t FakeCuda::green_streams() const {
+  MutexLock lock(mu_);
+  return green_streams_.size();
+}
+
 size_t FakeCuda::live_handles() const {
   MutexLock lock(mu_);
   return handles_.size();
@@ -142,7 +147,6 @@ StreamHandle FakeCuda::Stream(cudaStream_t stream) {
 absl::StatusOr<cudaStream_t> FakeCuda::CreateStream() {
   const absl::StatusOr<StreamHandle> created = current().CreateStream("fake cuda");
   if (!created.ok()) return created.status();
-  if (has_green_context_ && thread().pushed.empty()) ++green_streams_;
   MutexLock lock(mu_);
   auto handle = static_cast<cudaStream_t>(created->native());
   if (!free_handles_.empty()) {
@@ -151,6 +155,7 @@ absl::StatusOr<cudaStream_t> FakeCuda::CreateStream() {
     recycled_[handle] = *created;
   }
   handles_.insert(handle);
+  if (green_is_current()) green_streams_.insert(handle);
   return handle;
 }
 
@@ -159,6 +164,7 @@ absl::Status FakeCuda::DestroyStream(cudaStream_t stream) {
   {
     MutexLock lock(mu_);
     handles_.erase(stream);
+    green_streams_.erase(stream);
     recycled_.erase(stream);
     if (recycles_handles_) free_handles_.push_back(stream);
   }
@@ -300,6 +306,23 @@ cudaError_t FakeCuda::Latch(const absl::Status& status) {
     default:
       return Latch(cudaErrorInvalidValue);
   }
+}
+
+void FakeCuda::AddEvent(cudaEvent_t event) {
+  AddHandle(event);
+  MutexLock lock(mu_);
+  if (green_is_current()) green_events_.insert(event);
+}
+
+void FakeCuda::RemoveEvent(cudaEvent_t event) {
+  RemoveHandle(event);
+  MutexLock lock(mu_);
+  green_events_.erase(event);
+}
+
+bool FakeCuda::HaveOneContext(cudaEvent_t event, cudaStream_t stream) const {
+  MutexLock lock(mu_);
+  return green_events_.contains(event) == green_streams_.contains(stream);
 }
 
 void FakeCuda::AddHandle(void* handle) {

@@ -14,7 +14,8 @@
 //     of any kind reports the fault, and the machine's devices are broken;
 //   * allocating host memory locks nothing if the device reads the host's page tables: the memory
 //     is pageable;
-//   * a stream that is created while a green context is current belongs to that context;
+//   * a stream or event that is created while a green context is current belongs to that context,
+//     and an event is not recorded on a stream of another context;
 //   * freeing pinned memory waits for all work of the device;
 //   * an allocation far beyond the device's memory is an invalid value, not a lack of memory;
 //   * while a stream captures a graph, many calls fail and spoil the capture: querying an event,
@@ -29,7 +30,6 @@
 
 #include <sched.h>
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -108,7 +108,7 @@ class FakeCuda {
   void ForgetFailedCall();
   bool has_context(int device) const;
   // Returns the number of streams that a green context owns.
-  int green_streams() const { return green_streams_; }
+  size_t green_streams() const;
   // Returns the CPUs on which the thread of the last cudaHostAlloc could run.
   const cpu_set_t& pinning_cpus() const { return pinning_cpus_; }
   // Return the streams, events and libraries that are not destroyed, and the pinned segments that
@@ -160,6 +160,9 @@ class FakeCuda {
   const auto& kernel() const { return kernel_; }
   bool integrated() const { return integrated_; }
   const std::string& bus_id() const { return bus_id_; }
+  void AddEvent(cudaEvent_t event);
+  void RemoveEvent(cudaEvent_t event);
+  bool HaveOneContext(cudaEvent_t event, cudaStream_t stream) const;
   void AddHandle(void* handle);
   void RemoveHandle(void* handle);
   // Returns true for devices on NVLink-C2C, such as GH200.
@@ -168,6 +171,7 @@ class FakeCuda {
   absl::Status FreeHost(void* data);
 
  private:
+  bool green_is_current() const { return has_green_context_ && thread().pushed.empty(); }
   void Count(const char* function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   cudaError_t Injected(const char* function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -177,7 +181,6 @@ class FakeCuda {
   bool pages_only_ = false;
   bool integrated_ = false;
   bool has_green_context_ = false;
-  std::atomic<int> green_streams_ = 0;
   std::string bus_id_;
   cpu_set_t pinning_cpus_ = {};
   bool blocking_stream_captures_ = false;
@@ -196,6 +199,8 @@ class FakeCuda {
   uint64_t calls_after_unload_ ABSL_GUARDED_BY(mu_) = 0;
   std::string failed_function_ ABSL_GUARDED_BY(mu_);
   std::set<void*> handles_ ABSL_GUARDED_BY(mu_);
+  std::set<void*> green_streams_ ABSL_GUARDED_BY(mu_);
+  std::set<void*> green_events_ ABSL_GUARDED_BY(mu_);
   std::set<int> contexts_ ABSL_GUARDED_BY(mu_);
   std::vector<cudaStream_t> free_handles_ ABSL_GUARDED_BY(mu_);
   std::map<cudaStream_t, StreamHandle> recycled_ ABSL_GUARDED_BY(mu_);  // the machine's stream

@@ -205,7 +205,7 @@ cudaError_t EventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
       flags == cudaEventDefault ? fake.current().CreateTimedEvent() : fake.current().CreateEvent();
   if (created.ok()) {
     *event = static_cast<cudaEvent_t>(created->native());
-    fake.AddHandle(*event);
+    fake.AddEvent(*event);
   }
   return fake.Latch(created.status());
 }
@@ -213,7 +213,7 @@ cudaError_t EventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
 cudaError_t EventDestroy(cudaEvent_t event) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_RETURN_IF_ERROR(fake.EnterUnsafe("EventDestroy"));
-  fake.RemoveHandle(event);
+  fake.RemoveEvent(event);
   return fake.Latch(fake.current().DestroyEvent(EventHandle(event)));
 }
 
@@ -223,6 +223,7 @@ cudaError_t EventRecord(cudaEvent_t event, cudaStream_t stream) {
   FAKE_CUDA_RETURN_IF_ERROR(fake.EnterSubmission("EventRecord", &lost));
   if (lost) return cudaSuccess;
   FAKE_CUDA_RETURN_IF_ERROR(fake.UseLegacy(stream));
+  if (!fake.HaveOneContext(event, stream)) return fake.Latch(cudaErrorInvalidResourceHandle);
   return fake.Latch(fake.current().RecordEvent(EventHandle(event), fake.Stream(stream)));
 }
 

@@ -111,6 +111,18 @@ TEST_F(FakeCudaTest, ALaterCallTellsOfACopyThatFaultedAndItsBytesNeverArrive) {
   EXPECT_FALSE(fake_.machine().SynchronizeDevice(0).ok()) << "its kernels fail, too";
 }
 
+TEST_F(FakeCudaTest, AnEventIsRecordedOnStreamsOfItsOwnContextAlone) {
+  fake_.SetGreenContext();
+  cudaStream_t stream = nullptr;
+  cudaEvent_t event = nullptr;
+  ASSERT_EQ(api_.StreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_EQ(api_.EventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
+  EXPECT_EQ(api_.EventRecord(event, stream), cudaSuccess);
+  EXPECT_EQ(api_.EventRecord(event_, stream_), cudaSuccess);
+  EXPECT_EQ(api_.EventRecord(event, stream_), cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(api_.EventRecord(event_, stream), cudaErrorInvalidResourceHandle);
+}
+
 TEST_F(FakeCudaTest, NotReadyIsLatchedLikeAnyError) {
   const Kernel kernel = {.name = "long", .reads = {}, .writes = {}, .flops = 1e19};
   ASSERT_THAT(fake_.machine().Launch(0, StreamHandle(stream_), kernel), IsOk());
