@@ -14,9 +14,8 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/device/cuda/cuda_calls.h"
 #include "pinion/device/cuda/cuda_device.h"
-#include "pinion/device/cuda/cuda_scope.h"
-#include "pinion/device/cuda/cuda_status.h"
 #include "pinion/device/device.h"
 
 namespace pinion {

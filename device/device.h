@@ -63,7 +63,10 @@ class EventHandle {
 
 enum class CopyDirection { kHostToDevice, kDeviceToHost };
 
-const char* CopyDirectionName(CopyDirection direction);  // "H2D", "D2H"
+// Returns "H2D" or "D2H".
+inline const char* CopyDirectionName(CopyDirection direction) {
+  return direction == CopyDirection::kHostToDevice ? "H2D" : "D2H";
+}
 
 // A contiguous part of a copy. Exactly one of the two pointers is device memory, according to the
 // direction. size_bytes > 0.

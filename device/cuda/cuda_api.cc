@@ -1,6 +1,6 @@
 #include "pinion/device/cuda/cuda_api.h"
 
-#include "pinion/device/cuda/driver_contexts.h"
+#include "pinion/device/cuda/cuda_calls.h"
 
 namespace pinion {
 namespace {

@@ -5,8 +5,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/device/cuda/cuda_calls.h"
 #include "pinion/device/cuda/cuda_device.h"
-#include "pinion/device/cuda/cuda_status.h"
 
 namespace pinion {
 

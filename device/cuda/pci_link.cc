@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "pinion/device/cuda/cuda_status.h"
+#include "pinion/device/cuda/cuda_calls.h"
 
 namespace pinion {
 namespace {

@@ -24,7 +24,6 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/time_model.h"
 #include "pinion/device/trace/chrome_trace.h"
-#include "pinion/device/trace/trace_recorder.h"
 
 namespace pinion {
 

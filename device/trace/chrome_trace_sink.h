@@ -28,7 +28,6 @@
 #include "absl/status/status.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/device/trace/chrome_trace.h"
-#include "pinion/device/trace/trace_recorder.h"
 #include "pinion/device/trace/trace_sink.h"
 
 namespace pinion {

@@ -17,9 +17,7 @@
 
 #include "pinion/hooks/attribution/host_copies.h"
 #include "pinion/hooks/attribution/layer_pass.h"
-#include "pinion/hooks/attribution/layer_sums.h"
-#include "pinion/hooks/attribution/pass_budget.h"
-#include "pinion/hooks/attribution/path_inputs.h"
+#include "pinion/hooks/attribution/passes.h"
 #include "pinion/hooks/attribution/pending_layers.h"
 
 namespace pinion {

@@ -14,9 +14,7 @@
 #include "absl/types/span.h"
 #include "pinion/hooks/attribution/host_copies.h"
 #include "pinion/hooks/attribution/layer_pass.h"
-#include "pinion/hooks/attribution/layer_sums.h"
-#include "pinion/hooks/attribution/pass_budget.h"
-#include "pinion/hooks/attribution/path_inputs.h"
+#include "pinion/hooks/attribution/passes.h"
 #include "pinion/hooks/attribution/pending_layers.h"
 #include "pinion/hooks/attribution/tap.h"
 

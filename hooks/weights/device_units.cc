@@ -3,6 +3,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/hooks/tier/torch_memory.h"
+
 namespace pinion {
 namespace {
 
@@ -13,6 +17,43 @@ VisitLimits LimitsOf(const std::vector<UnitParcel>& units, uint64_t window_bytes
 }
 
 }  // namespace
+
+const MasterWatch* UnitParcel::Changed(bool in_backward) const {
+  const auto changed = std::find_if(
+      masters.begin(), masters.end(), [in_backward](const std::shared_ptr<MasterWatch>& master) {
+        return in_backward ? master->HasNewVersion() : master->HasChangedInForward();
+      });
+  return changed == masters.end() ? nullptr : changed->get();
+}
+
+std::vector<c10::DataPtr> UnitParcel::PointTo(void* data, VisitKeeper& keeper,
+                                              c10::Device device) const {
+  std::vector<c10::DataPtr> before;
+  for (const WeightPiece& piece : pieces) {
+    const auto storage = piece.storage.lock();
+    if (!storage) continue;
+    char* const begin = data == nullptr ? nullptr : static_cast<char*>(data) + piece.offset_bytes;
+    before.push_back(storage->set_data_ptr(VisitingData(begin, keeper.shared_from_this(), device)));
+  }
+  return before;
+}
+
+void LetGoOf(AllDropped& dropped, TransferEngine& engine) {
+  for (DroppedWeights& drop : dropped) {
+    const StreamHandle owner = drop.memory.stream();
+    for (const BoundStream& stream : drop.streams) {
+      if (stream.native == owner) continue;
+      const absl::Status ordered =
+          engine.OrderStreams(stream.native, owner, kWeightUsedOnOtherStream);
+      if (ordered.ok()) continue;
+      PINION_LOG(kWarning) << "the memory of weights is not given back: " << ordered.ToString();
+      c10::Storage leaked = StorageOf(drop.memory.memory());
+      leaked.unsafeReleaseStorageImpl();
+      break;
+    }
+  }
+  dropped.clear();
+}
 
 bool DeviceUnit::IsReadyOn(const BoundStream& stream) const {
   return std::any_of(streams.begin(), streams.end(),

@@ -6,10 +6,12 @@
 //   old = units.OnArrived(unit, stream, fetched);     // the unit's storages have memory
 //   units.OnUsed(unit, dropped);                      // the operator's kernels are launched
 //
-// Memory of evicted units is appended to `dropped`. The caller frees it after releasing the lock.
+// Memory of evicted units is appended to `dropped`. The caller frees it after releasing the lock:
+// LetGoOf(dropped, engine).
 //
 // Thread safety: none; WeightState's lock guards this object. No function calls the device, the
-// allocator or LibTorch. Exception: the pointers of storages, which are plain fields.
+// allocator or LibTorch. Exception: the pointers of storages, which are plain fields. Parcels are
+// thread-safe.
 // Ownership: DeviceWeights owns this object, and UnitArrivals uses it.
 
 #ifndef PINION_HOOKS_WEIGHTS_DEVICE_UNITS_H_
@@ -18,24 +20,78 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/schedule/set_aside.h"
 #include "pinion/engine/schedule/visit_schedule.h"
+#include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/guarded_memory.h"
+#include "pinion/engine/tier/parcel.h"
+#include "pinion/engine/transfer_engine.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
-#include "pinion/hooks/weights/dropped_weights.h"
-#include "pinion/hooks/weights/unit_parcel.h"
+#include "pinion/hooks/wait_sites.h"
+#include "pinion/hooks/weights/master_watch.h"
 #include "pinion/hooks/weights/visiting_tensor.h"
 
 namespace pinion {
+
+// The bytes of a unit. Operators of all threads share one reader.
+class WeightParcel final : public Parcel {
+ public:
+  using Parcel::Parcel;
+  Reader reader;
+};
+
+// A storage of weights, and its place in the unit's parcel.
+struct WeightPiece {
+  std::string name;  // of a weight, for errors
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  uint64_t offset_bytes = 0;
+};
+
+// A unit of streamed weights: its bytes on the host, and the storages that get them on the device.
+struct UnitParcel {
+  std::string name;
+  std::shared_ptr<WeightParcel> parcel;
+  std::vector<WeightPiece> pieces;
+  std::vector<std::shared_ptr<MasterWatch>> masters;  // by weight
+
+  uint64_t size_bytes() const { return parcel->size_bytes; }
+
+  // Returns a weight whose host copy was changed outside a step, or null.
+  const MasterWatch* Changed(bool in_backward) const;
+  // Sets the storages' memory to `data`, or to none if null. Returns their previous pointers.
+  std::vector<c10::DataPtr> PointTo(void* data, VisitKeeper& keeper, c10::Device device) const;
+};
+
+// A weight's memory is freed after the work of all streams that have used it.
+inline constexpr WaitSite kWeightUsedOnOtherStream("kWeightUsedOnOtherStream", kHooksWaits);
+
+// Device memory of evicted weights.
+struct DroppedWeights {
+  VisitingBytes bytes;  // first, so that it is destroyed last
+  GuardedMemory memory;
+  std::vector<BoundStream> streams;  // that have used the memory
+  std::vector<c10::DataPtr> data;
+};
+
+using AllDropped = std::vector<DroppedWeights>;
+
+// Frees the memory, with no lock held, in the order of its own stream, which waits for the other
+// ones. If the stream cannot wait, for example while another one captures a graph, leaks the memory
+// and logs that.
+void LetGoOf(AllDropped& dropped, TransferEngine& engine);
 
 struct WeightStats {
   uint64_t fetches = 0;          // copies of units to the device
@@ -65,8 +121,6 @@ struct WeightMemory {
   VisitingBytes bytes;  // first, so that it is destroyed last
   c10::Storage storage;
 };
-
-using AllDropped = std::vector<DroppedWeights>;
 
 struct DeviceUnit {
   UnitParcel parts;

@@ -5,8 +5,8 @@
 //   ...
 //   device_weights->Leave(unit);                   // its kernels are launched
 //
-// DeviceUnits (device_units.h) has the state, and UnitArrivals (unit_arrivals.h) makes the copies.
-// Within a memory target the window is what the target leaves (target_window.h).
+// DeviceUnits (device_units.h) has the state, and UnitArrivals makes the copies. Within a memory
+// target the window is what TargetWindow leaves.
 //
 // A unit is fetched with one copy, on the stream that needs it first. Its memory is freed in the
 // order of that stream, after the other streams that have used it. Weights are never copied back:
@@ -24,22 +24,109 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/engine/schedule/back_off.h"
 #include "pinion/engine/schedule/set_aside.h"
+#include "pinion/engine/schedule/visit_room.h"
 #include "pinion/engine/schedule/visit_schedule.h"
+#include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/device_tier.h"
+#include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/engine/tier/host_tier.h"
+#include "pinion/engine/tier/parcel.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/wait_sites.h"
 #include "pinion/hooks/weights/device_units.h"
-#include "pinion/hooks/weights/target_window.h"
-#include "pinion/hooks/weights/unit_arrivals.h"
-#include "pinion/hooks/weights/unit_parcel.h"
 #include "pinion/hooks/weights/visiting_tensor.h"
 
 namespace pinion {
+
+// The window of streamed weights within a memory target: at each use, what the target leaves beside
+// everything else on the device (engine/schedule/visit_room.h). Thread safety: none.
+//
+//   const AllocatorBytes allocator = AllocatorBytesOf(device);   // with no lock held
+//   schedule.set_window_bytes(window.AtUse(use, allocator));
+class TargetWindow {
+ public:
+  TargetWindow(uint64_t target_bytes, std::shared_ptr<const DeviceShare> share,
+               std::shared_ptr<const Visitor> weights)
+      : target_bytes_(target_bytes),
+        share_(std::move(share)),
+        weights_(std::move(weights)),
+        room_(target_bytes) {}
+
+  // Returns the window until the next use. `allocator` was read shortly before. A unit that another
+  // thread fetches meanwhile may count twice or not at all.
+  uint64_t AtUse(const VisitUse& use, const AllocatorBytes& allocator);
+
+  // Device memory above the target.
+  struct Excess {
+    uint64_t device_bytes = 0;  // the peak since the first use
+    uint64_t target_bytes = 0;
+    uint32_t unit = 0;  // used last before the peak was seen
+  };
+  // Returns the first excess, once.
+  std::optional<Excess> TakeFirstExcess();
+  uint64_t excess_device_bytes() const { return excess_.device_bytes; }  // 0: no excess
+
+ private:
+  const uint64_t target_bytes_;
+  const std::shared_ptr<const DeviceShare> share_;
+  const std::shared_ptr<const Visitor> weights_;
+  VisitRoom room_;
+  std::optional<uint32_t> last_unit_;
+  int64_t peak_bytes_ = 0;  // the allocator's at the last use
+  Excess excess_;
+  bool is_told_ = false;
+};
+
+// A stream reads a weight after the weight's copy to the device.
+inline constexpr WaitSite kWeightAfterCopyIn("kWeightAfterCopyIn", kHooksWaits);
+
+// Fetches units of weights: allocates device memory for a unit, and copies the unit there. The
+// state, whose lock is not held during allocations, copies and waits, outlives this object.
+//
+//   arrivals.Arrive(unit, stream);       // the stream may use the unit
+//   arrivals.FetchAhead(other, stream);  // starts a copy if the device has memory
+class UnitArrivals {
+ public:
+  UnitArrivals(WeightState& state, std::shared_ptr<DeviceTier> tier,
+               std::shared_ptr<Visitor> visitor, std::vector<std::shared_ptr<WeightParcel>> parcels)
+      : state_(state),
+        tier_(std::move(tier)),
+        visitor_(std::move(visitor)),
+        parcels_(std::move(parcels)) {}
+
+  // Makes the unit resident for the stream, and fetches the unit if no thread has done so. Throws
+  // c10::OutOfMemoryError if the device has no memory even with all idle units evicted.
+  void Arrive(uint32_t index, const BoundStream& stream);
+  // Does not throw: a unit that cannot be fetched ahead is fetched on demand. Backs off after an
+  // allocation that failed, and after one that made LibTorch free its cache.
+  void FetchAhead(uint32_t index, const BoundStream& stream);
+  // Blocks until no copy reads host copies.
+  absl::Status WaitForCopies() const;
+
+ private:
+  WeightMemory Allocate(uint64_t size_bytes, const BoundStream& stream) const;
+  // Evicts all idle units and tries again if the device has no memory.
+  WeightMemory AllocateNow(uint32_t index, uint64_t size_bytes, const BoundStream& stream);
+  absl::Status Fetch(uint32_t index, FetchClaim& claim, WeightMemory memory,
+                     const BoundStream& stream, bool is_ahead);
+
+  WeightState& state_;
+  const std::shared_ptr<DeviceTier> tier_;
+  const std::shared_ptr<Visitor> visitor_;
+  const std::vector<std::shared_ptr<WeightParcel>> parcels_;  // by unit
+  BackOff back_off_ ABSL_GUARDED_BY(state_.mu);               // of FetchAhead
+};
 
 class DeviceWeights final : public VisitKeeper {
  public:

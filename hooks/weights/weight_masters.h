@@ -1,7 +1,15 @@
-// Copies a module's weights to pinned host memory. Does not change the module, so that
-// WeightOffloader::Attach can fail without an effect.
+// Splits a module's weights into units, which are fetched and evicted as a whole, and copies them
+// to pinned host memory. Does not change the module, so that WeightOffloader::Attach can fail
+// without an effect.
 //
 //   PINION_ASSIGN_OR_RETURN(auto masters, FillMasters(tier, WeightUnitsOf(module), device));
+//
+// Units are layers. Each child of a torch::nn::Sequential or ModuleList is a layer. So is each
+// parameter of a ParameterList, which plain functions over tensors use. Of other modules, each one
+// with parameters of its own is a layer.
+//
+// The trained and the frozen weights of a layer are two units, so that a step that trains an
+// adapter does not evict the frozen base. A tensor of several modules belongs to the first one.
 
 #ifndef PINION_HOOKS_WEIGHTS_WEIGHT_MASTERS_H_
 #define PINION_HOOKS_WEIGHTS_WEIGHT_MASTERS_H_
@@ -23,9 +31,23 @@
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/hooks/weights/device_weights.h"
 #include "pinion/hooks/weights/master_watch.h"
-#include "pinion/hooks/weights/weight_units.h"
 
 namespace pinion {
+
+struct NamedWeight {
+  std::string name;  // "blocks.0.attention.weight"
+  at::Tensor tensor;
+};
+
+struct WeightUnit {
+  std::string name;  // "blocks.0"; "" for the module itself
+  bool requires_grad = false;
+  std::vector<NamedWeight> weights;  // at least one
+};
+
+// Units have parameters, and buffers of 1 MiB or more as frozen weights. Exception: running
+// statistics.
+std::vector<WeightUnit> WeightUnitsOf(const torch::nn::Module& module);
 
 struct WeightMaster {
   WeightUnit unit;

@@ -20,7 +20,6 @@
 #include "pinion/hooks/tier/torch_tier.h"
 #include "pinion/hooks/weights/visiting_tensor.h"
 #include "pinion/hooks/weights/weight_masters.h"
-#include "pinion/hooks/weights/weight_units.h"
 
 namespace pinion {
 namespace {

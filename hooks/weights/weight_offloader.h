@@ -68,7 +68,7 @@ namespace pinion {
 
 struct WeightOptions {
   HostTierOptions tier;  // shared with all other users of the process's tier
-  // Device memory for resident units of weights (weight_units.h). 0: the two largest units, so that
+  // Device memory for resident units of weights (weight_masters.h). 0: the two largest units, so that
   // one is fetched while the other is used. Excludes a memory target. The device also holds the
   // gradients of two units, or of three with a window larger than the two largest units.
   uint64_t window_bytes = 0;

@@ -23,7 +23,7 @@
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/cuda/cuda_backend.h"
-#include "pinion/device/cuda/cuda_status.h"
+#include "pinion/device/cuda/cuda_calls.h"
 #include "pinion/device/device.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/cost_model.h"

@@ -15,7 +15,7 @@
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/device/cuda/cuda_api.h"
-#include "pinion/device/cuda/cuda_pinned_source.h"
+#include "pinion/device/cuda/cuda_device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/tests/device/cuda/fake_cuda.h"
 #include "pinion/tests/support/fake_host.h"

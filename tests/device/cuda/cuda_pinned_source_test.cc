@@ -1,7 +1,5 @@
 // Alignment and page locking of cudaHostAlloc's memory; on the fake runtime.
 
-#include "pinion/device/cuda/cuda_pinned_source.h"
-
 #include <sched.h>
 #include <sys/mman.h>
 
@@ -18,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/host_memory_source.h"
+#include "pinion/device/cuda/cuda_device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/tests/device/cuda/fake_cuda.h"
 #include "pinion/tests/support/captured_log.h"

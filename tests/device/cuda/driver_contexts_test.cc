@@ -1,5 +1,3 @@
-#include "pinion/device/cuda/driver_contexts.h"
-
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -9,6 +7,7 @@
 #include "gtest/gtest.h"
 #include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/cuda/cuda_backend.h"
+#include "pinion/device/cuda/cuda_calls.h"
 
 namespace pinion {
 namespace {

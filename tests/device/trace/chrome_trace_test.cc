@@ -9,7 +9,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
-#include "pinion/device/trace/trace_recorder.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {

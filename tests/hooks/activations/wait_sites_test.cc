@@ -33,7 +33,7 @@
 #include "pinion/hooks/activations/tensor_returns.h"
 #include "pinion/hooks/checkpoint/checkpoint.h"
 #include "pinion/hooks/checkpoint/checkpointed_segment.h"
-#include "pinion/hooks/weights/unit_arrivals.h"
+#include "pinion/hooks/weights/device_weights.h"
 #include "pinion/hooks/weights/weight_offloader.h"
 #include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/activations/offload_world.h"

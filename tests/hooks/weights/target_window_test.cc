@@ -1,8 +1,6 @@
 // The bytes that a memory target leaves for streamed weights, computed from the allocator's figures
 // and from the device's other tenants; and the message for a device that had more.
 
-#include "pinion/hooks/weights/target_window.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <memory>
@@ -13,6 +11,7 @@
 #include "pinion/engine/schedule/visit_room.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/weights/device_weights.h"
 
 namespace pinion::testing {
 namespace {

@@ -1,12 +1,33 @@
-// Scopes that change the calling thread's CUDA state for one call and then restore it.
+// What calls of CUDA have in common: conversion of errors, scopes that change the calling thread's
+// CUDA state for one call and then restore it, and contexts of the driver.
+//
+//   const CudaDeviceScope scope(api, index);
+//   PINION_RETURN_IF_ERROR(scope.status());
+//   PINION_RETURN_IF_ERROR(CudaStatus(api, api.FreeHost(data), "cudaFreeHost"));
+//
+// Thread safety: thread-safe; a scope belongs to its thread.
 
-#ifndef PINION_DEVICE_CUDA_CUDA_SCOPE_H_
-#define PINION_DEVICE_CUDA_CUDA_SCOPE_H_
+#ifndef PINION_DEVICE_CUDA_CUDA_CALLS_H_
+#define PINION_DEVICE_CUDA_CUDA_CALLS_H_
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <string>
 
 #include "absl/status/status.h"
 #include "pinion/device/cuda/cuda_api.h"
 
 namespace pinion {
+
+// Returns OkStatus for cudaSuccess, else a status by device.h's table of codes: "<what>: <name>
+// (<text>)". Sticky and unknown errors are Internal. Also clears the runtime's latched error of
+// this thread, which CUDA would otherwise report at the next unrelated kernel launch.
+absl::Status CudaStatus(const CudaApi& api, cudaError_t error, const std::string& what);
+
+// Returns whether a device has the attribute; false if CUDA does not tell.
+bool HasAttribute(const CudaApi& api, int index, cudaDeviceAttr attribute);
 
 // Makes a device current. status() tells whether that worked.
 //
@@ -65,6 +86,33 @@ class [[nodiscard]] PrimaryContextScope {
   const bool is_pushed_;
 };
 
+// Queries and switches CUDA contexts by the driver API; CudaApi documents the calls.
+class DriverContexts {
+ public:
+  // `lookup` returns a driver function by name, or null. Looking functions up avoids linking
+  // libcuda, which machines without a GPU lack. If a function is missing, calls return
+  // cudaErrorNotSupported.
+  explicit DriverContexts(void* (*lookup)(const char* name));
+  DriverContexts(const DriverContexts&) = delete;
+  DriverContexts& operator=(const DriverContexts&) = delete;
+
+  cudaError_t HasContext(int device, bool* has_context) const;
+  cudaError_t PushContext(int device);
+  cudaError_t PopContext() const;
+
+ private:
+  static constexpr int kDevices = 64;
+
+  decltype(&cuInit) init_;
+  decltype(&cuDevicePrimaryCtxGetState) get_state_;
+  decltype(&cuDevicePrimaryCtxRetain) retain_;
+  decltype(&cuCtxPushCurrent) push_;
+  decltype(&cuCtxPopCurrent) pop_;
+  bool usable_;
+  // Retained once and never released, as in the runtime.
+  std::atomic<CUcontext> contexts_[kDevices];
+};
+
 }  // namespace pinion
 
-#endif  // PINION_DEVICE_CUDA_CUDA_SCOPE_H_
+#endif  // PINION_DEVICE_CUDA_CUDA_CALLS_H_

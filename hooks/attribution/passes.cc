@@ -1,0 +1,373 @@
+#include "pinion/hooks/attribution/passes.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/Device.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/mutex.h"
+#include "pinion/device/host_arithmetic.h"
+#include "pinion/hooks/autograd/memory_observer.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
+
+namespace pinion {
+namespace {
+
+// The allocator rounds each tensor up, so memory is not quite proportional to the rows.
+constexpr double kRoomForRows = 63.0 / 64;
+
+// A much larger pass may use other kernels and other allocator blocks.
+constexpr double kGrowth = 8;
+
+// Records each device's allocated bytes during a pass.
+class PassPeaks final : public MemoryObserver {
+ public:
+  struct Device {
+    bool is_used = false;
+    int64_t least_bytes = 0;
+    int64_t peak_bytes = 0;
+  };
+
+  PassPeaks(c10::DeviceType type, size_t devices) : type_(type), devices_(devices) {}
+
+  void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, const void*) override {
+    if (device.type() != type_) return;
+    const MutexLock lock(mu_);
+    Device& of = devices_.at(static_cast<size_t>(device.index()));
+    of.least_bytes = of.is_used ? std::min(of.least_bytes, allocated_bytes) : allocated_bytes;
+    of.peak_bytes = std::max(of.peak_bytes, allocated_bytes);
+    of.is_used = true;
+  }
+
+  std::vector<Device> devices() const {
+    const MutexLock lock(mu_);
+    return devices_;
+  }
+
+ private:
+  const c10::DeviceType type_;
+  mutable Mutex mu_;
+  std::vector<Device> devices_ ABSL_GUARDED_BY(mu_);
+};
+
+// Returns a copy, which a forward function may change in place.
+at::Tensor RepeatRows(const at::Tensor& rows, int64_t times) {
+  std::vector<int64_t> repeats(static_cast<size_t>(rows.dim()), 1);
+  repeats.front() = times;
+  return rows.repeat(repeats);
+}
+
+// A few float32 blocks of this size fit into a core's cache.
+constexpr int64_t kBlockElements = 64 * 1024;
+
+}  // namespace
+
+PassBudget::PassBudget(uint64_t budget_bytes, c10::DeviceType type)
+    : budget_bytes_(budget_bytes), type_(type) {
+  if (!has_bound()) return;
+  TORCH_CHECK(type != c10::DeviceType::CPU && TellsAllocatedBytes(type), "device_budget_bytes is ",
+              budget_bytes, ", but the allocator of \"",
+              c10::DeviceTypeName(type, /*lower_case=*/true),
+              "\" does not report allocated bytes: leave device_budget_bytes at 0");
+  const c10::impl::VirtualGuardImpl guard(type);
+  for (int index = 0; index < guard.deviceCount(); ++index) {
+    held_bytes_.push_back(AllocatedBytes({type, static_cast<c10::DeviceIndex>(index)}));
+  }
+  const int64_t least_bytes = *std::min_element(held_bytes_.begin(), held_bytes_.end());
+  TORCH_CHECK_WITH(OutOfMemoryError, least_bytes < static_cast<int64_t>(budget_bytes),
+                   "each device holds ", least_bytes,
+                   " bytes or more before the first pass, and the budget is ", budget_bytes,
+                   ": raise device_budget_bytes, or free some device memory");
+}
+
+void PassBudget::CheckResults(const LayerOptions& options) const {
+  TORCH_CHECK(!has_bound() || !options.keep_on_device,
+              "results that stay on the device would take from device_budget_bytes as they grow: "
+              "leave LayerOptions::keep_on_device at false, or device_budget_bytes at 0");
+}
+
+double PassBudget::MostRows(const Observed& observed) const {
+  return std::min(
+      {most_rows_, observed.rows * kRoomForRows / observed.share, observed.rows * kGrowth});
+}
+
+int64_t PassBudget::Examples(int64_t left) const {
+  if (!has_bound()) return left;
+  double examples = 1;
+  for (const Observed& observed : observed_) {
+    examples = std::max(examples, MostRows(observed) / observed.steps);
+  }
+  return std::min(left, static_cast<int64_t>(examples));
+}
+
+int64_t PassBudget::Steps(int64_t examples, int64_t left, int64_t least_steps) const {
+  if (!has_bound()) return left;
+  auto steps = static_cast<double>(least_steps);
+  for (const Observed& observed : observed_) {
+    const double can = MostRows(observed) / static_cast<double>(examples);
+    if (can >= observed.steps) steps = std::max(steps, can);
+  }
+  return std::min(left, static_cast<int64_t>(steps));
+}
+
+QueuedPass PassBudget::Queue(const PassRows& rows,
+                             const std::function<QueuedPass(const PassRows&)>& pass) {
+  if (!has_bound()) return pass(rows);
+  const auto peaks = std::make_shared<PassPeaks>(type_, held_bytes_.size());
+  QueuedPass queued;
+  {
+    const MemoryScope observed(peaks);
+    queued = pass(rows);
+  }
+  constexpr double kLeastShare = 1e-6;
+  Observed now = {static_cast<double>(rows.size()), static_cast<double>(rows.steps), kLeastShare};
+  int64_t most_bytes = -1;
+  const std::vector<PassPeaks::Device> devices = peaks->devices();
+  for (size_t i = 0; i < devices.size(); ++i) {
+    if (!devices[i].is_used) continue;
+    // Memory that was freed since the method began was not the pass's.
+    const int64_t held_bytes = std::min(held_bytes_[i], devices[i].least_bytes);
+    const auto room = static_cast<double>(static_cast<int64_t>(budget_bytes_) - held_bytes);
+    const int64_t own_bytes = devices[i].peak_bytes - held_bytes;
+    // A next pass of this size has the same peak plus what this one holds for copies.
+    const double own = static_cast<double>(own_bytes) + static_cast<double>(queued.held_bytes);
+    now.share = std::max(now.share, room > 0 ? own / room : kGrowth);
+    most_bytes = std::max(most_bytes, devices[i].peak_bytes);
+  }
+  TORCH_CHECK(
+      most_bytes >= 0,
+      "nothing was seen of what a pass takes of the device: a profiler hides it, or nothing "
+      "runs there; leave device_budget_bytes at 0");
+  if (most_bytes > static_cast<int64_t>(budget_bytes_)) {
+    TORCH_CHECK_WITH(OutOfMemoryError, !observed_.empty(), "the smallest pass, ", rows.examples,
+                     " example at ", rows.steps, " steps, takes up to ", most_bytes,
+                     " bytes of a device, and the budget is ", budget_bytes_,
+                     ": raise device_budget_bytes to that, or run the forward function in an "
+                     "OffloadScope");
+    PINION_LOG(kWarning) << "a pass of " << rows.size() << " rows took " << most_bytes
+                         << " bytes of a device, and the budget is " << budget_bytes_
+                         << ": passes are smaller from now on";
+    most_rows_ = MostRows(now);
+  }
+  observed_.push_back(now);
+  return queued;
+}
+
+void ForEachPass(PassBudget& budget, const PassGrid& grid,
+                 const std::function<QueuedPass(const PassRows&)>& pass) {
+  std::function<void()> finish_last;
+  const auto queue = [&](const PassRows& rows) {
+    std::function<void()> finish = budget.Queue(rows, pass).finish;
+    finish_last.swap(finish);
+    if (finish) finish();
+  };
+  PassRows rows;
+  while (rows.first_example < grid.examples) {
+    rows.examples = budget.Examples(grid.examples - rows.first_example);
+    for (rows.first_step = 0; rows.first_step + grid.overlap < grid.steps;
+         rows.first_step += rows.steps - grid.overlap) {
+      rows.steps = budget.Steps(rows.examples, grid.steps - rows.first_step, grid.overlap + 1);
+      queue(rows);
+    }
+    rows.first_example += rows.examples;
+  }
+  if (finish_last) finish_last();
+}
+
+// ------------------------------------------------------------------------------------------ inputs
+
+at::Tensor PointsBetween(const at::Tensor& baseline, const at::Tensor& difference,
+                         absl::Span<const double> alphas) {
+  std::vector<int64_t> sizes = difference.sizes().vec();
+  const int64_t per_step = sizes.front();
+  sizes.front() *= static_cast<int64_t>(alphas.size());
+  at::Tensor points = at::empty(sizes, difference.options());
+  for (size_t step = 0; step < alphas.size(); ++step) {
+    points.narrow(0, static_cast<int64_t>(step) * per_step, per_step)
+        .copy_(baseline + alphas[step] * difference);
+  }
+  return points;
+}
+
+void CheckInputs(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& additional) {
+  TORCH_CHECK(!inputs.empty(), "there is no input to attribute to");
+  for (const std::vector<at::Tensor>* tensors : {&inputs, &additional}) {
+    for (const at::Tensor& tensor : *tensors) {
+      TORCH_CHECK(tensor.defined(), "an input is an undefined tensor: give one that has examples");
+      TORCH_CHECK(tensor.dim() > 0 && tensor.size(0) == inputs.front().size(0), "an input of ",
+                  tensor.sizes(), " beside a first one of ", inputs.front().sizes(),
+                  ": the first dimension of each counts the examples");
+    }
+  }
+}
+
+PathInputs::PathInputs(std::vector<at::Tensor> inputs, std::vector<at::Tensor> baselines,
+                       std::vector<at::Tensor> additional)
+    : inputs_(std::move(inputs)),
+      baselines_(std::move(baselines)),
+      additional_(std::move(additional)) {
+  CheckInputs(inputs_, additional_);
+  if (baselines_.empty()) {
+    for (const at::Tensor& input : inputs_) {
+      baselines_.push_back(at::zeros({}, input.options().requires_grad(false)));
+    }
+  }
+  TORCH_CHECK(baselines_.size() == inputs_.size(), "there are ", baselines_.size(),
+              " baselines for ", inputs_.size(), " inputs: give one each, or none");
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    at::Tensor& baseline = baselines_[i];
+    std::vector<int64_t> one = inputs_[i].sizes().vec();
+    one.front() = 1;
+    TORCH_CHECK(baseline.dim() == 0 || baseline.sizes() == inputs_[i].sizes() ||
+                    baseline.sizes() == at::IntArrayRef(one),
+                "a baseline of ", baseline.sizes(), " for an input of ", inputs_[i].sizes(),
+                ": it has the input's sizes, or 1 example, or no dimension");
+    TORCH_CHECK(baseline.device() == inputs_[i].device(), "a baseline on ", baseline.device(),
+                " for an input on ", inputs_[i].device(), ": put both on one device");
+    baseline = baseline.detach().expand(inputs_[i].sizes());
+  }
+}
+
+at::Tensor PathInputs::Input(const PassRows& rows, size_t input) const {
+  return inputs_[input].narrow(0, rows.first_example, rows.examples);
+}
+
+at::Tensor PathInputs::Baseline(const PassRows& rows, size_t input) const {
+  return baselines_[input].narrow(0, rows.first_example, rows.examples);
+}
+
+at::Tensor PathInputs::Difference(const PassRows& rows, size_t input) const {
+  return Input(rows, input) - Baseline(rows, input);
+}
+
+void PathInputs::AppendAdditional(const PassRows& rows, std::vector<at::Tensor>& to) const {
+  for (const at::Tensor& tensor : additional_) {
+    to.push_back(RepeatRows(tensor.narrow(0, rows.first_example, rows.examples), rows.steps));
+  }
+}
+
+std::vector<at::Tensor> PathInputs::Between(const PassRows& rows,
+                                            absl::Span<const double> alphas) const {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> all;
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    TORCH_CHECK(inputs_[i].is_floating_point() || inputs_[i].is_complex(), "input ", i, " is of ",
+                inputs_[i].scalar_type(),
+                ", between whose values there is no path: attribute to a layer behind it, with "
+                "LayerIntegratedGradients");
+    all.push_back(PointsBetween(
+        Baseline(rows, i), Difference(rows, i),
+        alphas.subspan(static_cast<size_t>(rows.first_step), static_cast<size_t>(rows.steps))));
+  }
+  AppendAdditional(rows, all);
+  return all;
+}
+
+std::vector<at::Tensor> PathInputs::AtInputs(const PassRows& rows) const {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> all;
+  for (size_t i = 0; i < inputs_.size(); ++i) all.push_back(RepeatRows(Input(rows, i), rows.steps));
+  AppendAdditional(rows, all);
+  return all;
+}
+
+std::vector<at::Tensor> PathInputs::AtBaselines(const PassRows& rows) const {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> all;
+  for (size_t i = 0; i < inputs_.size(); ++i) {
+    all.push_back(RepeatRows(Baseline(rows, i), rows.steps));
+  }
+  AppendAdditional(rows, all);
+  return all;
+}
+
+// -------------------------------------------------------------------------------------------- sums
+
+at::Tensor StepOf(const at::Tensor& tensor, int64_t step, const PassRows& rows) {
+  TORCH_CHECK(tensor.dim() > 0 && tensor.size(0) % rows.size() == 0, "a layer of ", tensor.sizes(),
+              " in a pass of ", rows.size(),
+              " rows: its first dimension counts the rows of each "
+              "step, so tap a value of which it does");
+  const int64_t per_step = tensor.size(0) / rows.steps;
+  return tensor.narrow(0, step * per_step, per_step);
+}
+
+at::Tensor SumOverSteps(const at::Tensor& tensor, const PassRows& rows,
+                        absl::Span<const double> weights) {
+  const at::ScalarType dtype = at::promote_types(tensor.scalar_type(), at::kFloat);
+  at::Tensor sum = StepOf(tensor, 0, rows).to(dtype) * weights.front();
+  for (int64_t step = 1; step < rows.steps; ++step) {
+    sum.add_(StepOf(tensor, step, rows), weights[static_cast<size_t>(step)]);
+  }
+  return sum;
+}
+
+at::Tensor SumTermsOverSteps(
+    const std::vector<at::Tensor>& tensors, const PassRows& rows,
+    const std::function<void(at::Tensor& sum, const std::vector<at::Tensor>& blocks)>& add) {
+  const at::Tensor first_step = StepOf(tensors.front(), 0, rows);
+  const at::ScalarType dtype = at::promote_types(first_step.scalar_type(), at::kFloat);
+  const at::Tensor result = at::zeros(first_step.sizes(), first_step.options().dtype(dtype));
+  uint64_t memory_bytes = result.nbytes();
+  std::vector<at::Tensor> by_step;
+  for (const at::Tensor& tensor : tensors) {
+    by_step.push_back(tensor.contiguous().view({rows.steps, -1}));
+    const bool is_copied = !tensor.is_contiguous();
+    memory_bytes += (is_copied ? 3 : 1) * tensor.nbytes();
+  }
+  at::Tensor flat = result.view({-1});
+  const int64_t most = flat.is_cpu() ? kBlockElements : std::max<int64_t>(flat.numel(), 1);
+  for (int64_t begin = 0; begin < flat.numel(); begin += most) {
+    const int64_t count = std::min(most, flat.numel() - begin);
+    std::vector<at::Tensor> blocks;
+    for (const at::Tensor& tensor : by_step) blocks.push_back(tensor.narrow(1, begin, count));
+    at::Tensor sum = flat.narrow(0, begin, count);
+    add(sum, blocks);
+  }
+  if (result.is_cpu()) CountHostArithmetic(memory_bytes);
+  return result;
+}
+
+void LayerSums::Add(LayerPart part, const PassRows& rows, at::Tensor tensor) {
+  Sum& sum = sums_[part.layer][part.tensor];
+  if (sum.first_example != rows.first_example) {
+    sum.first_example = rows.first_example;
+    sum.groups.push_back(std::move(tensor));
+    return;
+  }
+  TORCH_CHECK(sum.groups.back().sizes() == tensor.sizes(), "layer \"", names_[part.layer],
+              "\" has ", tensor.sizes(), " in one pass and ", sum.groups.back().sizes(),
+              " in another one: its first dimension alone may depend on the rows");
+  sum.groups.back().add_(tensor);
+  if (tensor.is_cpu()) CountHostArithmetic(3 * tensor.nbytes());
+}
+
+void LayerSums::EndPass(const std::vector<LayerResult>& layers) {
+  for (size_t layer = 0; layer < layers.size(); ++layer) {
+    layers_[layer].ran = layers_[layer].ran || layers[layer].ran;
+    layers_[layer].connected = layers_[layer].connected || layers[layer].connected();
+  }
+}
+
+std::vector<LayerAttribution> LayerSums::Take() {
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    const auto first = std::find(names_.begin(), names_.end(), names_[layer]) - names_.begin();
+    for (const auto& [tensor, sum] : sums_[static_cast<size_t>(first)]) {
+      layers_[layer].tensors.push_back(session_.Concatenate(sum.groups));
+    }
+  }
+  return std::move(layers_);
+}
+
+}  // namespace pinion

@@ -1,0 +1,201 @@
+// What methods of several passes share: passes that fit a budget for device memory (PassBudget,
+// ForEachPass), their inputs along a path (PathInputs), and sums of their results (LayerSums).
+//
+//   const PathInputs path(inputs, options.baselines, options.additional_inputs);
+//   PassBudget budget(4 * kGiB, c10::DeviceType::CUDA);
+//   LayerSums sums(session, layers);
+//   ForEachPass(budget, {.examples = path.examples(), .steps = 50}, [&](const PassRows& rows) {
+//     ... queues forward and backward of path.Between(rows, alphas), step by step ...
+//     return QueuedPass{copies->HeldBytes(), [=] { ... waits for the results: sums.Add(...) ... }};
+//   });
+//   return sums.Take();
+//
+// Thread safety: none.
+// Errors: c10::Error if inputs, baselines, rows and layers do not fit each other.
+
+#ifndef PINION_HOOKS_ATTRIBUTION_PASSES_H_
+#define PINION_HOOKS_ATTRIBUTION_PASSES_H_
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "pinion/hooks/attribution/attribution_session.h"
+#include "pinion/hooks/attribution/layer_methods.h"
+#include "pinion/hooks/attribution/layer_options.h"
+
+namespace pinion {
+
+// All rows of a method: `steps` steps for each of `examples` examples. Consecutive passes over the
+// same examples share `overlap` steps.
+struct PassGrid {
+  int64_t examples = 0;
+  int64_t steps = 0;
+  int64_t overlap = 0;  // less than `steps`
+};
+
+// The rows of one pass: some steps of some examples.
+struct PassRows {
+  int64_t first_example = 0;
+  int64_t examples = 0;
+  int64_t first_step = 0;
+  int64_t steps = 0;
+
+  int64_t size() const { return examples * steps; }
+};
+
+// A pass whose work has been queued on the devices.
+struct QueuedPass {
+  uint64_t held_bytes = 0;       // device bytes still held for copies during the next pass
+  std::function<void()> finish;  // may be empty; called when the next pass, if any, is queued
+};
+
+// Sizes the passes of a batched method to fit a device-memory budget, in place of a batch size that
+// the user has to guess. It learns from the memory peaks of earlier passes, which LibTorch's
+// allocators report (hooks/autograd/memory_observer.h) for this thread and its backward passes.
+//
+// The first pass has one example and the fewest steps. The memory that a pass adds grows at most in
+// proportion to its rows, so the peaks bound the next pass. A pass has at most 8 times the observed
+// rows and leaves 1/64 of the headroom for rounding. Memory held for the previous pass's copies
+// counts. A pass that exceeds the budget is logged, and later passes are smaller.
+class PassBudget {
+ public:
+  // Bounds all bytes that the allocator has given out on each device of this type; 0: no bound.
+  // c10::Error if there is a bound and the allocator does not report allocated bytes.
+  PassBudget(uint64_t budget_bytes, c10::DeviceType type);
+
+  // Throws c10::Error if there is a bound and results would stay on the device.
+  void CheckResults(const LayerOptions& options) const;
+
+  // Return the examples and the steps of the next pass. `left` and the results are positive.
+  int64_t Examples(int64_t left) const;
+  int64_t Steps(int64_t examples, int64_t left, int64_t least_steps) const;
+
+  // Queues a pass and records its peak. c10::OutOfMemoryError, which names the least budget, if the
+  // smallest pass does not fit; c10::Error if no device memory was observed.
+  QueuedPass Queue(const PassRows& rows, const std::function<QueuedPass(const PassRows&)>& pass);
+
+ private:
+  bool has_bound() const { return budget_bytes_ > 0; }
+
+  struct Observed {
+    double rows = 0;
+    double steps = 0;
+    double share = 0;  // of the headroom, on the device where it is largest
+  };
+
+  // Returns the most rows for a next pass that has at least as many steps per example as
+  // `observed`. With fewer steps the same rows would have more examples, and memory per example
+  // (the path's ends) would grow faster than the rows.
+  double MostRows(const Observed& observed) const;
+
+  const uint64_t budget_bytes_;
+  const c10::DeviceType type_;
+  std::vector<int64_t> held_bytes_;  // by device, when the method began
+  std::vector<Observed> observed_;
+  double most_rows_ = std::numeric_limits<double>::infinity();  // set when a pass is too large
+};
+
+// Calls `pass` for rows that cover the grid: examples in order, and steps in order for each group
+// of examples, which begins at first_step 0. Passes finish in the same order. Each pass is queued
+// before the results of the one before are awaited, so the device computes while the host receives
+// and sums them.
+void ForEachPass(PassBudget& budget, const PassGrid& grid,
+                 const std::function<QueuedPass(const PassRows&)>& pass);
+
+// ------------------------------------------------------------------------------------------ inputs
+
+// Returns baseline + alpha * difference for each alpha, concatenated on dimension 0.
+at::Tensor PointsBetween(const at::Tensor& baseline, const at::Tensor& difference,
+                         absl::Span<const double> alphas);
+
+// Throws c10::Error unless there is an input, and all tensors have as many examples as the first.
+void CheckInputs(const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& additional);
+
+// Builds the inputs of a forward function along the path from baselines to inputs, pass by pass.
+// All examples of a step are together.
+class PathInputs {
+ public:
+  // Empty baselines mean zeros. One for all examples has no dimensions, or a first dimension of 1.
+  PathInputs(std::vector<at::Tensor> inputs, std::vector<at::Tensor> baselines,
+             std::vector<at::Tensor> additional);
+
+  int64_t examples() const { return inputs_.front().size(0); }
+  size_t size() const { return inputs_.size(); }
+
+  // Returns the inputs at the steps of `rows`, then the additional inputs. `alphas` has all steps.
+  std::vector<at::Tensor> Between(const PassRows& rows, absl::Span<const double> alphas) const;
+  // Return the same with every step at the inputs, or at the baselines.
+  std::vector<at::Tensor> AtInputs(const PassRows& rows) const;
+  std::vector<at::Tensor> AtBaselines(const PassRows& rows) const;
+
+  // Appends copies of the additional inputs, which a forward function may change in place.
+  void AppendAdditional(const PassRows& rows, std::vector<at::Tensor>& to) const;
+
+  // Returns input minus baseline for the examples of `rows`. Call it under at::NoGradGuard.
+  at::Tensor Difference(const PassRows& rows, size_t input) const;
+
+ private:
+  at::Tensor Input(const PassRows& rows, size_t input) const;
+  at::Tensor Baseline(const PassRows& rows, size_t input) const;
+  std::vector<at::Tensor> inputs_;
+  std::vector<at::Tensor> baselines_;
+  std::vector<at::Tensor> additional_;
+};
+
+// -------------------------------------------------------------------------------------------- sums
+
+// Returns the sum of a tensor over a pass's steps, with a weight per step, in float32 or wider.
+at::Tensor SumOverSteps(const at::Tensor& tensor, const PassRows& rows,
+                        absl::Span<const double> weights);
+
+// Returns the view of one step's rows in a layer's tensor. c10::Error if the first dimension is no
+// multiple of the pass's rows.
+at::Tensor StepOf(const at::Tensor& tensor, int64_t step, const PassRows& rows);
+
+// The sum over a pass's steps of terms of several tensors that are alike, in float32 at least. The
+// host computes block by block of a step's elements, each block at all steps, so that what it reads
+// comes from memory once. `add` is given a block of the sum, in one dimension, and the same block
+// of each tensor, with the steps in front: [steps, elements].
+at::Tensor SumTermsOverSteps(
+    const std::vector<at::Tensor>& tensors, const PassRows& rows,
+    const std::function<void(at::Tensor& sum, const std::vector<at::Tensor>& blocks)>& add);
+
+// Sums layers' tensors over the passes of a method, on the host or, with keep_on_device, on the
+// device. Each group of examples has its own sum; Take concatenates the groups.
+class LayerSums {
+ public:
+  LayerSums(const AttributionSession& session, std::vector<std::string> layers)
+      : session_(session), names_(std::move(layers)), layers_(names_.size()) {}
+
+  // `tensor` has memory of its own, and is of the examples of `rows`.
+  void Add(LayerPart part, const PassRows& rows, at::Tensor tensor);
+  // Merges the pass's flags of each layer (ran, connected). Call it after Add.
+  void EndPass(const std::vector<LayerResult>& layers);
+
+  std::vector<LayerAttribution> Take();
+
+ private:
+  struct Sum {
+    int64_t first_example = -1;           // of the last group
+    std::vector<at::Tensor> groups = {};  // one sum per group of examples
+  };
+
+  const AttributionSession& session_;
+  const std::vector<std::string> names_;
+  std::map<size_t, std::map<size_t, Sum>> sums_;  // by layer and tensor
+  std::vector<LayerAttribution> layers_;          // without tensors
+};
+
+}  // namespace pinion
+
+#endif  // PINION_HOOKS_ATTRIBUTION_PASSES_H_
