@@ -123,7 +123,7 @@ class LayerCapture final : public TapListener {
 
   const std::vector<std::string> layers_;
   const Mode mode_;
-  const std::shared_ptr<LayerWay> way_;
+  const std::shared_ptr<CaptureSink> sink_;
 
   Mutex mu_;
   std::map<size_t, PiecesByDevice> captured_ ABSL_GUARDED_BY(mu_);  // by layer
@@ -143,10 +143,10 @@ LayerCapture::LayerCapture(const std::vector<std::string>& layers, Mode mode,
                            std::shared_ptr<HostCopies> copies)
     : layers_(layers),
       mode_(mode),
-      way_(std::make_shared<LayerWay>(options, callbacks, std::move(copies))) {}
+      sink_(std::make_shared<CaptureSink>(options, callbacks, std::move(copies))) {}
 
 LayerCapture::~LayerCapture() {
-  way_->Close();
+  sink_->Close();
   std::vector<std::function<void()>> undo;
   {
     const MutexLock lock(mu_);
@@ -175,15 +175,16 @@ std::vector<at::Tensor> LayerCapture::OnTap(std::string_view name,
     LayerPiece& piece = pieces[i];
     at::Tensor& tensor = tensors[i];
     const LayerPart part = {layer, i};
-    if (way_->callbacks.replace) tensor = way_->callbacks.replace(part, tensor);
+    if (sink_->callbacks.replace) tensor = sink_->callbacks.replace(part, tensor);
     TORCH_CHECK(tensor.defined(), "layer \"", name, "\" was tapped with an undefined tensor, or ",
                 "replaced by one: tap, or return, one that has a value");
-    piece.captured_as = way_->NextNumber();
+    piece.captured_as = sink_->NextNumber();
     piece.sizes = tensor.sizes().vec();
     piece.options = tensor.options();
-    if (way_->options.activations) {
-      const bool leaves_itself = !way_->callbacks.output_function && way_->copies->CanTake(tensor);
-      piece.activation = *way_->Deliver(
+    if (sink_->options.activations) {
+      const bool leaves_itself =
+          !sink_->callbacks.output_function && sink_->copies->CanTake(tensor);
+      piece.activation = *sink_->Deliver(
           part, tensor,
           leaves_itself ? HostCopies::Source::kStays : HostCopies::Source::kMayChange);
       // The clone runs concurrently with the copy to the host.
@@ -191,7 +192,7 @@ std::vector<at::Tensor> LayerCapture::OnTap(std::string_view name,
     }
     if (mode_ == Mode::kGradients) tensor = Watch(part, tensor, piece);
     // `replace` may return the same tensor for other calls of the layer.
-    if (way_->callbacks.replace) tensor = tensor.clone();
+    if (sink_->callbacks.replace) tensor = tensor.clone();
   }
   const int device = tensors.front().is_cpu() ? -1 : tensors.front().device().index();
   const MutexLock lock(mu_);
@@ -231,7 +232,7 @@ at::Tensor LayerCapture::Watch(LayerPart part, const at::Tensor& tensor, LayerPi
     piece.gradient = watched.slot.lock();
     is_new = piece.gradient == nullptr;
     if (is_new) {
-      piece.gradient = std::make_shared<GradientSlot>(way_, part);
+      piece.gradient = std::make_shared<GradientSlot>(sink_, part);
       watched = {edge, piece.gradient};
     }
   }
@@ -282,7 +283,7 @@ PendingLayers LayerCapture::Finish() {
     const MutexLock lock(mu_);
     captured.swap(captured_);
   }
-  return PendingLayers(layers_, way_, std::move(captured));
+  return PendingLayers(layers_, sink_, std::move(captured));
 }
 
 }  // namespace

@@ -26,8 +26,8 @@ uint64_t LastGradient(const std::vector<LayerPieces>& devices, size_t tensor) {
 
 }  // namespace
 
-std::optional<LayerDelivery> LayerWay::Deliver(LayerPart part, const at::Tensor& tensor,
-                                               HostCopies::Source source) const {
+std::optional<LayerDelivery> CaptureSink::Deliver(LayerPart part, const at::Tensor& tensor,
+                                                  HostCopies::Source source) const {
   {
     const MutexLock lock(mu_);
     if (is_closed_) return std::nullopt;
@@ -55,7 +55,7 @@ std::optional<LayerDelivery> LayerWay::Deliver(LayerPart part, const at::Tensor&
   return delivery;
 }
 
-void LayerWay::Close() {
+void CaptureSink::Close() {
   MutexLock lock(mu_);
   is_closed_ = true;
   while (delivering_ > 0) delivered_.Wait(mu_);
@@ -64,12 +64,12 @@ void LayerWay::Close() {
 at::Tensor GradientSlot::Take(const at::Tensor& gradient) {
   if (!gradient.defined()) return gradient;
   std::optional<LayerDelivery> delivery =
-      way_->Deliver(part_, gradient, HostCopies::Source::kStays);
+      sink_->Deliver(part_, gradient, HostCopies::Source::kStays);
   if (!delivery.has_value()) return gradient;
   {
     const MutexLock lock(mu_);
     delivery_ = *std::move(delivery);
-    captured_as_ = way_->NextNumber();
+    captured_as_ = sink_->NextNumber();
   }
   if (!ends_here_) return gradient;
   // The engine keeps the gradients of its end points until backward ends, so it gets one element.
@@ -95,10 +95,10 @@ at::Tensor GradientSlot::Wait(bool is_last) {
 // ----------------------------------------------------------------------------------- PendingLayers
 
 PendingLayers::PendingLayers(const std::vector<std::string>& layers,
-                             std::shared_ptr<const LayerWay> way,
+                             std::shared_ptr<const CaptureSink> sink,
                              std::map<size_t, PiecesByDevice> captured)
-    : way_(std::move(way)), results_(layers.size()) {
-  const bool is_error = way_->options.unused_layers == UnusedLayers::kError;
+    : sink_(std::move(sink)), results_(layers.size()) {
+  const bool is_error = sink_->options.unused_layers == UnusedLayers::kError;
   for (size_t layer = 0; layer < layers.size(); ++layer) {
     const std::string& name = layers[layer];
     const auto first = std::find(layers.begin(), layers.end(), name) - layers.begin();
@@ -132,9 +132,9 @@ std::vector<LayerResult> PendingLayers::Wait() {
   for (const auto& [captured_as, part] : arrivals_) {
     LayerTensor& tensor = results_[part.layer].tensors[part.tensor];
     tensor = Gather(part);
-    if (!way_->callbacks.on_arrival) continue;
+    if (!sink_->callbacks.on_arrival) continue;
     const at::NoGradGuard no_grad;
-    way_->callbacks.on_arrival(part, tensor);
+    sink_->callbacks.on_arrival(part, tensor);
   }
   for (size_t layer = 0; layer < results_.size(); ++layer) {
     if (first_of_name_[layer] != layer) results_[layer] = results_[first_of_name_[layer]];
@@ -146,10 +146,10 @@ std::vector<LayerPieces> PendingLayers::InDeviceOrder(const std::string& layer,
                                                       PiecesByDevice by_device) const {
   const size_t count = by_device.size();
   std::vector<LayerPieces> ordered;
-  if (count == 1 || way_->options.device_ids.empty()) {
+  if (count == 1 || sink_->options.device_ids.empty()) {
     for (auto& [index, pieces] : by_device) ordered.push_back(std::move(pieces));
   } else {
-    for (const int index : way_->options.device_ids) {
+    for (const int index : sink_->options.device_ids) {
       auto found = by_device.extract(index);
       if (!found.empty()) ordered.push_back(std::move(found.mapped()));
     }
@@ -170,10 +170,10 @@ void PendingLayers::MakeZeros(LayerPart part) {
     LayerPiece& piece = pieces[part.tensor];
     if (piece.gradient == nullptr || piece.gradient->captured_as() > 0) continue;
     const c10::Device device =
-        way_->options.keep_on_device ? piece.options.device() : c10::Device(at::kCPU);
+        sink_->options.keep_on_device ? piece.options.device() : c10::Device(at::kCPU);
     piece.zeros = at::zeros(piece.sizes, piece.options.device(device));
-    if (way_->callbacks.output_function) {
-      piece.zeros = way_->callbacks.output_function(part, piece.zeros);
+    if (sink_->callbacks.output_function) {
+      piece.zeros = sink_->callbacks.output_function(part, piece.zeros);
     }
   }
 }
@@ -183,7 +183,7 @@ LayerTensor PendingLayers::Gather(LayerPart part) {
   std::vector<at::Tensor> activations, gradients;
   for (LayerPieces& pieces : devices_[part.layer]) {
     LayerPiece piece = std::exchange(pieces[part.tensor], {});
-    if (way_->options.activations) {
+    if (sink_->options.activations) {
       activations.push_back(std::exchange(piece.activation, {}).Wait());
     }
     if (piece.gradient == nullptr) continue;
@@ -198,7 +198,7 @@ LayerTensor PendingLayers::Gather(LayerPart part) {
 
 at::Tensor PendingLayers::Join(const std::vector<at::Tensor>& pieces) const {
   if (pieces.size() == 1) return pieces.front();
-  if (!way_->options.keep_on_device) return way_->copies->Concatenate(pieces);
+  if (!sink_->options.keep_on_device) return sink_->copies->Concatenate(pieces);
   std::vector<at::Tensor> on_first;
   for (const at::Tensor& piece : pieces) on_first.push_back(piece.to(pieces.front().device()));
   return at::cat(on_first);

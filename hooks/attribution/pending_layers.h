@@ -5,8 +5,8 @@
 //   ... more work for the devices ...
 //   std::vector<LayerResult> layers = pending.Wait();
 //
-// Thread safety: LayerWay is thread-safe if its callbacks are. GradientSlot is thread-safe, except
-// that EndBackwardHere must be called before backward. PendingLayers has none.
+// Thread safety: CaptureSink is thread-safe if its callbacks are. GradientSlot is thread-safe,
+// except that EndBackwardHere must be called before backward. PendingLayers has none.
 
 #ifndef PINION_HOOKS_ATTRIBUTION_PENDING_LAYERS_H_
 #define PINION_HOOKS_ATTRIBUTION_PENDING_LAYERS_H_
@@ -38,10 +38,10 @@ struct LayerDelivery {
 };
 
 // Delivers all tensors of one attribution according to its options and callbacks.
-class LayerWay {
+class CaptureSink {
  public:
-  LayerWay(const LayerOptions& options, const LayerCallbacks& callbacks,
-           std::shared_ptr<HostCopies> copies)
+  CaptureSink(const LayerOptions& options, const LayerCallbacks& callbacks,
+              std::shared_ptr<HostCopies> copies)
       : options(options), callbacks(callbacks), copies(std::move(copies)) {}
 
   // Starts the delivery of `tensor`. Returns nullopt after Close.
@@ -69,20 +69,20 @@ class LayerWay {
 // Receives the gradient of one place in the graph.
 class GradientSlot {
  public:
-  GradientSlot(std::shared_ptr<const LayerWay> way, LayerPart part)
-      : way_(std::move(way)), part_(part) {}
+  GradientSlot(std::shared_ptr<const CaptureSink> sink, LayerPart part)
+      : sink_(std::move(sink)), part_(part) {}
 
   // Marks the gradient as one that backward only computes for this slot.
   void EndBackwardHere() { ends_here_ = true; }
   // Delivers `gradient` and returns the gradient with which backward continues.
   at::Tensor Take(const at::Tensor& gradient);
-  // Returns LayerWay::NextNumber() at the capture, or 0 if no gradient arrived.
+  // Returns CaptureSink::NextNumber() at the capture, or 0 if no gradient arrived.
   uint64_t captured_as() const;
   // Blocks until delivery; undefined if no gradient arrived, and a clone unless `is_last`.
   at::Tensor Wait(bool is_last);
 
  private:
-  const std::shared_ptr<const LayerWay> way_;
+  const std::shared_ptr<const CaptureSink> sink_;
   const LayerPart part_;
   bool ends_here_ = false;
 
@@ -107,7 +107,7 @@ class PendingLayers {
  public:
   // Takes `captured` by each name's first layer, after backward. If LayerOptions forbid unused
   // layers, throws c10::Error for a layer that did not run, or on which the output does not depend.
-  PendingLayers(const std::vector<std::string>& layers, std::shared_ptr<const LayerWay> way,
+  PendingLayers(const std::vector<std::string>& layers, std::shared_ptr<const CaptureSink> sink,
                 std::map<size_t, PiecesByDevice> captured);
 
   // Blocks until all copies are complete; returns results in the order of the layers. Call it once.
@@ -121,7 +121,7 @@ class PendingLayers {
   LayerTensor Gather(LayerPart part);
   at::Tensor Join(const std::vector<at::Tensor>& pieces) const;
 
-  std::shared_ptr<const LayerWay> way_;
+  std::shared_ptr<const CaptureSink> sink_;
   std::vector<LayerResult> results_;  // without their tensors
   std::vector<size_t> first_of_name_;
   std::map<size_t, std::vector<LayerPieces>> devices_;    // by layer

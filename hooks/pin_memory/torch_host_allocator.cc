@@ -35,7 +35,7 @@
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/autograd/torch_version.h"
 #include "pinion/hooks/environment.h"
-#include "pinion/hooks/pin_memory/held_blocks.h"
+#include "pinion/hooks/pin_memory/pinned_block_registry.h"
 #include "pinion/hooks/tier/torch_pinned_source.h"
 #include "pinion/hooks/tier/torch_tier.h"
 
@@ -79,7 +79,7 @@ class TorchHostAllocator final : public at::HostAllocator {
 
  private:
   static void Delete(void* context);
-  void Release(HeldBlock& held);
+  void Release(PinnedBlockRecord& record);
 
   // In a forked child and at process exit blocks are leaked.
   bool Abandoned() const { return ProcessIsExiting() || origin_.InForkedChild(); }
@@ -98,7 +98,7 @@ class TorchHostAllocator final : public at::HostAllocator {
   const ForkOrigin origin_;
   std::atomic<int> captures_{0};
 
-  HeldBlocks held_{this};
+  PinnedBlockRegistry registry_{this};
 
   Mutex mu_;
   std::vector<PinnedBlock> never_reused_ ABSL_GUARDED_BY(mu_);
@@ -110,31 +110,31 @@ c10::DataPtr TorchHostAllocator::allocate(size_t size_bytes) {
   absl::StatusOr<PinnedBlock> block = tier_->pool().Allocate(size_bytes);
   if (!block.ok()) ThrowIfError(block.status(), "pinning host memory for LibTorch");
   void* const data = block->data();
-  HeldBlock& held = held_.Hold(*std::move(block));
-  c10::DataPtr result(data, &held, &Delete, cpu);  // owns the block if the rest throws
+  PinnedBlockRecord& record = registry_.Add(*std::move(block));
+  c10::DataPtr result(data, &record, &Delete, cpu);  // owns the block if the rest throws
   if (captures_.load(std::memory_order_relaxed) > 0) {
     const c10::impl::VirtualGuardImpl guard(type_);
     const c10::Stream stream = guard.getStream(guard.getDevice());
     const absl::StatusOr<StreamUse> use = UseOf(stream);
-    if (!use.ok()) held.Use(stream, use);
+    if (!use.ok()) record.Use(stream, use);
   }
   return result;
 }
 
 void TorchHostAllocator::Delete(void* context) {
-  auto* const held = static_cast<HeldBlock*>(context);
-  auto* const allocator = static_cast<TorchHostAllocator*>(held->blocks().holder());
-  if (!allocator->Abandoned()) allocator->Release(*held);
+  auto* const record = static_cast<PinnedBlockRecord*>(context);
+  auto* const allocator = static_cast<TorchHostAllocator*>(record->registry().holder());
+  if (!allocator->Abandoned()) allocator->Release(*record);
 }
 
 // Logs errors, since destructors call this.
-void TorchHostAllocator::Release(HeldBlock& held) {
-  if (!held.was_used()) {
-    held_.LetGo(held);
+void TorchHostAllocator::Release(PinnedBlockRecord& record) {
+  if (!record.was_used()) {
+    registry_.Remove(record);
     return;
   }
-  BlockUses uses = held.TakeUses();
-  PinnedBlock block = held_.LetGo(held);
+  BlockUses uses = record.TakeUses();
+  PinnedBlock block = registry_.Remove(record);
   absl::InlinedVector<FenceTicket, 1> tickets;
   for (const StreamUse& use : uses.streams) {
     absl::StatusOr<FenceTicket> ticket = use.device->engine().Mark(use.stream.native);
@@ -161,13 +161,13 @@ void TorchHostAllocator::Release(HeldBlock& held) {
 
 bool TorchHostAllocator::record_event(void* data, void* context, c10::Stream stream) {
   if (origin_.InForkedChild()) return false;
-  HeldBlock* held = held_.FindByContext(data, context);
+  PinnedBlockRecord* record = registry_.FindByContext(data, context);
   // Not found by context: pageable memory, or a view by from_blob().
-  if (held == nullptr && tier_->pool().Owns(data)) held = held_.FindByAddress(data);
-  if (held == nullptr) {
+  if (record == nullptr && tier_->pool().Owns(data)) record = registry_.FindByAddress(data);
+  if (record == nullptr) {
     return previous_ != nullptr && previous_->record_event(data, context, stream);
   }
-  held->Use(stream, UseOf(stream));
+  record->Use(stream, UseOf(stream));
   return true;
 }
 
@@ -194,22 +194,22 @@ void TorchHostAllocator::empty_cache() {
 at::HostStats TorchHostAllocator::get_stats() {
   ThrowInForkedChild("reading the statistics of pinned memory");
   at::HostStats stats = source_ == nullptr ? at::HostStats() : source_->GetStats();
-  const HeldBlocks::Stats held = held_.GetStats();
-  stats.active_requests = held.requests;
-  stats.active_bytes = held.bytes;
+  const PinnedBlockRegistry::Stats in_use = registry_.GetStats();
+  stats.active_requests = in_use.requests;
+  stats.active_bytes = in_use.bytes;
   return stats;
 }
 
 void TorchHostAllocator::reset_accumulated_stats() {
   ThrowInForkedChild("resetting the statistics of pinned memory");
   if (source_ != nullptr) source_->ResetAccumulatedStats();
-  held_.ResetAccumulated();
+  registry_.ResetAccumulated();
 }
 
 void TorchHostAllocator::reset_peak_stats() {
   ThrowInForkedChild("resetting the statistics of pinned memory");
   if (source_ != nullptr) source_->ResetPeakStats();
-  held_.ResetPeaks();
+  registry_.ResetPeaks();
 }
 
 // By device type. Never destroyed, since LibTorch keeps the addresses. Atomic rather than locked,

@@ -8,7 +8,7 @@ namespace pinion {
 namespace {
 
 // Plain tensors whose storage does not hold their values: conjugate and negative views, zeros
-// without memory, and streamed weights (hooks/weights/visiting_tensor.h), which are on the host.
+// without memory, and streamed weights (hooks/weights/streamed_tensor.h), which are on the host.
 constexpr c10::DispatchKeySet kNotTheData({
     c10::DispatchKey::DeferredInit,
     c10::DispatchKey::Conjugate,

@@ -26,19 +26,19 @@ const MasterWatch* UnitParcel::Changed(bool in_backward) const {
   return changed == masters.end() ? nullptr : changed->get();
 }
 
-std::vector<c10::DataPtr> UnitParcel::PointTo(void* data, VisitKeeper& keeper,
+std::vector<c10::DataPtr> UnitParcel::PointTo(void* data, ResidencyKeeper& keeper,
                                               c10::Device device) const {
   std::vector<c10::DataPtr> before;
   for (const WeightPiece& piece : pieces) {
     const auto storage = piece.storage.lock();
     if (!storage) continue;
     char* const begin = data == nullptr ? nullptr : static_cast<char*>(data) + piece.offset_bytes;
-    before.push_back(storage->set_data_ptr(VisitingData(begin, keeper.shared_from_this(), device)));
+    before.push_back(storage->set_data_ptr(StreamedData(begin, keeper.shared_from_this(), device)));
   }
   return before;
 }
 
-void LetGoOf(AllDropped& dropped, TransferEngine& engine) {
+void FreeDropped(AllDropped& dropped, TransferEngine& engine) {
   for (DroppedWeights& drop : dropped) {
     const StreamHandle owner = drop.memory.stream();
     for (const BoundStream& stream : drop.streams) {
@@ -60,8 +60,8 @@ bool DeviceUnit::IsReadyOn(const BoundStream& stream) const {
                      [&](const BoundStream& s) { return s.torch == stream.torch; });
 }
 
-DeviceUnits::DeviceUnits(std::vector<UnitParcel> units, const WeightRoom& room, VisitKeeper& keeper,
-                         c10::Device device)
+DeviceUnits::DeviceUnits(std::vector<UnitParcel> units, const WeightRoom& room,
+                         ResidencyKeeper& keeper, c10::Device device)
     : keeper_(keeper), device_(device), schedule_(LimitsOf(units, room.window_bytes)) {
   stats_.two_largest_bytes = room.two_largest_bytes;
   for (UnitParcel& unit : units) {

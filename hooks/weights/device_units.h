@@ -7,7 +7,7 @@
 //   units.OnUsed(unit, dropped);                      // the operator's kernels are launched
 //
 // Memory of evicted units is appended to `dropped`. The caller frees it after releasing the lock:
-// LetGoOf(dropped, engine).
+// FreeDropped(dropped, engine).
 //
 // Thread safety: none; WeightState's lock guards this object. No function calls the device, the
 // allocator or LibTorch. Exception: the pointers of storages, which are plain fields. Parcels are
@@ -42,7 +42,7 @@
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/wait_sites.h"
 #include "pinion/hooks/weights/master_watch.h"
-#include "pinion/hooks/weights/visiting_tensor.h"
+#include "pinion/hooks/weights/streamed_tensor.h"
 
 namespace pinion {
 
@@ -72,7 +72,7 @@ struct UnitParcel {
   // Returns a weight whose host copy was changed outside a step, or null.
   const MasterWatch* Changed(bool in_backward) const;
   // Sets the storages' memory to `data`, or to none if null. Returns their previous pointers.
-  std::vector<c10::DataPtr> PointTo(void* data, VisitKeeper& keeper, c10::Device device) const;
+  std::vector<c10::DataPtr> PointTo(void* data, ResidencyKeeper& keeper, c10::Device device) const;
 };
 
 // A weight's memory is freed after the work of all streams that have used it.
@@ -91,7 +91,7 @@ using AllDropped = std::vector<DroppedWeights>;
 // Frees the memory, with no lock held, in the order of its own stream, which waits for the other
 // ones. If the stream cannot wait, for example while another one captures a graph, leaks the memory
 // and logs that.
-void LetGoOf(AllDropped& dropped, TransferEngine& engine);
+void FreeDropped(AllDropped& dropped, TransferEngine& engine);
 
 struct WeightStats {
   uint64_t fetches = 0;          // copies of units to the device
@@ -139,7 +139,7 @@ struct DeviceUnit {
 class DeviceUnits {
  public:
   // The units' storages share ownership of `keeper`, which owns this object.
-  DeviceUnits(std::vector<UnitParcel> units, const WeightRoom& room, VisitKeeper& keeper,
+  DeviceUnits(std::vector<UnitParcel> units, const WeightRoom& room, ResidencyKeeper& keeper,
               c10::Device device);
 
   DeviceUnit& operator[](uint32_t index) { return units_[index]; }
@@ -185,7 +185,7 @@ class DeviceUnits {
   // Tells the schedule that a fetch failed, unless another thread fetches the unit.
   void NoteFailure(uint32_t index);
 
-  VisitKeeper& keeper_;
+  ResidencyKeeper& keeper_;
   const c10::Device device_;
   std::vector<DeviceUnit> units_;
   VisitSchedule schedule_;

@@ -108,7 +108,7 @@ WeightMemory UnitArrivals::AllocateNow(uint32_t index, uint64_t size_bytes,
       MutexLock lock(state_.mu);
       state_.units.DropAllIdle(dropped);
     }
-    LetGoOf(dropped, tier_->engine());
+    FreeDropped(dropped, tier_->engine());
   }
   try {
     return Allocate(size_bytes, stream);
@@ -202,7 +202,7 @@ DeviceWeights::~DeviceWeights() {
       state_.units.Drop(index, dropped);
     }
   }
-  LetGoOf(dropped, tier_->engine());
+  FreeDropped(dropped, tier_->engine());
   tier_->share()->WantNoMore(wanted_);
 }
 
@@ -246,7 +246,7 @@ void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
     is_ready = unit.IsReadyOn(stream) && visit.fetches.empty();
   }
   if (!excess.empty()) PINION_LOG(kError) << excess;
-  LetGoOf(dropped, tier_->engine());
+  FreeDropped(dropped, tier_->engine());
   if (is_ready) return;
   try {
     arrivals_.Arrive(index, stream);
@@ -265,7 +265,7 @@ void DeviceWeights::Leave(uint32_t index) {
     MutexLock lock(state_.mu);
     visit = state_.units.OnUsed(index, dropped);
   }
-  LetGoOf(dropped, tier_->engine());
+  FreeDropped(dropped, tier_->engine());
   FetchAllAhead(visit);
 }
 
@@ -321,7 +321,7 @@ void DeviceWeights::Resume(const std::vector<uint32_t>& changed) {
     for (const uint32_t index : changed) state_.units.Drop(index, dropped);
     paused_ = false;
   }
-  LetGoOf(dropped, tier_->engine());
+  FreeDropped(dropped, tier_->engine());
 }
 
 void DeviceWeights::FetchExpected() {
@@ -331,7 +331,7 @@ void DeviceWeights::FetchExpected() {
     MutexLock lock(state_.mu);
     visit = state_.units.OnChange(dropped);
   }
-  LetGoOf(dropped, tier_->engine());
+  FreeDropped(dropped, tier_->engine());
   FetchAllAhead(visit);
 }
 

@@ -14,7 +14,7 @@
 //
 // Thread safety: thread-safe. No call of the device, the allocator or LibTorch is made with the
 // lock held. Exception: the pointers of storages, which are plain fields.
-// Ownership: shared by the storages of the weights (VisitingData).
+// Ownership: shared by the storages of the weights (StreamedData).
 
 #ifndef PINION_HOOKS_WEIGHTS_DEVICE_WEIGHTS_H_
 #define PINION_HOOKS_WEIGHTS_DEVICE_WEIGHTS_H_
@@ -45,7 +45,7 @@
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/wait_sites.h"
 #include "pinion/hooks/weights/device_units.h"
-#include "pinion/hooks/weights/visiting_tensor.h"
+#include "pinion/hooks/weights/streamed_tensor.h"
 
 namespace pinion {
 
@@ -128,7 +128,7 @@ class UnitArrivals {
   BackOff back_off_ ABSL_GUARDED_BY(state_.mu);               // of FetchAhead
 };
 
-class DeviceWeights final : public VisitKeeper {
+class DeviceWeights final : public ResidencyKeeper {
  public:
   DeviceWeights(c10::Device device, std::shared_ptr<HostTier> host,
                 std::shared_ptr<DeviceTier> tier, const WeightRoom& room,

@@ -19,9 +19,9 @@ at::Tensor ShownGradient::Tensor(const at::Tensor& master, c10::ScalarType type,
   c10::Storage storage(c10::Storage::use_byte_size_t(), like_.storage().nbytes(),
                        c10::DataPtr(nullptr, device), c10::GetAllocator(device.type()),
                        /*resizable=*/false);
-  MakeVisiting(storage, shared_from_this(), 0);
+  MakeStreamed(storage, shared_from_this(), 0);
   storage_ = storage.getWeakStorageImpl();
-  return MakeVisitingTensor(like_, 0, std::move(storage));
+  return MakeStreamedTensor(like_, 0, std::move(storage));
 }
 
 std::shared_ptr<HostGradients> ShownGradient::Owner() const {
@@ -55,13 +55,13 @@ void ShownGradient::Enter(uint32_t, uint64_t) {
   here_ = std::move(here);
   if (const auto storage = storage_.lock()) {
     storage->set_data_ptr_noswap(
-        VisitingData(here_.mutable_data_ptr(), shared_from_this(), *device_));
+        StreamedData(here_.mutable_data_ptr(), shared_from_this(), *device_));
   }
 }
 
 void ShownGradient::Leave(uint32_t) {
   if (const auto storage = storage_.lock()) {
-    storage->set_data_ptr_noswap(VisitingData(nullptr, shared_from_this(), *device_));
+    storage->set_data_ptr_noswap(StreamedData(nullptr, shared_from_this(), *device_));
   }
   here_.reset();
 }
@@ -77,7 +77,7 @@ bool ShownGradient::Write(uint32_t, const WritingOperator& op) {
   } else if (op.schema.name() == "aten::add_" && op.schema.overload_name() == "Tensor" &&
              !device_->is_cpu()) {
     const at::Tensor& added = op.arguments[1].toTensor();
-    const bool is_gradient = added.sizes() == written.sizes() && !IsVisiting(added) &&
+    const bool is_gradient = added.sizes() == written.sizes() && !IsStreamed(added) &&
                              added.device() == *device_ && !added.requires_grad() &&
                              op.arguments[2].toScalar().equal(1);
     if (!is_gradient) return false;

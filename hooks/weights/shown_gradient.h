@@ -24,13 +24,13 @@
 #include <memory>
 #include <optional>
 
-#include "pinion/hooks/weights/visiting_tensor.h"
+#include "pinion/hooks/weights/streamed_tensor.h"
 
 namespace pinion {
 
 class HostGradients;
 
-class ShownGradient final : public VisitKeeper {
+class ShownGradient final : public ResidencyKeeper {
  public:
   ShownGradient(std::weak_ptr<HostGradients> gradients, size_t index)
       : gradients_(std::move(gradients)), index_(index) {}

@@ -21,7 +21,7 @@
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/link/packing.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
-#include "pinion/hooks/weights/visiting_tensor.h"
+#include "pinion/hooks/weights/streamed_tensor.h"
 
 namespace pinion {
 namespace {
@@ -97,7 +97,7 @@ absl::Status CheckWeight(const NamedWeight& weight, c10::Device device) {
     return absl::InvalidArgumentError(
         absl::StrCat(weight.name, " is not strided: streamed weights are"));
   }
-  if (IsVisiting(tensor)) {
+  if (IsStreamed(tensor)) {
     return absl::FailedPreconditionError(
         absl::StrCat(weight.name, " is streamed already, by another WeightOffloader"));
   }
@@ -131,7 +131,7 @@ at::Tensor HostTensor(const at::Tensor& like, char* piece, std::shared_ptr<HostB
 
 absl::StatusOr<WeightMaster> FillMaster(DeviceTier& tier, const WeightUnit& unit,
                                         c10::Device device) {
-  WeightMaster master = {.unit = unit, .parcel = {}, .visiting = {}, .piece_of = {}, .host = {}};
+  WeightMaster master = {.unit = unit, .parcel = {}, .streamed = {}, .piece_of = {}, .host = {}};
   UnitParcel& parcel = master.parcel;
   parcel.name = unit.name;
   std::vector<at::Tensor> first_of_piece;
@@ -143,11 +143,11 @@ absl::StatusOr<WeightMaster> FillMaster(DeviceTier& tier, const WeightUnit& unit
         known.try_emplace(storage.unsafeGetStorageImpl(), parcel.pieces.size());
     master.piece_of.push_back(entry->second);
     if (!is_new) continue;
-    c10::Storage visiting(c10::Storage::use_byte_size_t(), storage.nbytes(),
+    c10::Storage streamed(c10::Storage::use_byte_size_t(), storage.nbytes(),
                           c10::DataPtr(nullptr, device), c10::GetAllocator(device.type()),
                           /*resizable=*/false);
-    parcel.pieces.push_back({name, visiting.getWeakStorageImpl(), size_bytes});
-    master.visiting.push_back(std::move(visiting));
+    parcel.pieces.push_back({name, streamed.getWeakStorageImpl(), size_bytes});
+    master.streamed.push_back(std::move(streamed));
     first_of_piece.push_back(tensor);
     size_bytes = AlignUp(size_bytes + storage.nbytes(), kPackAlignmentBytes);
   }
@@ -215,15 +215,15 @@ absl::StatusOr<std::vector<WeightMaster>> FillMasters(DeviceTier& tier,
 std::vector<std::pair<at::Tensor, at::Tensor>> CopiesOfTheRest(const torch::nn::Module& module,
                                                                const std::vector<WeightUnit>& units,
                                                                c10::Device device) {
-  absl::flat_hash_set<const c10::TensorImpl*> visiting;
+  absl::flat_hash_set<const c10::TensorImpl*> streamed;
   for (const WeightUnit& unit : units) {
-    for (const auto& [name, tensor] : unit.weights) visiting.insert(tensor.unsafeGetTensorImpl());
+    for (const auto& [name, tensor] : unit.weights) streamed.insert(tensor.unsafeGetTensorImpl());
   }
   std::vector<std::pair<at::Tensor, at::Tensor>> moved;
   for (const std::vector<at::Tensor>& tensors : {module.buffers(), module.parameters()}) {
     for (const at::Tensor& tensor : tensors) {
       const bool stays = !tensor.defined() || tensor.device() == device ||
-                         visiting.contains(tensor.unsafeGetTensorImpl());
+                         streamed.contains(tensor.unsafeGetTensorImpl());
       if (!stays) moved.emplace_back(tensor, tensor.detach().to(device));
     }
   }

@@ -53,7 +53,7 @@ struct WeightMaster {
   WeightUnit unit;
   UnitParcel parcel;  // filled
   // By piece: a device storage without memory, as large as the weights' own.
-  std::vector<c10::Storage> visiting;
+  std::vector<c10::Storage> streamed;
   std::vector<size_t> piece_of;  // by weight of the unit
   std::vector<at::Tensor> host;  // by weight: the host copy, in the parcel, with the gradient
 };

@@ -18,7 +18,7 @@
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/environment.h"
 #include "pinion/hooks/tier/torch_tier.h"
-#include "pinion/hooks/weights/visiting_tensor.h"
+#include "pinion/hooks/weights/streamed_tensor.h"
 #include "pinion/hooks/weights/weight_masters.h"
 
 namespace pinion {
@@ -96,19 +96,19 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
   absl::flat_hash_map<const c10::TensorImpl*, at::Tensor> host_of;
   for (uint32_t index = 0; index < masters.size(); ++index) {
     WeightMaster& master = masters[index];
-    for (c10::Storage& storage : master.visiting) {
-      MakeVisiting(storage, offloader->weights_, index);
+    for (c10::Storage& storage : master.streamed) {
+      MakeStreamed(storage, offloader->weights_, index);
     }
     for (size_t weight = 0; weight < master.unit.weights.size(); ++weight) {
       auto& [name, tensor] = master.unit.weights[weight];
       const at::Tensor& on_host = master.host[weight];
       const std::shared_ptr<MasterWatch>& watch = master.parcel.masters[weight];
-      const c10::Storage& storage = master.visiting[master.piece_of[weight]];
+      const c10::Storage& storage = master.streamed[master.piece_of[weight]];
       const c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
       host_of[tensor.unsafeGetTensorImpl()] = on_host;
       followed.push_back({name, weak, on_host, watch, index});
       offloader->all_.push_back({name, weak, storage.getWeakStorageImpl(), on_host, watch, index});
-      tensor.set_data(MakeVisitingTensor(tensor, tensor.storage_offset(), storage));
+      tensor.set_data(MakeStreamedTensor(tensor, tensor.storage_offset(), storage));
     }
   }
   offloader->gradients_ = std::make_shared<HostGradients>(
@@ -140,12 +140,12 @@ void WeightOffloader::CheckSameParameters() const {
   }
 }
 
-void WeightOffloader::CheckAllVisit() const {
+void WeightOffloader::CheckAllStreamed() const {
   CheckSameParameters();
   for (const Weight& weight : all_) {
     const auto impl = weight.tensor.lock();
     TORCH_CHECK(
-        !impl || (impl->key_set().has(kVisitingKey) &&
+        !impl || (impl->key_set().has(kStreamedKey) &&
                   impl->storage().unsafeGetStorageImpl() == weight.storage._unsafe_get_target()),
         "the parameter ", weight.name,
         " was given other memory since WeightOffloader::Attach, by set_data() or by loading "
@@ -160,7 +160,7 @@ void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
   weights_->Pause();
   // The parameters that still exist, and the tensors that they become again.
   std::vector<at::Tensor> parameters(all_.size());
-  std::vector<at::Tensor> visiting(all_.size());
+  std::vector<at::Tensor> streamed(all_.size());
   const absl::Cleanup back = [&] {
     const c10::InferenceMode normal(false);
     const at::NoGradGuard no_grad;
@@ -168,9 +168,9 @@ void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
     for (size_t i = 0; i < all_.size(); ++i) {
       units.push_back(all_[i].unit);
       all_[i].watch->Accept();
-      if (!visiting[i].defined()) continue;
+      if (!streamed[i].defined()) continue;
       try {
-        parameters[i].set_data(visiting[i]);
+        parameters[i].set_data(streamed[i]);
         parameters[i].unsafeGetTensorImpl()->bump_version();
       } catch (const std::exception& error) {
         PINION_LOG(kError) << all_[i].name << " is not streamed after this error: " << error.what();
@@ -186,7 +186,7 @@ void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
       at::Tensor& tensor = parameters[i];
       tensor = at::Tensor(all_[i].tensor.lock());
       if (!tensor.defined()) continue;
-      visiting[i] = MakeVisitingTensor(tensor, tensor.storage_offset(), tensor.storage());
+      streamed[i] = MakeStreamedTensor(tensor, tensor.storage_offset(), tensor.storage());
       tensor.set_data(all_[i].master.detach());
     }
   }
@@ -197,9 +197,9 @@ void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
     const Weight& weight = all_[i];
     const at::Tensor& tensor = parameters[i];
     if (!tensor.defined()) continue;
-    TORCH_CHECK(tensor.sizes() == visiting[i].sizes() && tensor.dtype() == visiting[i].dtype(),
+    TORCH_CHECK(tensor.sizes() == streamed[i].sizes() && tensor.dtype() == streamed[i].dtype(),
                 "the parameter ", weight.name, " was given ", tensor.toString(), tensor.sizes(),
-                " and was ", visiting[i].dtype().name(), visiting[i].sizes(),
+                " and was ", streamed[i].dtype().name(), streamed[i].sizes(),
                 ": a streamed weight keeps its type and shape");
     const at::Tensor on_host = weight.master.detach();
     // A different view of the same memory, such as a transpose, has other values.
@@ -237,14 +237,14 @@ void WeightOffloader::Step(const std::function<void()>& step) {
 }
 
 void WeightOffloader::WaitForGradients() {
-  CheckAllVisit();
+  CheckAllStreamed();
   gradients_->Follow();
 }
 
 double WeightOffloader::ClipGradNorm(double max_norm) {
   TORCH_CHECK(max_norm >= 0, "ClipGradNorm to a norm of ", max_norm,
               ": it must be at least 0 (infinity: the norm alone)");
-  CheckAllVisit();
+  CheckAllStreamed();
   return gradients_->ClipNorm(max_norm);
 }
 

@@ -15,7 +15,7 @@
 // The master copy of each parameter is in pinned host memory. module->parameters() and the
 // optimizer still have the same tensors, on the device. Such a tensor has memory there while an
 // operator uses its layer, forward or backward; which module or function calls the operator does
-// not matter (visiting_tensor.h). Layers come ahead of their use as the step before used them
+// not matter (streamed_tensor.h). Layers come ahead of their use as the step before used them
 // (engine/schedule/visit_schedule.h); nothing is copied back but gradients.
 //
 // Results equal those of a resident model bit for bit. An optimizer's arithmetic is the host's.
@@ -68,9 +68,9 @@ namespace pinion {
 
 struct WeightOptions {
   HostTierOptions tier;  // shared with all other users of the process's tier
-  // Device memory for resident units of weights (weight_masters.h). 0: the two largest units, so that
-  // one is fetched while the other is used. Excludes a memory target. The device also holds the
-  // gradients of two units, or of three with a window larger than the two largest units.
+  // Device memory for resident units of weights (weight_masters.h). 0: the two largest units, so
+  // that one is fetched while the other is used. Excludes a memory target. The device also holds
+  // the gradients of two units, or of three with a window larger than the two largest units.
   uint64_t window_bytes = 0;
   // Limit of everything that LibTorch's allocator has allocated on the device while the model is
   // used. 0: none. Give OffloadOptions::memory_target_bytes the same value. Resident units take
@@ -145,7 +145,7 @@ class WeightOffloader {
 
   // Throw, and name the parameter.
   void CheckSameParameters() const;
-  void CheckAllVisit() const;
+  void CheckAllStreamed() const;
 
   std::vector<Weight> all_;
   // The module's parameters at Attach. Weak references keep the addresses from being reused.

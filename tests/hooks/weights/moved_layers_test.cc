@@ -1,5 +1,5 @@
 // What people have written to have a layer's weights on the device only while they are needed, why
-// it fails, and the same with weights that visit. After the programs of the forum thread "Offload
+// it fails, and the same with streamed weights. After the programs of the forum thread "Offload
 // models to CPU using autograd.Function".
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +21,7 @@
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/test_net.h"
-#include "pinion/tests/hooks/weights/visiting_net.h"
+#include "pinion/tests/hooks/weights/streamed_net.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {

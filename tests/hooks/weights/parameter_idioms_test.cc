@@ -30,7 +30,7 @@
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/test_net.h"
-#include "pinion/tests/hooks/weights/visiting_net.h"
+#include "pinion/tests/hooks/weights/streamed_net.h"
 
 namespace pinion::testing {
 namespace parameter_idioms {

@@ -18,7 +18,8 @@ namespace {
 
 constexpr uint64_t kTarget = 1000;
 
-// A device with a model whose weights visit it, and its allocator, of which others take too.
+// A device with a model whose weights are streamed to it, and its allocator, of which others take
+// too.
 class Device {
  public:
   Device() : window_(kTarget, share_, weights_) {}

@@ -1,4 +1,4 @@
-// Weights that visit the device: the same results bit for bit, within a window, and what is said
+// Streamed weights: the same results bit for bit, within a window, and what is said
 // where something cannot be.
 
 #include "pinion/hooks/weights/weight_offloader.h"
@@ -57,7 +57,7 @@
 #include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/footprint.h"
 #include "pinion/tests/hooks/support/test_net.h"
-#include "pinion/tests/hooks/weights/visiting_net.h"
+#include "pinion/tests/hooks/weights/streamed_net.h"
 #include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/status_matchers.h"
 
@@ -170,7 +170,7 @@ class WeightOffloaderTest : public ::testing::Test {
     return trained;
   }
   static Tensor Forward(Net& net, Tensor x) { return net->forward(std::move(x)); }
-  Trained TrainVisiting(int layers, int steps,
+  Trained TrainStreamed(int layers, int steps,
                         const std::function<Tensor(Net&, Tensor)>& forward = Forward,
                         int backwards = 1, uint64_t window_bytes = 0) {
     Net net(layers);
@@ -205,7 +205,7 @@ class WeightOffloaderTest : public ::testing::Test {
 
 TEST_F(WeightOffloaderTest, TrainingIsTheSameBitForBitAndEachUnitComesAheadOfItsUse) {
   const Trained expected = TrainByHand(6, 5);
-  const Trained actual = TrainVisiting(6, 5);
+  const Trained actual = TrainStreamed(6, 5);
   ExpectSame(expected, actual);
   // Six of forward and three of backward: the turn finds two there, and the input needs no
   // gradient.
@@ -226,13 +226,13 @@ TEST_F(WeightOffloaderTest, ADeviceWithoutANumberIsTheCurrentOne) {
 TEST_F(WeightOffloaderTest, AnyWindowGivesTheSameResults) {
   const Trained expected = TrainByHand(5, 3);
   for (const uint64_t window_bytes : {kUnitBytes, 3 * kUnitBytes, 100 * kUnitBytes}) {
-    ExpectSame(expected, TrainVisiting(5, 3, Forward, /*backwards=*/1, window_bytes));
+    ExpectSame(expected, TrainStreamed(5, 3, Forward, /*backwards=*/1, window_bytes));
   }
   EXPECT_EQ(stats_.fetches, 3u * 5 + 5) << "what fits stays from forward to backward";
 }
 
 TEST_F(WeightOffloaderTest, GradientsOfSeveralBackwardsAddUp) {
-  ExpectSame(TrainByHand(4, 3, /*backwards=*/3), TrainVisiting(4, 3, Forward, /*backwards=*/3));
+  ExpectSame(TrainByHand(4, 3, /*backwards=*/3), TrainStreamed(4, 3, Forward, /*backwards=*/3));
 }
 
 TEST_F(WeightOffloaderTest, InsideAnOffloadScopeActivationsLeaveAsWell) {
@@ -240,7 +240,7 @@ TEST_F(WeightOffloaderTest, InsideAnOffloadScopeActivationsLeaveAsWell) {
     const OffloadScope scope(world_.session());
     return net->forward(x);
   };
-  ExpectSame(TrainByHand(6, 3), TrainVisiting(6, 3, forward));
+  ExpectSame(TrainByHand(6, 3), TrainStreamed(6, 3, forward));
   const OffloadStats stats = world_.QuietStats();
   EXPECT_GT(stats.offloaded, 0u);
   EXPECT_GT(stats.evicted_bytes, 0u);
@@ -255,7 +255,7 @@ TEST_F(WeightOffloaderTest, CheckpointsFetchForTheirSecondForward) {
     }
     return x;
   };
-  ExpectSame(TrainByHand(6, 3), TrainVisiting(6, 3, forward));
+  ExpectSame(TrainByHand(6, 3), TrainStreamed(6, 3, forward));
 }
 
 TEST_F(WeightOffloaderTest, ThePeakIsTheWindowsUnitsAsManyGradientsAndTheActivations) {
@@ -323,7 +323,7 @@ TEST_F(WeightOffloaderTest, AModelIsSavedAndLoadedOnTheHost) {
   ExpectOutputOf(Net(3), other);
 }
 
-TEST_F(WeightOffloaderTest, WhereABlockHasLeftTheModelTheOthersAreOnTheHostAndVisitAgain) {
+TEST_F(WeightOffloaderTest, WhereABlockHasLeftTheModelTheOthersAreOnTheHostAndAreStreamedAgain) {
   const auto model = std::make_shared<torch::nn::Module>();
   const auto block = model->register_module("block", Block());
   model->register_module("lost", Block());
@@ -395,7 +395,7 @@ TEST_F(WeightOffloaderTest, AnotherShapeIsRefusedOnTheHostAndTheModelIsWhatItWas
   ExpectOutputOf(Net(2), net);
 }
 
-TEST_F(WeightOffloaderTest, WritingToAVisitingParameterThrowsBeforeAnythingIsWritten) {
+TEST_F(WeightOffloaderTest, WritingToAStreamedParameterThrowsBeforeAnythingIsWritten) {
   Net net(2);
   const Tensor plain = net->parameters()[0].detach().clone();
   const auto weights = Attach(*net);
@@ -867,7 +867,7 @@ TEST_F(WeightOffloaderTest, InferenceKeepsWhatFitsAndStreamsTheRest) {
   EXPECT_LE(weights->GetStats().fetches, 4u * 8 + 2);
 }
 
-TEST_F(WeightOffloaderTest, UnderAutocastTheCastsAreMadeOfVisitors) {
+TEST_F(WeightOffloaderTest, UnderAutocastTheCastsAreMadeOfStreamedWeights) {
   const auto run = [&](Net& net, const Tensor& x) {
     const AutocastRegion autocast(x.device().type());
     at::autocast::set_autocast_cache_enabled(false);
@@ -950,7 +950,7 @@ struct BiasTableImpl : torch::nn::Module {
 };
 TORCH_MODULE(BiasTable);
 
-TEST_F(WeightOffloaderTest, LargeBuffersVisitAndSmallOnesStay) {
+TEST_F(WeightOffloaderTest, LargeBuffersAreStreamedAndSmallOnesStay) {
   constexpr int64_t kLargeRows = (1 << 20) / (kWidth * sizeof(float));
   BiasTable large(kLargeRows), small(kLargeRows / 2);
   torch::nn::Sequential net(torch::nn::Linear(kWidth, kWidth), large, small);

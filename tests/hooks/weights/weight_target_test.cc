@@ -30,7 +30,7 @@
 #include "pinion/hooks/weights/weight_offloader.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/test_net.h"
-#include "pinion/tests/hooks/weights/visiting_net.h"
+#include "pinion/tests/hooks/weights/streamed_net.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
@@ -58,7 +58,7 @@ WeightOptions Weights(uint64_t target_bytes, bool gradients_stay = false) {
 // What a part of a program does, with or without a graph.
 enum class Part { kTrain, kAsk };
 
-// A model whose weights visit, and what becomes of it, in a world of its own.
+// A model whose weights are streamed, and what becomes of it, in a world of its own.
 class World {
  public:
   enum class Attached { kNow, kLater };

@@ -15,7 +15,7 @@
 #include "pinion/hooks/weights/weight_offloader.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/test_net.h"
-#include "pinion/tests/hooks/weights/visiting_net.h"
+#include "pinion/tests/hooks/weights/streamed_net.h"
 
 namespace pinion::testing {
 namespace {
@@ -53,9 +53,9 @@ TEST_F(WeightsOnTest, GradientsAreTheDevicesOwnAndAStepIsWithinTheDocumentedTole
   Net resident(kLayers);
   resident->to(world.device());
   torch::optim::AdamW on_device(resident->parameters(), adamw);
-  Net visiting(kLayers);
+  Net streamed(kLayers);
   auto weights =
-      WeightOffloader::Attach(*visiting, world.device(), world.backend(), {.tier = SmallTier()});
+      WeightOffloader::Attach(*streamed, world.device(), world.backend(), {.tier = SmallTier()});
   ASSERT_TRUE(weights.ok()) << weights.status();
   torch::optim::AdamW on_host((*weights)->host_parameters(), adamw);
 
@@ -63,10 +63,10 @@ TEST_F(WeightsOnTest, GradientsAreTheDevicesOwnAndAStepIsWithinTheDocumentedTole
     SCOPED_TRACE(step);
     const Tensor resident_loss = resident->forward(x + step).pow(2).mean();
     resident_loss.backward();
-    const Tensor visiting_loss = visiting->forward(x + step).pow(2).mean();
-    visiting_loss.backward();
+    const Tensor streamed_loss = streamed->forward(x + step).pow(2).mean();
+    streamed_loss.backward();
     (*weights)->WaitForGradients();
-    EXPECT_TRUE(SameBytes(resident_loss.detach().cpu(), visiting_loss.detach().cpu()));
+    EXPECT_TRUE(SameBytes(resident_loss.detach().cpu(), streamed_loss.detach().cpu()));
     const std::vector<Tensor> expected = Gradients(resident->parameters());
     const std::vector<Tensor> arrived = Gradients((*weights)->host_parameters());
     for (size_t i = 0; i < expected.size(); ++i) {

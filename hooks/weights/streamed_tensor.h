@@ -1,7 +1,7 @@
 // Streamed tensors: device tensors whose storage is sure to have memory only while an operator uses
 // it.
 //
-//   at::Tensor weight = MakeVisitingTensor(like, /*storage_offset=*/0, storage);
+//   at::Tensor weight = MakeStreamedTensor(like, /*storage_offset=*/0, storage);
 //   x.matmul(weight);   // calls the keeper's Enter before the kernel and Leave after it
 //
 // A streamed tensor and all its views, including those that autograd saves, carry an additional
@@ -19,8 +19,8 @@
 //
 // Thread safety: as thread-safe as the keeper.
 
-#ifndef PINION_HOOKS_WEIGHTS_VISITING_TENSOR_H_
-#define PINION_HOOKS_WEIGHTS_VISITING_TENSOR_H_
+#ifndef PINION_HOOKS_WEIGHTS_STREAMED_TENSOR_H_
+#define PINION_HOOKS_WEIGHTS_STREAMED_TENSOR_H_
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -47,11 +47,12 @@ struct WritingOperator {
   const at::Tensor& written;
 };
 
-inline constexpr c10::DispatchKey kVisitingKey = c10::DispatchKey::DeferredInit;
+inline constexpr c10::DispatchKey kStreamedKey = c10::DispatchKey::DeferredInit;
 
-class VisitKeeper : public std::enable_shared_from_this<VisitKeeper> {
+// Makes the units of streamed tensors resident while operators use them.
+class ResidencyKeeper : public std::enable_shared_from_this<ResidencyKeeper> {
  public:
-  virtual ~VisitKeeper();
+  virtual ~ResidencyKeeper();
   // Makes the unit resident for the calling thread's current stream until Leave. `argument_bytes`
   // is the size of the operator's other tensors. Throws c10::Error; then Leave is not called.
   virtual void Enter(uint32_t unit, uint64_t argument_bytes) = 0;
@@ -63,7 +64,7 @@ class VisitKeeper : public std::enable_shared_from_this<VisitKeeper> {
   virtual void OnWritten(uint32_t) {}
 
  private:
-  friend void MakeVisiting(c10::Storage& storage, const std::shared_ptr<VisitKeeper>& keeper,
+  friend void MakeStreamed(c10::Storage& storage, const std::shared_ptr<ResidencyKeeper>& keeper,
                            uint32_t unit);
 
   std::vector<const c10::StorageImpl*> storages_;
@@ -71,19 +72,20 @@ class VisitKeeper : public std::enable_shared_from_this<VisitKeeper> {
 
 // Returns a storage's pointer to `data`, which the keeper owns, or to null if the unit is not
 // resident. The storage shares ownership of the keeper.
-c10::DataPtr VisitingData(void* data, std::shared_ptr<VisitKeeper> keeper, c10::Device device);
+c10::DataPtr StreamedData(void* data, std::shared_ptr<ResidencyKeeper> keeper, c10::Device device);
 
 // Makes a storage without memory a part of the keeper's unit.
-void MakeVisiting(c10::Storage& storage, const std::shared_ptr<VisitKeeper>& keeper, uint32_t unit);
+void MakeStreamed(c10::Storage& storage, const std::shared_ptr<ResidencyKeeper>& keeper,
+                  uint32_t unit);
 
-// Returns a tensor over a storage of MakeVisiting, with the type, sizes and strides of `like`.
-at::Tensor MakeVisitingTensor(const at::Tensor& like, int64_t storage_offset, c10::Storage storage);
+// Returns a tensor over a storage of MakeStreamed, with the type, sizes and strides of `like`.
+at::Tensor MakeStreamedTensor(const at::Tensor& like, int64_t storage_offset, c10::Storage storage);
 
-bool IsVisiting(const at::TensorBase& tensor);
+bool IsStreamed(const at::TensorBase& tensor);
 
 // Returns null unless the tensor is streamed.
-const VisitKeeper* KeeperOf(const at::Tensor& tensor);
+const ResidencyKeeper* KeeperOf(const at::Tensor& tensor);
 
 }  // namespace pinion
 
-#endif  // PINION_HOOKS_WEIGHTS_VISITING_TENSOR_H_
+#endif  // PINION_HOOKS_WEIGHTS_STREAMED_TENSOR_H_

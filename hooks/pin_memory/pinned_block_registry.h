@@ -1,19 +1,19 @@
-// Tracks the pinned blocks that LibTorch holds. The context of each DataPtr is a HeldBlock.
+// Tracks the pinned blocks that LibTorch holds. The context of each DataPtr is a PinnedBlockRecord.
 //
-//   HeldBlock& held = blocks.Hold(std::move(block));  // a DataPtr's context
-//   HeldBlock* found = blocks.FindByContext(data, context);  // null: not held here
-//   PinnedBlock block = blocks.LetGo(held);
+//   PinnedBlockRecord& record = registry.Add(std::move(block));        // a DataPtr's context
+//   PinnedBlockRecord* found = registry.FindByContext(data, context);  // null: of no block here
+//   PinnedBlock block = registry.Remove(record);
 //
-// Hold and LetGo usually touch only the record and the calling thread's list of unused records.
+// Add and Remove usually touch only the record and the calling thread's list of unused records.
 // FindByContext takes constant time. FindByAddress, which serves views made by from_blob(), scans
 // all records: check PinnedAllocator::Owns first.
 //
-// Thread safety: thread-safe. A block that is looked up must stay held until the caller is done
-// with the result. A late Use() may delay the reuse of the record's next block.
-// Ownership: owns blocks while they are held. Records are never freed.
+// Thread safety: thread-safe. A block that is looked up must not be removed until the caller is
+// done with the result. A late Use() may delay the reuse of the record's next block.
+// Ownership: owns blocks until Remove. Records are never freed.
 
-#ifndef PINION_HOOKS_PIN_MEMORY_HELD_BLOCKS_H_
-#define PINION_HOOKS_PIN_MEMORY_HELD_BLOCKS_H_
+#ifndef PINION_HOOKS_PIN_MEMORY_PINNED_BLOCK_REGISTRY_H_
+#define PINION_HOOKS_PIN_MEMORY_PINNED_BLOCK_REGISTRY_H_
 
 #include <ATen/core/CachingHostAllocator.h>
 
@@ -48,33 +48,33 @@ struct BlockUses {
   absl::Status never_reusable;  // an error says why the block can never be reused
 };
 
-class HeldBlocks;
+class PinnedBlockRegistry;
 
-class HeldBlock {
+class PinnedBlockRecord {
  public:
-  HeldBlocks& blocks() const { return *blocks_; }
+  PinnedBlockRegistry& registry() const { return *registry_; }
 
-  // Returns whether copies have used the block since Hold. For the thread that calls LetGo.
+  // Returns whether copies have used the block since Add. For the thread that calls Remove.
   bool was_used() const { return used_.load(std::memory_order_relaxed); }
   // Adds a use. Any thread that holds the memory may call this.
   void Use(const c10::Stream& stream, absl::StatusOr<StreamUse> use);
-  // Returns and clears the uses. For the thread that calls LetGo.
+  // Returns and clears the uses. For the thread that calls Remove.
   BlockUses TakeUses();
 
  private:
-  friend class HeldBlocks;
+  friend class PinnedBlockRegistry;
 
   PinnedBlock block_;
   // A copy: the block's own record shares a cache line that other threads write.
   int64_t capacity_bytes_ = 0;
-  HeldBlocks* blocks_ = nullptr;
-  int thread_ = 0;             // slot of the thread that called Hold
-  HeldBlock* next_ = nullptr;  // next unused record
+  PinnedBlockRegistry* registry_ = nullptr;
+  int thread_ = 0;                     // slot of the thread that called Add
+  PinnedBlockRecord* next_ = nullptr;  // next unused record
   // The block's id and address range, for lookups. The id of an unused record is 0.
   std::atomic<uint64_t> id_ = 0;
   std::atomic<const char*> begin_ = nullptr;
   std::atomic<const char*> end_ = nullptr;
-  // Returns whether `data` lies in the block that is held. Any thread may call this.
+  // Returns whether `data` lies in the record's block. Any thread may call this.
   bool IsAt(const void* data) const;
 
   std::atomic<bool> used_ = false;  // whether uses_ has any
@@ -82,21 +82,21 @@ class HeldBlock {
   BlockUses uses_ ABSL_GUARDED_BY(mu_);
 };
 
-class HeldBlocks {
+class PinnedBlockRegistry {
  public:
   // `holder` is returned by holder(), so that a record leads to its owner.
-  explicit HeldBlocks(void* holder) : holder_(holder) {}
-  HeldBlocks(const HeldBlocks&) = delete;
-  HeldBlocks& operator=(const HeldBlocks&) = delete;
+  explicit PinnedBlockRegistry(void* holder) : holder_(holder) {}
+  PinnedBlockRegistry(const PinnedBlockRegistry&) = delete;
+  PinnedBlockRegistry& operator=(const PinnedBlockRegistry&) = delete;
 
   void* holder() const { return holder_; }
 
-  HeldBlock& Hold(PinnedBlock&& block);
-  PinnedBlock LetGo(HeldBlock& held);
+  PinnedBlockRecord& Add(PinnedBlock&& block);
+  PinnedBlock Remove(PinnedBlockRecord& record);
   // Return the record with `context` if its block contains `data`, or the record whose block
   // contains `data`; else null.
-  HeldBlock* FindByContext(const void* data, const void* context);
-  HeldBlock* FindByAddress(const void* data);
+  PinnedBlockRecord* FindByContext(const void* data, const void* context);
+  PinnedBlockRecord* FindByAddress(const void* data);
 
   // Requests, and their bytes including rounding. Exact, except that a peak is the sum of the
   // threads' peaks.
@@ -140,7 +140,7 @@ class HeldBlocks {
 
   // One thread's records and counts. Threads without a slot share the last one, under mu_.
   struct alignas(128) Slot {
-    HeldBlock* unused = nullptr;
+    PinnedBlockRecord* unused = nullptr;
     int unused_count = 0;
     Count requests;
     Count bytes;
@@ -149,11 +149,11 @@ class HeldBlocks {
   // The most unused records that a thread keeps.
   static constexpr int kMostUnused = 128;
 
-  HeldBlock& HoldOn(int thread, PinnedBlock& block);
-  PinnedBlock LetGoOn(int thread, HeldBlock& held);
+  PinnedBlockRecord& AddOn(int thread, PinnedBlock& block);
+  PinnedBlock RemoveOn(int thread, PinnedBlockRecord& record);
   // Slow paths under mu_: the thread has no unused records, too many, or no slot of its own.
-  HeldBlock& HoldThoroughly(int thread, PinnedBlock& block);
-  PinnedBlock LetGoThoroughly(int thread, HeldBlock& held);
+  PinnedBlockRecord& AddSlowly(int thread, PinnedBlock& block);
+  PinnedBlock RemoveSlowly(int thread, PinnedBlockRecord& record);
   // Moves a batch of unused records to the slot.
   void Refill(Slot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Moves a batch of the slot's unused records to all threads.
@@ -166,60 +166,61 @@ class HeldBlocks {
   void* const holder_;
   std::array<Slot, kThreadSlots + 1> slots_;
   // Chunk n has kFirstChunk << n records, so lookups visit few chunks.
-  std::array<std::atomic<HeldBlock*>, 32> chunks_ = {};
+  std::array<std::atomic<PinnedBlockRecord*>, 32> chunks_ = {};
 
   Mutex mu_;
-  std::vector<std::unique_ptr<HeldBlock[]>> records_ ABSL_GUARDED_BY(mu_);  // memory of chunks_
-  HeldBlock* unused_ ABSL_GUARDED_BY(mu_) = nullptr;
+  // The memory of chunks_.
+  std::vector<std::unique_ptr<PinnedBlockRecord[]>> records_ ABSL_GUARDED_BY(mu_);
+  PinnedBlockRecord* unused_ ABSL_GUARDED_BY(mu_) = nullptr;
   Stats before_reset_ ABSL_GUARDED_BY(mu_);  // totals at the last ResetAccumulated
 };
 
-inline HeldBlock& HeldBlocks::Hold(PinnedBlock&& block) {
+inline PinnedBlockRecord& PinnedBlockRegistry::Add(PinnedBlock&& block) {
   const int thread = ThreadSlot();
   const bool at_once = thread != kNoThreadSlot && slots_[thread].unused != nullptr;
-  return at_once ? HoldOn(thread, block) : HoldThoroughly(thread, block);
+  return at_once ? AddOn(thread, block) : AddSlowly(thread, block);
 }
 
-inline HeldBlock& HeldBlocks::HoldOn(int thread, PinnedBlock& block) {
+inline PinnedBlockRecord& PinnedBlockRegistry::AddOn(int thread, PinnedBlock& block) {
   Slot& slot = slots_[thread];
-  HeldBlock& held = *slot.unused;
-  slot.unused = held.next_;
+  PinnedBlockRecord& record = *slot.unused;
+  slot.unused = record.next_;
   --slot.unused_count;
   slot.requests.Rise(1);
-  held.capacity_bytes_ = static_cast<int64_t>(block.capacity_bytes());
-  slot.bytes.Rise(held.capacity_bytes_);
+  record.capacity_bytes_ = static_cast<int64_t>(block.capacity_bytes());
+  slot.bytes.Rise(record.capacity_bytes_);
   const char* const begin = static_cast<const char*>(block.data());
-  held.thread_ = thread;
-  held.begin_.store(begin, std::memory_order_release);
-  held.end_.store(begin + block.size_bytes(), std::memory_order_release);
-  held.id_.store(block.id(), std::memory_order_release);
-  held.block_ = std::move(block);
-  return held;
+  record.thread_ = thread;
+  record.begin_.store(begin, std::memory_order_release);
+  record.end_.store(begin + block.size_bytes(), std::memory_order_release);
+  record.id_.store(block.id(), std::memory_order_release);
+  record.block_ = std::move(block);
+  return record;
 }
 
-inline PinnedBlock HeldBlocks::LetGo(HeldBlock& held) {
+inline PinnedBlock PinnedBlockRegistry::Remove(PinnedBlockRecord& record) {
   const int thread = ThreadSlot();
   const bool at_once = thread != kNoThreadSlot && slots_[thread].unused_count < kMostUnused;
-  return at_once ? LetGoOn(thread, held) : LetGoThoroughly(thread, held);
+  return at_once ? RemoveOn(thread, record) : RemoveSlowly(thread, record);
 }
 
-inline PinnedBlock HeldBlocks::LetGoOn(int thread, HeldBlock& held) {
-  const int64_t bytes = held.capacity_bytes_;
+inline PinnedBlock PinnedBlockRegistry::RemoveOn(int thread, PinnedBlockRecord& record) {
+  const int64_t bytes = record.capacity_bytes_;
   Slot& slot = slots_[thread];
-  if (held.thread_ == thread) {
+  if (record.thread_ == thread) {
     slot.requests.FallHere(1);
     slot.bytes.FallHere(bytes);
   } else {
-    slots_[held.thread_].requests.FallElsewhere(1);
-    slots_[held.thread_].bytes.FallElsewhere(bytes);
+    slots_[record.thread_].requests.FallElsewhere(1);
+    slots_[record.thread_].bytes.FallElsewhere(bytes);
   }
-  held.id_.store(0, std::memory_order_relaxed);
-  held.next_ = slot.unused;
-  slot.unused = &held;
+  record.id_.store(0, std::memory_order_relaxed);
+  record.next_ = slot.unused;
+  slot.unused = &record;
   ++slot.unused_count;
-  return std::move(held.block_);
+  return std::move(record.block_);
 }
 
 }  // namespace pinion
 
-#endif  // PINION_HOOKS_PIN_MEMORY_HELD_BLOCKS_H_
+#endif  // PINION_HOOKS_PIN_MEMORY_PINNED_BLOCK_REGISTRY_H_

@@ -1,4 +1,4 @@
-#include "pinion/hooks/weights/visiting_tensor.h"
+#include "pinion/hooks/weights/streamed_tensor.h"
 
 #include <ATen/core/boxing/KernelFunction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -29,35 +29,35 @@ namespace pinion {
 namespace {
 
 // The context of a storage's DataPtr.
-using KeeperReference = std::shared_ptr<VisitKeeper>;
+using KeeperReference = std::shared_ptr<ResidencyKeeper>;
 
 void DeleteKeeperReference(void* reference) { delete static_cast<KeeperReference*>(reference); }
 
-struct VisitTag {
-  VisitKeeper* keeper = nullptr;  // lives as long as the storage
+struct StreamedTag {
+  ResidencyKeeper* keeper = nullptr;  // lives as long as the storage
   uint32_t unit = 0;
 };
 
 // The keeper and unit of each storage. A storage's own pointer cannot say: other threads change it.
-class VisitTags {
+class StreamedTags {
  public:
-  static VisitTags& OfProcess() {
-    static auto* const tags = new VisitTags();
+  static StreamedTags& OfProcess() {
+    static auto* const tags = new StreamedTags();
     return *tags;
   }
-  void Add(const c10::StorageImpl* storage, VisitTag tag) {
+  void Add(const c10::StorageImpl* storage, StreamedTag tag) {
     const MutexLock lock(mu_);
     tags_[storage] = tag;
   }
   // Another keeper's storage may have the same address.
-  void Forget(const VisitKeeper* keeper, absl::Span<const c10::StorageImpl* const> storages) {
+  void Forget(const ResidencyKeeper* keeper, absl::Span<const c10::StorageImpl* const> storages) {
     const MutexLock lock(mu_);
     for (const c10::StorageImpl* storage : storages) {
       const auto found = tags_.find(storage);
       if (found != tags_.end() && found->second.keeper == keeper) tags_.erase(found);
     }
   }
-  VisitTag Find(const at::Tensor& tensor) {
+  StreamedTag Find(const at::Tensor& tensor) {
     const MutexLock lock(mu_);
     const auto found = tags_.find(tensor.storage().unsafeGetStorageImpl());
     TORCH_CHECK(found != tags_.end(),
@@ -68,7 +68,7 @@ class VisitTags {
 
  private:
   Mutex mu_;
-  absl::flat_hash_map<const c10::StorageImpl*, VisitTag> tags_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<const c10::StorageImpl*, StreamedTag> tags_ ABSL_GUARDED_BY(mu_);
 };
 
 // Operators that read or change metadata alone.
@@ -86,7 +86,7 @@ class UsedUnits {
   UsedUnits(const UsedUnits&) = delete;
   UsedUnits& operator=(const UsedUnits&) = delete;
 
-  void Add(const VisitTag& tag, bool is_written) {
+  void Add(const StreamedTag& tag, bool is_written) {
     for (Use& use : used_) {
       if (use.keeper.get() != tag.keeper || use.unit != tag.unit) continue;
       use.is_written |= is_written;
@@ -145,7 +145,7 @@ bool IsWritten(const c10::FunctionSchema& schema, size_t index, const torch::jit
 }
 
 // The fallback of the key. Operators called by the kernel do not get here again.
-void RunWithVisitors(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+void RunWithStreamed(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
   const bool touches_none =
@@ -155,7 +155,7 @@ void RunWithVisitors(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
         return result.alias_info() != nullptr && !result.alias_info()->isWrite();
       });
   const c10::DispatchKeySet below =
-      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kVisitingKey);
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kStreamedKey);
   // An operator that returns a view or a copy, such as reshape, calls another one for the copy.
   if (touches_none || returns_view) {
     op.redispatchBoxed(below, stack);
@@ -170,12 +170,12 @@ void RunWithVisitors(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     const bool is_written = IsWritten(schema, i, *stack);
     ForEachTensor(arguments[i], [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return;
-      if (!IsVisiting(tensor)) {
+      if (!IsStreamed(tensor)) {
         // nbytes() is defined for strided tensors alone.
         if (tensor.layout() == at::kStrided) argument_bytes += tensor.nbytes();
         return;
       }
-      const VisitTag tag = VisitTags::OfProcess().Find(tensor);
+      const StreamedTag tag = StreamedTags::OfProcess().Find(tensor);
       if (is_written && tag.keeper->Write(tag.unit, {schema, arguments, tensor})) done = tensor;
       units.Add(tag, is_written);
     });
@@ -186,7 +186,7 @@ void RunWithVisitors(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     return;
   }
   units.Enter(argument_bytes);
-  const c10::impl::ExcludeDispatchKeyGuard inside(kVisitingKey);
+  const c10::impl::ExcludeDispatchKeyGuard inside(kStreamedKey);
   op.redispatchBoxed(below, stack);
   units.OnWritten();
 }
@@ -199,7 +199,7 @@ void RefuseToSave(c10::DeviceType type) {
           [](auto&...) {}, [](auto&...) {}));
   backend.emplace(
       [save = others.first](const at::Tensor& tensor, auto& metadata) {
-        TORCH_CHECK(!IsVisiting(tensor), "a streamed weight or its gradient (", tensor.toString(),
+        TORCH_CHECK(!IsStreamed(tensor), "a streamed weight or its gradient (", tensor.toString(),
                     tensor.sizes(),
                     ") cannot be saved from the device: call torch::save within "
                     "WeightOffloader::WithParametersOnHost, or save host_parameters()[i].grad()");
@@ -212,8 +212,8 @@ void RegisterOnce(c10::DeviceType type) {
   static std::array<std::once_flag, at::COMPILE_TIME_MAX_DEVICE_TYPES> refuses;
   std::call_once(refuses[static_cast<size_t>(type)], &RefuseToSave, type);
   static const torch::Library* const library = [] {
-    auto* all = new torch::Library(torch::Library::IMPL, "_", kVisitingKey, __FILE__, __LINE__);
-    all->fallback(torch::CppFunction::makeFromBoxedFunction<&RunWithVisitors>());
+    auto* all = new torch::Library(torch::Library::IMPL, "_", kStreamedKey, __FILE__, __LINE__);
+    all->fallback(torch::CppFunction::makeFromBoxedFunction<&RunWithStreamed>());
     return all;
   }();
   (void)library;
@@ -221,35 +221,35 @@ void RegisterOnce(c10::DeviceType type) {
 
 }  // namespace
 
-VisitKeeper::~VisitKeeper() { VisitTags::OfProcess().Forget(this, storages_); }
+ResidencyKeeper::~ResidencyKeeper() { StreamedTags::OfProcess().Forget(this, storages_); }
 
-c10::DataPtr VisitingData(void* data, std::shared_ptr<VisitKeeper> keeper, c10::Device device) {
+c10::DataPtr StreamedData(void* data, std::shared_ptr<ResidencyKeeper> keeper, c10::Device device) {
   return {data, new KeeperReference(std::move(keeper)), &DeleteKeeperReference, device};
 }
 
-void MakeVisiting(c10::Storage& storage, const std::shared_ptr<VisitKeeper>& keeper,
+void MakeStreamed(c10::Storage& storage, const std::shared_ptr<ResidencyKeeper>& keeper,
                   uint32_t unit) {
-  storage.set_data_ptr_noswap(VisitingData(nullptr, keeper, storage.device()));
+  storage.set_data_ptr_noswap(StreamedData(nullptr, keeper, storage.device()));
   keeper->storages_.push_back(storage.unsafeGetStorageImpl());
-  VisitTags::OfProcess().Add(storage.unsafeGetStorageImpl(), {keeper.get(), unit});
+  StreamedTags::OfProcess().Add(storage.unsafeGetStorageImpl(), {keeper.get(), unit});
 }
 
-at::Tensor MakeVisitingTensor(const at::Tensor& like, int64_t storage_offset,
+at::Tensor MakeStreamedTensor(const at::Tensor& like, int64_t storage_offset,
                               c10::Storage storage) {
   RegisterOnce(storage.device_type());
   const c10::DispatchKey plain =
       at::TensorOptions(storage.device()).dtype(like.dtype()).computeDispatchKey();
-  const c10::DispatchKeySet keys({plain, kVisitingKey});
+  const c10::DispatchKeySet keys({plain, kStreamedKey});
   at::Tensor tensor =
       at::detail::make_tensor<c10::TensorImpl>(std::move(storage), keys, like.dtype());
   tensor.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), storage_offset);
   return tensor;
 }
 
-bool IsVisiting(const at::TensorBase& tensor) { return tensor.key_set().has(kVisitingKey); }
+bool IsStreamed(const at::TensorBase& tensor) { return tensor.key_set().has(kStreamedKey); }
 
-const VisitKeeper* KeeperOf(const at::Tensor& tensor) {
-  return tensor.defined() && IsVisiting(tensor) ? VisitTags::OfProcess().Find(tensor).keeper
+const ResidencyKeeper* KeeperOf(const at::Tensor& tensor) {
+  return tensor.defined() && IsStreamed(tensor) ? StreamedTags::OfProcess().Find(tensor).keeper
                                                 : nullptr;
 }
 

@@ -1,4 +1,4 @@
-#include "pinion/hooks/pin_memory/held_blocks.h"
+#include "pinion/hooks/pin_memory/pinned_block_registry.h"
 
 #include <algorithm>
 #include <utility>
@@ -11,7 +11,7 @@ constexpr int kBatch = 64;
 
 }  // namespace
 
-void HeldBlock::Use(const c10::Stream& stream, absl::StatusOr<StreamUse> use) {
+void PinnedBlockRecord::Use(const c10::Stream& stream, absl::StatusOr<StreamUse> use) {
   const MutexLock lock(mu_);
   used_.store(true, std::memory_order_relaxed);
   uses_.never_reusable.Update(use.status());
@@ -23,25 +23,25 @@ void HeldBlock::Use(const c10::Stream& stream, absl::StatusOr<StreamUse> use) {
   }
 }
 
-BlockUses HeldBlock::TakeUses() {
+BlockUses PinnedBlockRecord::TakeUses() {
   const MutexLock lock(mu_);
   used_.store(false, std::memory_order_relaxed);
   return std::exchange(uses_, {});
 }
 
-HeldBlock& HeldBlocks::HoldThoroughly(int thread, PinnedBlock& block) {
+PinnedBlockRecord& PinnedBlockRegistry::AddSlowly(int thread, PinnedBlock& block) {
   const MutexLock lock(mu_);
   if (slots_[thread].unused == nullptr) Refill(slots_[thread]);
-  return HoldOn(thread, block);
+  return AddOn(thread, block);
 }
 
-PinnedBlock HeldBlocks::LetGoThoroughly(int thread, HeldBlock& held) {
+PinnedBlock PinnedBlockRegistry::RemoveSlowly(int thread, PinnedBlockRecord& record) {
   const MutexLock lock(mu_);
   if (slots_[thread].unused_count >= kMostUnused) HandBack(slots_[thread]);
-  return LetGoOn(thread, held);
+  return RemoveOn(thread, record);
 }
 
-bool HeldBlock::IsAt(const void* data) const {
+bool PinnedBlockRecord::IsAt(const void* data) const {
   // Equal ids before and after mean one block: ids are never reused, and a record that changes has
   // none.
   const uint64_t id = id_.load(std::memory_order_acquire);
@@ -51,57 +51,59 @@ bool HeldBlock::IsAt(const void* data) const {
   return id != 0 && begin <= address && address < end && id_.load(std::memory_order_relaxed) == id;
 }
 
-HeldBlock* HeldBlocks::FindByContext(const void* data, const void* context) {
+PinnedBlockRecord* PinnedBlockRegistry::FindByContext(const void* data, const void* context) {
   for (size_t i = 0; i < chunks_.size(); ++i) {
-    HeldBlock* const chunk = chunks_[i].load(std::memory_order_acquire);
+    PinnedBlockRecord* const chunk = chunks_[i].load(std::memory_order_acquire);
     if (chunk == nullptr) break;
     const auto offset = reinterpret_cast<uintptr_t>(context) - reinterpret_cast<uintptr_t>(chunk);
-    if (offset >= RecordsOf(i) * sizeof(HeldBlock) || offset % sizeof(HeldBlock) != 0) continue;
-    HeldBlock& held = chunk[offset / sizeof(HeldBlock)];
-    return held.IsAt(data) ? &held : nullptr;
+    constexpr size_t kBytes = sizeof(PinnedBlockRecord);
+    if (offset >= RecordsOf(i) * kBytes || offset % kBytes != 0) continue;
+    PinnedBlockRecord& record = chunk[offset / kBytes];
+    return record.IsAt(data) ? &record : nullptr;
   }
   return nullptr;
 }
 
-HeldBlock* HeldBlocks::FindByAddress(const void* data) {
+PinnedBlockRecord* PinnedBlockRegistry::FindByAddress(const void* data) {
   for (size_t i = 0; i < chunks_.size(); ++i) {
-    HeldBlock* const chunk = chunks_[i].load(std::memory_order_acquire);
+    PinnedBlockRecord* const chunk = chunks_[i].load(std::memory_order_acquire);
     if (chunk == nullptr) break;
-    HeldBlock* const end = chunk + RecordsOf(i);
-    HeldBlock* const found =
-        std::find_if(chunk, end, [data](const HeldBlock& held) { return held.IsAt(data); });
+    PinnedBlockRecord* const end = chunk + RecordsOf(i);
+    PinnedBlockRecord* const found = std::find_if(
+        chunk, end, [data](const PinnedBlockRecord& record) { return record.IsAt(data); });
     if (found != end) return found;
   }
   return nullptr;
 }
 
-void HeldBlocks::Refill(Slot& slot) {
+void PinnedBlockRegistry::Refill(Slot& slot) {
   if (unused_ == nullptr) {
     const size_t chunk = records_.size();
     const size_t count = RecordsOf(chunk);
-    HeldBlock* const records = records_.emplace_back(std::make_unique<HeldBlock[]>(count)).get();
+    PinnedBlockRecord* const records =
+        records_.emplace_back(std::make_unique<PinnedBlockRecord[]>(count)).get();
     for (size_t i = count; i-- > 0;) {
-      records[i].blocks_ = this;
+      records[i].registry_ = this;
       records[i].next_ = std::exchange(unused_, &records[i]);
     }
     chunks_[chunk].store(records, std::memory_order_release);
   }
   for (int i = 0; i < kBatch && unused_ != nullptr; ++i) {
-    HeldBlock* const record = std::exchange(unused_, unused_->next_);
+    PinnedBlockRecord* const record = std::exchange(unused_, unused_->next_);
     record->next_ = std::exchange(slot.unused, record);
     ++slot.unused_count;
   }
 }
 
-void HeldBlocks::HandBack(Slot& slot) {
+void PinnedBlockRegistry::HandBack(Slot& slot) {
   for (int i = 0; i < kBatch; ++i) {
-    HeldBlock* const record = std::exchange(slot.unused, slot.unused->next_);
+    PinnedBlockRecord* const record = std::exchange(slot.unused, slot.unused->next_);
     record->next_ = std::exchange(unused_, record);
     --slot.unused_count;
   }
 }
 
-HeldBlocks::Stats HeldBlocks::SumLocked() const {
+PinnedBlockRegistry::Stats PinnedBlockRegistry::SumLocked() const {
   Stats stats;
   for (const Slot& slot : slots_) {
     slot.requests.AddTo(&stats.requests);
@@ -110,7 +112,7 @@ HeldBlocks::Stats HeldBlocks::SumLocked() const {
   return stats;
 }
 
-HeldBlocks::Stats HeldBlocks::GetStats() {
+PinnedBlockRegistry::Stats PinnedBlockRegistry::GetStats() {
   const MutexLock lock(mu_);
   Stats stats = SumLocked();
   stats.requests.allocated -= before_reset_.requests.allocated;
@@ -120,19 +122,19 @@ HeldBlocks::Stats HeldBlocks::GetStats() {
   return stats;
 }
 
-void HeldBlocks::ResetAccumulated() {
+void PinnedBlockRegistry::ResetAccumulated() {
   const MutexLock lock(mu_);
   before_reset_ = SumLocked();
 }
 
-void HeldBlocks::ResetPeaks() {
+void PinnedBlockRegistry::ResetPeaks() {
   for (Slot& slot : slots_) {
     slot.requests.ResetPeak();
     slot.bytes.ResetPeak();
   }
 }
 
-void HeldBlocks::Count::AddTo(c10::CachingAllocator::Stat* stat) const {
+void PinnedBlockRegistry::Count::AddTo(c10::CachingAllocator::Stat* stat) const {
   const int64_t freed = fallen();
   const int64_t allocated = risen_.load(std::memory_order_relaxed);
   stat->allocated += allocated;

@@ -1,7 +1,7 @@
-// A model whose weights visit a device, in tests: neither wrapped nor changed for that.
+// A model whose weights are streamed to a device, in tests: neither wrapped nor changed for that.
 
-#ifndef PINION_TESTS_HOOKS_WEIGHTS_VISITING_NET_H_
-#define PINION_TESTS_HOOKS_WEIGHTS_VISITING_NET_H_
+#ifndef PINION_TESTS_HOOKS_WEIGHTS_STREAMED_NET_H_
+#define PINION_TESTS_HOOKS_WEIGHTS_STREAMED_NET_H_
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
@@ -57,4 +57,4 @@ inline at::Tensor Input(double seed = 0, int64_t rows = 8) {
 
 }  // namespace pinion::testing
 
-#endif  // PINION_TESTS_HOOKS_WEIGHTS_VISITING_NET_H_
+#endif  // PINION_TESTS_HOOKS_WEIGHTS_STREAMED_NET_H_
