@@ -41,16 +41,27 @@ class DeviceOffloader::Handle final : public SavedTensor, public SlabObject<Hand
   Handle(std::shared_ptr<DeviceOffloader> owner, RecordView tensor)
       : owner_(std::move(owner)), tensor_(std::move(tensor)) {}
   ~Handle() override {
-    owner_->Release(*this);
-    if (owner_->learner_ != nullptr) owner_->learner_->TellOfRefusals();
+    if (save_ == nullptr) {
+      Release();
+      return;
+    }
+    // Not left to the members' destructors: the memory goes before the record of the release.
+    save_->Release([this] {
+      Release();
+      fetched = c10::Storage();
+      tensor_.reset();
+    });
+  }
+
+  // Records the save that began at `begin`, and this handle's reads and release. Call before the
+  // handle is shared.
+  void RecordIn(std::shared_ptr<DeviceRecording> recording, const DeviceRecording::Moment& begin,
+                const DeviceRecording::Saved& saved) {
+    save_ = std::make_unique<RecordedSave>(std::move(recording), begin, saved, *this);
   }
 
   at::Tensor Unpack() override {
-    HostTimer timer(*owner_->stats_);
-    tensor_.CheckVersion();
-    at::Tensor tensor = owner_->Unpack(*this);
-    timer.Count(&OffloadStats::unpacked);
-    return tensor;
+    return save_ == nullptr ? UnpackNow() : save_->Read([this] { return UnpackNow(); });
   }
 
   bool IsComputedAgain() const override { return record().cast != nullptr; }
@@ -60,9 +71,9 @@ class DeviceOffloader::Handle final : public SavedTensor, public SlabObject<Hand
     return record().HoldsMemory() ? &record() : nullptr;
   }
 
-  StorageRecord& record() const { return tensor_.record(); }
-  const RecordView& tensor() const { return tensor_; }
-  const SavedView& view() const { return tensor_.view(); }
+  StorageRecord& record() const { return tensor_->record(); }
+  const RecordView& tensor() const { return *tensor_; }
+  const SavedView& view() const { return tensor_->view(); }
 
   Parcel::Reader reader;  // for the record's parcel, once it has one
   std::atomic<bool> was_cast_again = false;
@@ -72,8 +83,21 @@ class DeviceOffloader::Handle final : public SavedTensor, public SlabObject<Hand
   c10::Storage fetched;
 
  private:
+  at::Tensor UnpackNow() {
+    HostTimer timer(*owner_->stats_);
+    tensor_->CheckVersion();
+    at::Tensor tensor = owner_->Unpack(*this);
+    timer.Count(&OffloadStats::unpacked);
+    return tensor;
+  }
+  void Release() {
+    owner_->Release(*this);
+    if (owner_->learner_ != nullptr) owner_->learner_->TellOfRefusals();
+  }
+
   const std::shared_ptr<DeviceOffloader> owner_;
-  const RecordView tensor_;
+  std::optional<const RecordView> tensor_;  // until the release is recorded
+  std::unique_ptr<RecordedSave> save_;      // null if the save was not recorded
 };
 
 DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device device,
@@ -98,15 +122,25 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor,
                                                    const GraphPlace& place, bool is_leaf,
                                                    std::unique_ptr<const ParameterCast> cast,
                                                    const PackScope& scope) {
-  Packed packed = {tensor, place.node, /*place=*/0, is_leaf, std::move(cast), scope};
-  if (learner_ == nullptr) return PackNow(packed);
-  return learner_->Pack(tensor, PlaceNumber(scope.begin, place), is_leaf, [&](uint64_t number) {
-    packed.place = number;
-    return PackNow(packed);
-  });
+  if (learner_ == nullptr) {
+    return PackNow({tensor, place.node, /*place=*/0, is_leaf, std::move(cast), scope});
+  }
+  const uint64_t number = PlaceNumber(scope.begin, place);
+  const std::shared_ptr<DeviceRecording> recording = learner_->BeginSave(tensor, number);
+  DeviceRecording::Moment begin;
+  if (recording != nullptr) begin = recording->Begin();
+  std::unique_ptr<Handle> handle =
+      PackNow({tensor, place.node, number, is_leaf, std::move(cast), scope});
+  if (handle == nullptr) {
+    if (recording != nullptr) recording->EndAside(begin);
+    learner_->EndStepIfNone();
+  } else if (recording != nullptr) {
+    handle->RecordIn(recording, begin, {tensor, number, is_leaf, &handle->record().noted});
+  }
+  return handle;
 }
 
-std::unique_ptr<SavedTensor> DeviceOffloader::PackNow(Packed& packed) {
+std::unique_ptr<DeviceOffloader::Handle> DeviceOffloader::PackNow(Packed packed) {
   auto& [tensor, node, place, is_leaf, cast, scope] = packed;
   const ScopedRange range(trace(), "pinion.pack", tensor.nbytes());
   const BoundStream stream(CurrentStream(device_));

@@ -96,13 +96,13 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   struct Packed {
     const at::Tensor& tensor;
     const NodeId& node;
-    uint64_t place;  // the number from StepLearner::Pack; 0 without a learner
+    uint64_t place;  // its number in the scope; 0 without a learner
     bool is_leaf;
     std::unique_ptr<const ParameterCast> cast;
     const PackScope& scope;
   };
 
-  std::unique_ptr<SavedTensor> PackNow(Packed& packed);
+  std::unique_ptr<Handle> PackNow(Packed packed);
   void EndScopeNow(ScopeId scope);
   at::Tensor Unpack(Handle& handle);
   // Reports a backward to the schedule and registers for its end. -1 is ignored.

@@ -29,6 +29,7 @@
 #include "pinion/hooks/activations/head_nodes.h"
 #include "pinion/hooks/activations/offload_stats_recorder.h"
 #include "pinion/hooks/activations/scope_packer.h"
+#include "pinion/hooks/autograd/kept_tensor.h"
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/environment.h"
@@ -139,8 +140,6 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
     return options_.cast_weights_again ? casts_.Note() : CastNotes();
   }
 
-  OffloadStatsRecorder& stats() override { return *stats_; }
-
   std::shared_ptr<MemoryObserver> Observer() override;
 
   void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, const void* freed) override {
@@ -167,14 +166,17 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
         "saving a tensor in an OffloadScope");
   }
 
-  std::unique_ptr<SavedTensor> Keep(uint64_t OffloadStats::*reason, c10::Device device) {
+  void CountKept(uint64_t OffloadStats::*reason, c10::Device device) {
     stats_->Update([reason](OffloadStats& stats) { ++(stats.*reason); });
     if (options_.eviction_window_tensors != OffloadOptions::kNoTensorWindow &&
         device.type() == device_type_) {
       // Without an offloader no window counts tensors.
       if (const auto offloader = FindOffloader(device.index())) offloader->CountKept();
     }
-    return nullptr;
+  }
+  std::unique_ptr<SavedTensor> Keep(const at::Tensor& tensor, uint64_t OffloadStats::*reason) {
+    CountKept(reason, tensor.device());
+    return KeepTensor(tensor);
   }
 
   std::shared_ptr<DeviceOffloader> FindOffloader(int device_index) const {
@@ -212,9 +214,11 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
 
 std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const GraphPlace& place,
                                                const ScopeModule& module, PackScope& scope) {
+  HostTimer timer(*stats_);
+  timer.Count(&OffloadStats::packed);
   const c10::Device device = tensor.device();
   // Recomputed tensors are needed at once, those that a double backward saves soon.
-  if (CurrentBackward() != -1) return Keep(&OffloadStats::kept_in_backward, device);
+  if (CurrentBackward() != -1) return Keep(tensor, &OffloadStats::kept_in_backward);
   const ParameterStorages* const parameters =
       module.parameters.has_value() ? &*module.parameters : nullptr;
   const TensorKind kind =
@@ -223,7 +227,7 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const G
     // A wrapper may have a device without memory there, as fake tensors do.
     if (IsPlainTensor(tensor)) RefuseOtherAccelerator(device);
     if (tensor.dim() > 0) Raise(scope.saved_unsupported);
-    return Keep(&OffloadStats::kept_unsupported, device);
+    return Keep(tensor, &OffloadStats::kept_unsupported);
   }
   Raise(scope.saved_supported);
   const auto reason = kind == TensorKind::kParameter ? &OffloadStats::kept_parameter
@@ -236,11 +240,11 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const G
       if (const auto offloader = FindOffloader(device.index())) offloader->KeepSavedBy(place.node);
     }
     if (save.is_heads) {
-      Keep(reason, device);
+      CountKept(reason, device);
       return KeepWith(tensor, std::move(save.earlier));
     }
   }
-  if (kind == TensorKind::kParameter || kind == TensorKind::kSmall) return Keep(reason, device);
+  if (kind == TensorKind::kParameter || kind == TensorKind::kSmall) return Keep(tensor, reason);
   DeviceOffloader* offloader = known_[device.index()].load(std::memory_order_acquire);
   if (offloader == nullptr) {
     const absl::StatusOr<std::shared_ptr<DeviceOffloader>> made = OffloaderFor(device);
@@ -252,14 +256,16 @@ std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const G
         PINION_LOG(kWarning) << "saved tensors stay on " << device.str()
                              << ", which cannot be set up: " << made.status();
       }
-      return Keep(&OffloadStats::kept_copy_failed, device);
+      return Keep(tensor, &OffloadStats::kept_copy_failed);
     }
     offloader = made->get();
   }
   std::unique_ptr<const ParameterCast> cast;
   if (options_.cast_weights_again) cast = casts_.Find(tensor, scope.casts, scope.begin);
   const bool is_leaf = kind == TensorKind::kHeldLeaf;
-  return offloader->Pack(tensor, place, is_leaf, std::move(cast), scope);
+  std::unique_ptr<SavedTensor> saved =
+      offloader->Pack(tensor, place, is_leaf, std::move(cast), scope);
+  return saved == nullptr ? KeepTensor(tensor) : std::move(saved);
 }
 
 std::shared_ptr<MemoryObserver> SessionImpl::Observer() {

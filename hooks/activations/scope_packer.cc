@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
-#include "pinion/hooks/autograd/kept_tensor.h"
 
 namespace pinion {
 
@@ -30,13 +29,6 @@ void WarnOfNoTensorOn(c10::DeviceType device_type) {
 ScopePacker::ScopePacker(std::shared_ptr<PackTarget> target, ScopeModule module,
                          std::shared_ptr<PackScope> scope)
     : target_(std::move(target)), module_(std::move(module)), scope_(std::move(scope)) {}
-
-std::unique_ptr<SavedTensor> ScopePacker::Pack(const at::Tensor& tensor, const GraphPlace& place) {
-  HostTimer timer(target_->stats());
-  timer.Count(&OffloadStats::packed);
-  std::unique_ptr<SavedTensor> saved = target_->Pack(tensor, place, module_, *scope_);
-  return saved == nullptr ? KeepTensor(tensor) : std::move(saved);
-}
 
 // Segments in a backward, or after the scope's end, are not recorded.
 std::optional<uint32_t> ScopePacker::KeepSegment(const SegmentBegin& segment) {

@@ -1,5 +1,4 @@
-// Packs the tensors that autograd saves in an OffloadScope: passes them to the session, and keeps
-// those that the session declines on the device.
+// Passes the tensors that autograd saves in an OffloadScope to the session.
 //
 // Thread safety: a packer and a session are thread-safe, since autograd workers save on a scope's
 // behalf. A PackScope is constant except its atomic fields, a ScopeModule except its heads, which
@@ -22,7 +21,6 @@
 #include "pinion/engine/schedule/offload_schedule.h"
 #include "pinion/hooks/activations/cast_sources.h"
 #include "pinion/hooks/activations/head_nodes.h"
-#include "pinion/hooks/activations/offload_stats_recorder.h"
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/plan/offload_policy.h"
@@ -59,7 +57,8 @@ ScopeId LastScopeId();
 class PackTarget {
  public:
   virtual ~PackTarget() = default;
-  // Returns null if the tensor stays on the device; its reason is counted.
+  // Never returns null. Counts the host's time and, for a tensor that stays on the device, the
+  // reason.
   virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
                                             const ScopeModule& module, PackScope& scope) = 0;
   // See SavedTensorPacker::KeepSegment.
@@ -69,7 +68,6 @@ class PackTarget {
   virtual void EndScope(const PackScope& scope) = 0;
   // Records the states of known parameters when an outermost scope begins.
   virtual CastNotes NoteCasts() = 0;
-  virtual OffloadStatsRecorder& stats() = 0;
   // Returns the observer of device allocations for a scope that begins, or null.
   virtual std::shared_ptr<MemoryObserver> Observer() = 0;
 };
@@ -85,8 +83,9 @@ class ScopePacker : public SavedTensorPacker {
   const PackTarget& target() const { return *target_; }
   const std::shared_ptr<PackScope>& scope() const { return scope_; }
 
-  // Never returns null. Counts the host's time.
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place) override;
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place) override {
+    return target_->Pack(tensor, place, module_, *scope_);
+  }
   std::optional<uint32_t> KeepSegment(const SegmentBegin& segment) override;
 
  private:

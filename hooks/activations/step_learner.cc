@@ -17,7 +17,6 @@
 #include "pinion/hooks/autograd/tensor_checksum.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/plan/offload_policy.h"
-#include "pinion/hooks/plan/recorded_tensor.h"
 #include "pinion/hooks/plan/saved_signature.h"
 
 namespace pinion {
@@ -66,18 +65,11 @@ void StepLearner::OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
   if (recording_ != nullptr) recording_->OnDeviceBytes(allocated_bytes, freed);
 }
 
-std::unique_ptr<SavedTensor> StepLearner::Pack(
-    const at::Tensor& tensor, uint64_t place, bool is_leaf,
-    absl::FunctionRef<std::unique_ptr<SavedTensor>(uint64_t)> pack) {
+std::shared_ptr<DeviceRecording> StepLearner::BeginSave(const at::Tensor& tensor, uint64_t place) {
   EndUnobserved();
   if (BeginStepIfNone()) RaisePlans(tensor, place);
-  const std::shared_ptr<DeviceRecording> recording = Current();
-  std::unique_ptr<SavedTensor> saved =
-      recording == nullptr
-          ? pack(place)
-          : PackRecorded(recording, tensor, place, is_leaf, [&] { return pack(place); });
-  if (saved == nullptr) EndStepIfNone();
-  return saved;
+  std::shared_ptr<DeviceRecording> recording = Current();
+  return recording != nullptr && recording->IsRecording() ? recording : nullptr;
 }
 
 void StepLearner::OnAccumulate(const at::Tensor& leaf) {

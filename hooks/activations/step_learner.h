@@ -59,11 +59,11 @@ class StepLearner {
         state_(state),
         meter_(device, clock_, state.planner->memory_bytes()) {}
 
-  // Packs a tensor by `pack`, and records it if the step is recorded. `place` is the number of its
-  // place in the scope, which `pack` receives. Returns null if `pack` does: the tensor stays as it
-  // is.
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, uint64_t place, bool is_leaf,
-                                    absl::FunctionRef<std::unique_ptr<SavedTensor>(uint64_t)> pack);
+  // Reports that a tensor is about to be saved, which may begin a step. `place` is the number of
+  // its place in the scope. Returns the recording that the save belongs to, or null.
+  std::shared_ptr<DeviceRecording> BeginSave(const at::Tensor& tensor, uint64_t place);
+  // Ends a step that began with a tensor which was not packed. Returns whether no step runs.
+  bool EndStepIfNone();
   // See MemoryObserver::OnAccumulate.
   void OnAccumulate(const at::Tensor& leaf);
   // See SavedTensorPacker::KeepSegment.
@@ -106,8 +106,6 @@ class StepLearner {
     bool are_old = false;
   };
 
-  // Ends a step that began with a tensor which was not packed. Returns whether no step runs.
-  bool EndStepIfNone();
   // Returns the current step's recording, or null.
   std::shared_ptr<DeviceRecording> Current() const;
   // Returns whether the step has saved nothing.

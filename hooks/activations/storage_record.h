@@ -27,6 +27,7 @@
 #include "pinion/hooks/autograd/saved_version.h"
 #include "pinion/hooks/autograd/tensor_checksum.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/plan/device_recording.h"
 #include "pinion/hooks/plan/offload_policy.h"
 #include "pinion/hooks/plan/parameter_cast.h"
 
@@ -185,6 +186,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
   const std::unique_ptr<const ParameterCast> cast;  // computes these bytes; may be null
 
   const SavedOrigin origin;
+  NotedAs noted;  // while a step is recorded
 
   // Checksum of `extent` when it is offloaded, in verify mode only. Written before the parcel is
   // published, or for a cast before the record is found.

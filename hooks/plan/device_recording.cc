@@ -7,11 +7,13 @@
 #include <exception>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/hooks/autograd/lent_tensors.h"
 
 namespace pinion {
 namespace {
@@ -26,6 +28,11 @@ int64_t MostBytesBetween(const AllocatorBytes& begin, const AllocatorBytes& end)
 }
 
 }  // namespace
+
+uint32_t DeviceRecording::NewNumber() {
+  static std::atomic<uint32_t> last{0};
+  return ++last;
+}
 
 absl::Status DeviceRecording::CheckNotCapturing() const {
   PINION_ASSIGN_OR_RETURN(const bool capturing,
@@ -94,22 +101,34 @@ DeviceRecording::Moment DeviceRecording::CountBytes() {
   return {.time = {}, .bytes = bytes, .peak_bytes = objects_.PeakHadCopiesStayed(since)};
 }
 
-DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at::Tensor& tensor,
-                                                   uint64_t place, bool is_leaf,
-                                                   const SavedTensor& saved,
+DeviceRecording::ObjectId DeviceRecording::ObjectOf(const Saved& saved) {
+  std::optional<ObjectId> found;
+  if (saved.noted == nullptr) {
+    found = objects_.Find(saved.tensor);
+  } else if (const std::optional<ObjectId> noted = saved.noted->In(number_)) {
+    if (objects_.Contains(*noted, saved.tensor)) found = noted;
+  }
+  if (found.has_value()) return *found;
+  const ObjectId id = objects_.Add(saved.tensor, saved.place, saved.is_leaf, uses_);
+  if (saved.noted != nullptr) saved.noted->Set(number_, id);
+  return id;
+}
+
+DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const Saved& saved,
+                                                   const SavedTensor& handle,
                                                    const std::optional<SegmentPart>& part) {
   const Moment end = End();
   MutexLock lock(mu_);
   if (finished_) return 0;  // the id is never used
-  const ObjectId id = objects_.FindOrAdd(tensor, place, is_leaf, uses_);
+  const ObjectId id = ObjectOf(saved);
   NotedObject& object = objects_[id];
   objects_.storages().NoteAllocations(begin.bytes, end.bytes);
   const int64_t other_bytes = objects_.storages().OtherBytes(end.bytes);
   objects_.Hold(id, peaks_);
   object.is_computed_again =
-      saved.IsComputedAgain() && (object.handles == 1 || object.is_computed_again);
+      handle.IsComputedAgain() && (object.handles == 1 || object.is_computed_again);
   object.last_save = uses_;
-  Append(begin, end, {.used = id, .by = place / 2, .part = part});
+  Append(begin, end, {.used = id, .by = saved.place / 2, .part = part});
   // The object counts in the whole interval since the last access, so its bytes are removed from
   // the interval's other bytes.
   const int64_t object_bytes = other_bytes - entries_.back().other_bytes;
@@ -119,7 +138,7 @@ DeviceRecording::ObjectId DeviceRecording::EndSave(const Moment& begin, const at
     entry->peak_other_bytes -= object_bytes;
     entry->other_bytes -= object_bytes;
   }
-  object.saved.push_back(&saved);  // last, so that an exception leaves nothing registered
+  object.saved.push_back(&handle);  // last, so that an exception leaves nothing registered
   return id;
 }
 
@@ -138,7 +157,7 @@ DeviceRecording::Moment DeviceRecording::BeginRead() {
 }
 
 void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Tensor& tensor,
-                              const SavedTensor& saved, const std::optional<SegmentPart>& part) {
+                              const SavedTensor& handle, const std::optional<SegmentPart>& part) {
   const Moment end = End();
   const int64_t backward = CurrentBackward();
   const bool into_graph = BackwardMakesGraph();
@@ -153,7 +172,7 @@ void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Te
     if (is_user_code) objects_[object].planned.comes_alone = true;
     Append(begin, end,
            {.used = object,
-            .computed_again = saved.WasComputedAgain(),
+            .computed_again = handle.WasComputedAgain(),
             .into_graph = into_graph,
             .by = ~CurrentBackwardNode(),
             .part = part});
@@ -216,9 +235,9 @@ void DeviceRecording::NoteSegment(const SegmentBegin& segment, uint32_t ordinal,
   Append(begin, end, {.begins = ordinal, .part = CurrentPart(device_)});
 }
 
-void DeviceRecording::ForgetSaved(ObjectId id, const SavedTensor& saved) {
+void DeviceRecording::ForgetHandle(ObjectId id, const SavedTensor& handle) {
   MutexLock lock(mu_);
-  objects_.ForgetSaved(id, saved);
+  objects_.ForgetHandle(id, handle);
 }
 
 void DeviceRecording::EndRelease(const Moment& begin, ObjectId id) {
@@ -266,6 +285,61 @@ absl::StatusOr<StepTrace> DeviceRecording::Finish() {
   PINION_ASSIGN_OR_RETURN(const StreamClock::Times times, clock_->Read(moments, kFinishTimeout));
   MutexLock lock(mu_);
   return StepOf(entries_, objects_.all(), objects_.inputs(), times);
+}
+
+at::Tensor RecordedSave::Read(absl::FunctionRef<at::Tensor()> unpack) {
+  if (!recording_->IsRecording()) return unpack();
+  const DeviceRecording::Moment begin = recording_->BeginRead();
+  at::Tensor tensor = unpack();
+  recording_->EndRead(begin, object_, tensor, handle_, part_);
+  return tensor;
+}
+
+void RecordedSave::Release(absl::FunctionRef<void()> release) {
+  const auto tell_of = [](const std::exception& error) {
+    PINION_LOG(kWarning) << "the release of a saved tensor was not recorded: " << error.what();
+  };
+  recording_->ForgetHandle(object_, handle_);
+  std::optional<DeviceRecording::Moment> begin;
+  try {
+    if (recording_->IsRecording()) {
+      DeviceRecording::Moment now = recording_->Begin();
+      // The recording's weak references make tensors aliased that otherwise would not be.
+      SettleLoans();
+      begin = std::move(now);
+    }
+  } catch (const std::exception& error) {
+    tell_of(error);
+  }
+  release();
+  try {
+    if (begin.has_value()) recording_->EndRelease(*begin, object_);
+  } catch (const std::exception& error) {
+    tell_of(error);
+  }
+}
+
+void RunBeside(absl::Span<const std::shared_ptr<DeviceRecording>> recordings,
+               absl::FunctionRef<void()> work) {
+  const auto tell_of = [](const std::exception& error) {
+    PINION_LOG(kWarning) << "step recording: this step's compute includes offload work: "
+                         << error.what();
+  };
+  std::vector<std::pair<DeviceRecording*, DeviceRecording::Moment>> begun;
+  // Must not throw, since destructors of scopes call this.
+  try {
+    for (const auto& recording : recordings) {
+      if (recording->IsRecording()) begun.emplace_back(recording.get(), recording->Begin());
+    }
+  } catch (const std::exception& error) {
+    tell_of(error);
+  }
+  work();
+  try {
+    for (const auto& [recording, begin] : begun) recording->EndAside(begin);
+  } catch (const std::exception& error) {
+    tell_of(error);
+  }
 }
 
 }  // namespace pinion

@@ -3,7 +3,7 @@
 //
 //   DeviceRecording::Moment begin = recording->Begin();
 //   ... a packer packs the tensor ...
-//   recording->EndSave(begin, tensor, place, is_leaf);
+//   RecordedSave save(recording, begin, {tensor, place, is_leaf}, handle);
 //
 // Work between Begin and End belongs to the packer: its waits do not count as compute, nor its
 // allocations as other live bytes.
@@ -23,11 +23,14 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/planner/step_trace.h"
 #include "pinion/engine/stream/stream_clock.h"
@@ -42,6 +45,24 @@
 
 namespace pinion {
 
+// The object that a packer's own record of saved bytes is in a recording. A packer that has such
+// records keeps one in each; the recording then need not identify the bytes by itself.
+class NotedAs {
+ public:
+  // Returns the object in a recording, by the recording's number.
+  std::optional<NotedObjects::Id> In(uint32_t recording) const {
+    const uint64_t noted = noted_;
+    if (noted >> 32 != recording) return std::nullopt;
+    return static_cast<NotedObjects::Id>(noted);
+  }
+  void Set(uint32_t recording, NotedObjects::Id object) {
+    noted_ = (uint64_t{recording} << 32) | object;
+  }
+
+ private:
+  std::atomic<uint64_t> noted_ = 0;  // of one recording, the last one; recordings begin at 1
+};
+
 class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
  public:
   static constexpr size_t kMaxEntries = 300'000;  // saves, reads and releases
@@ -53,6 +74,15 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
     StreamClock::Moment time;
     KnownStorages::Bytes bytes;
     int64_t peak_bytes = 0;  // reported by OnDeviceBytes since the last moment
+  };
+
+  // A tensor that a packer has saved. `place` is hashed into its signature. Null `noted`: the
+  // packer has no record of the bytes.
+  struct Saved {
+    const at::Tensor& tensor;
+    uint64_t place = 0;
+    bool is_leaf = false;
+    NotedAs* noted = nullptr;
   };
 
   // Excludes the memory of streamed weights, as reported by `share`, from all bytes. `share` may be
@@ -81,18 +111,18 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   Moment Begin();
   // Begins a read. In a backward it also excludes work at the backward's end from the step.
   Moment BeginRead();
-  // Adds a handle to the object that contains `tensor`. `place` is hashed into its signature.
-  // `saved`, the packer's result, must live until ForgetSaved. `part` is the segment that saves it.
-  ObjectId EndSave(const Moment& begin, const at::Tensor& tensor, uint64_t place, bool is_leaf,
-                   const SavedTensor& saved, const std::optional<SegmentPart>& part);
-  // Records that reading `saved`, which was saved in `part`, returned `tensor`.
+  // Adds a handle to the object that contains the tensor. `handle`, the packer's result, must live
+  // until ForgetHandle. `part` is the segment that saves it.
+  ObjectId EndSave(const Moment& begin, const Saved& saved, const SavedTensor& handle,
+                   const std::optional<SegmentPart>& part);
+  // Records that reading `handle`, which was saved in `part`, returned `tensor`.
   void EndRead(const Moment& begin, ObjectId object, const at::Tensor& tensor,
-               const SavedTensor& saved, const std::optional<SegmentPart>& part);
+               const SavedTensor& handle, const std::optional<SegmentPart>& part);
   // Records the begin of a kept segment inside CurrentPart(). Inputs below `min_bytes` would not be
   // objects if the segment were recomputed.
   void NoteSegment(const SegmentBegin& segment, uint32_t ordinal, uint64_t min_bytes);
-  // Must be called before `saved` is destroyed, also if that is not recorded.
-  void ForgetSaved(ObjectId object, const SavedTensor& saved);
+  // Must be called before `handle` is destroyed, also if that is not recorded.
+  void ForgetHandle(ObjectId object, const SavedTensor& handle);
   // Removes a handle.
   void EndRelease(const Moment& begin, ObjectId object);
   // Excludes the work since `begin` from the step.
@@ -111,6 +141,9 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
     std::optional<Moment> begin;
   };
 
+  static uint32_t NewNumber();
+  // Returns the object that contains the tensor, which it adds if there is none.
+  ObjectId ObjectOf(const Saved& saved) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   int64_t visiting_bytes() const {
     return share_ == nullptr ? 0 : static_cast<int64_t>(share_->visiting_bytes());
   }
@@ -124,6 +157,7 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   void Append(const Moment& begin, const Moment& end, NotedEntry what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  const uint32_t number_ = NewNumber();  // unique in the process
   const c10::Device device_;
   const std::shared_ptr<StreamClock> clock_;
   const std::shared_ptr<const DeviceShare> share_;
@@ -140,6 +174,34 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   NotedObjects objects_ ABSL_GUARDED_BY(mu_);
   std::map<int64_t, Ending> endings_ ABSL_GUARDED_BY(mu_);  // by running backward
 };
+
+// A recorded save. Belongs to the handle that stands for the tensor in the graph, and records that
+// handle's reads and release.
+class RecordedSave {
+ public:
+  // Ends the save that began at `begin`. `handle` must live until Release.
+  RecordedSave(std::shared_ptr<DeviceRecording> recording, const DeviceRecording::Moment& begin,
+               const DeviceRecording::Saved& saved, const SavedTensor& handle)
+      : recording_(std::move(recording)),
+        handle_(handle),
+        part_(CurrentPart(saved.tensor.device())),
+        object_(recording_->EndSave(begin, saved, handle, part_)) {}
+
+  // Runs `unpack`, which reads the handle.
+  at::Tensor Read(absl::FunctionRef<at::Tensor()> unpack);
+  // Runs `release`, which must free all that the handle has. Throws only what `release` throws.
+  void Release(absl::FunctionRef<void()> release);
+
+ private:
+  const std::shared_ptr<DeviceRecording> recording_;
+  const SavedTensor& handle_;
+  const std::optional<SegmentPart> part_;
+  const DeviceRecording::ObjectId object_;
+};
+
+// Runs `work` and excludes it from the recordings. Throws only what `work` throws.
+void RunBeside(absl::Span<const std::shared_ptr<DeviceRecording>> recordings,
+               absl::FunctionRef<void()> work);
 
 }  // namespace pinion
 

@@ -13,25 +13,28 @@
 
 namespace pinion {
 
-NotedObjects::Id NotedObjects::FindOrAdd(const at::Tensor& tensor, uint64_t place, bool is_leaf,
-                                         size_t uses) {
-  const c10::Storage& storage = tensor.storage();
-  const StorageExtent extent = ExtentOf(tensor);
-  SavedVersion version(tensor);
-  const KnownStorages::Id known = storages_.FindOrAdd(storage);
-  for (const Id id : storages_.objects(known)) {
-    const NotedObject& object = all_[id];
-    // Packers save the bytes anew if the last handle was released.
-    if (object.handles > 0 && object.version == version && object.extent.Contains(extent)) {
-      return id;
-    }
+std::optional<NotedObjects::Id> NotedObjects::Find(const at::Tensor& tensor) {
+  const SavedVersion version(tensor);
+  for (const Id id : storages_.objects(storages_.FindOrAdd(tensor.storage()))) {
+    if (all_[id].version == version && Contains(id, tensor)) return id;
   }
+  return std::nullopt;
+}
+
+bool NotedObjects::Contains(Id id, const at::Tensor& tensor) const {
+  return all_[id].handles > 0 && all_[id].extent.Contains(ExtentOf(tensor));
+}
+
+NotedObjects::Id NotedObjects::Add(const at::Tensor& tensor, uint64_t place, bool is_leaf,
+                                   size_t uses) {
+  const c10::Storage& storage = tensor.storage();
+  const KnownStorages::Id known = storages_.FindOrAdd(storage);
   const auto id = static_cast<Id>(all_.size());
-  const StorageExtent to_save = ExtentToSave(extent, storage.nbytes());
+  const StorageExtent to_save = ExtentToSave(ExtentOf(tensor), storage.nbytes());
   NotedObject object = {.planned = {},
                         .storage = known,
                         .data = storage.data(),
-                        .version = std::move(version),
+                        .version = SavedVersion(tensor),
                         .extent = to_save,
                         .storage_bytes = AllocationBytes(storage.nbytes()),
                         .is_leaf = is_leaf,
@@ -89,8 +92,8 @@ int64_t NotedObjects::PeakHadCopiesStayed(const DevicePeaks::Since& since) {
   return peak_bytes;
 }
 
-void NotedObjects::ForgetSaved(Id id, const SavedTensor& saved) {
-  if (id < all_.size()) std::erase(all_[id].saved, &saved);
+void NotedObjects::ForgetHandle(Id id, const SavedTensor& handle) {
+  if (id < all_.size()) std::erase(all_[id].saved, &handle);
 }
 
 void NotedObjects::AddInput(const at::Tensor& input, uint32_t segment, uint64_t min_bytes,

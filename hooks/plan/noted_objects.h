@@ -1,13 +1,13 @@
 // The objects of a step during its recording, and the inputs of its segments: their properties,
 // their storages, and how long the program references them.
 //
-//   NotedObjects::Id id = objects.FindOrAdd(tensor, place, is_leaf, uses);
+//   NotedObjects::Id id = objects.Add(tensor, place, is_leaf, uses);
 //   objects.Hold(id, peaks);                      // adds a handle
 //   ... at each moment, after KnownStorages::CountAt ...
 //   objects.NoteLetGo(since, uses, entry, peaks);
 //
 // Thread safety: not thread-safe. Frees no memory and does not call the device.
-// Ownership: does not own saved tensors, which must live until ForgetSaved.
+// Ownership: does not own saved tensors, which must live until ForgetHandle.
 
 #ifndef PINION_HOOKS_PLAN_NOTED_OBJECTS_H_
 #define PINION_HOOKS_PLAN_NOTED_OBJECTS_H_
@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -30,17 +31,23 @@ class NotedObjects {
  public:
   using Id = uint32_t;
 
-  // Returns the object that contains the tensor. `place` is hashed into its signature. `uses`, here
-  // and below, is the number of accesses so far.
-  Id FindOrAdd(const at::Tensor& tensor, uint64_t place, bool is_leaf, size_t uses);
+  // Returns the object that contains the tensor, by storage, version and extent; nothing if none
+  // does.
+  std::optional<Id> Find(const at::Tensor& tensor);
+  // Returns whether the object has handles and contains the tensor, which has its storage and
+  // version. Packers save the bytes anew after the last handle was released.
+  bool Contains(Id id, const at::Tensor& tensor) const;
+  // Adds an object. `place` is hashed into its signature. `uses`, here and below, is the number of
+  // accesses so far.
+  Id Add(const at::Tensor& tensor, uint64_t place, bool is_leaf, size_t uses);
   NotedObject& operator[](Id id) { return all_[id]; }
   // Adds a handle. Release removes one and returns whether it was the last.
   void Hold(Id id, DevicePeaks& peaks);
   bool Release(Id id, size_t uses);
   // Reports a read. A copy that the reader keeps counts as other bytes from now on.
   void NoteRead(Id id, const at::Tensor& tensor, bool reader_keeps, DevicePeaks& peaks);
-  // Must be called before `saved`, made from the object, is destroyed.
-  void ForgetSaved(Id id, const SavedTensor& saved);
+  // Must be called before `handle`, which stands for the object, is destroyed.
+  void ForgetHandle(Id id, const SavedTensor& handle);
   void AddInput(const at::Tensor& input, uint32_t segment, uint64_t min_bytes, size_t uses);
 
   // Detects objects that the program has released since the last moment (`since`). `entry` is the

@@ -19,12 +19,12 @@
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/hooks/autograd/kept_tensor.h"
 #include "pinion/hooks/autograd/memory_observer.h"
+#include "pinion/hooks/autograd/placeholder_tensor.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/autograd/torch_version.h"
 #include "pinion/hooks/plan/device_recording.h"
 #include "pinion/hooks/plan/offload_policy.h"
-#include "pinion/hooks/plan/recorded_tensor.h"
 #include "pinion/hooks/plan/saved_signature.h"
 
 namespace pinion {
@@ -34,6 +34,31 @@ std::unique_ptr<SavedTensor> PackUnrecorded(const at::Tensor& tensor, const Grap
                                             SavedTensorPacker* packer) {
   return packer == nullptr ? KeepTensor(tensor) : packer->Pack(tensor, place);
 }
+
+// Only tensors without memory can be placeholders; a dynamic_cast of each would be slow.
+bool IsPlaceholder(const SavedTensor& saved) {
+  return saved.MemoryOwner() == nullptr &&
+         dynamic_cast<const PlaceholderTensor*>(&saved) != nullptr;
+}
+
+// A packer's saved tensor, with a record of its reads and its release.
+class RecordedTensor final : public SavedTensor {
+ public:
+  RecordedTensor(std::unique_ptr<SavedTensor> saved, std::shared_ptr<DeviceRecording> recording,
+                 const DeviceRecording::Moment& begin, const DeviceRecording::Saved& as)
+      : saved_(std::move(saved)), save_(std::move(recording), begin, as, *saved_) {}
+  ~RecordedTensor() override {
+    save_.Release([this] { saved_.reset(); });
+  }
+
+  at::Tensor Unpack() override {
+    return save_.Read([this] { return saved_->Unpack(); });
+  }
+
+ private:
+  std::unique_ptr<SavedTensor> saved_;
+  RecordedSave save_;
+};
 
 class StepRecorderImpl final : public StepRecorder,
                                public SavedTensorWatcher,
@@ -59,10 +84,18 @@ class StepRecorderImpl final : public StepRecorder,
       return PackUnrecorded(tensor, place, packer);
     }
     const std::shared_ptr<DeviceRecording> recording = RecordingOf(tensor.device());
-    const auto pack = [&] { return PackUnrecorded(tensor, place, packer); };
-    if (recording == nullptr) return pack();
-    return PackRecorded(recording, tensor, PlaceInStep(place),
-                        /*is_leaf=*/kind == TensorKind::kHeldLeaf, pack);
+    if (recording == nullptr || !recording->IsRecording()) {
+      return PackUnrecorded(tensor, place, packer);
+    }
+    const DeviceRecording::Moment begin = recording->Begin();
+    std::unique_ptr<SavedTensor> saved = PackUnrecorded(tensor, place, packer);
+    if (saved == nullptr || IsPlaceholder(*saved)) {
+      recording->EndAside(begin);
+      return saved;
+    }
+    const DeviceRecording::Saved as = {
+        .tensor = tensor, .place = PlaceInStep(place), .is_leaf = kind == TensorKind::kHeldLeaf};
+    return std::make_unique<RecordedTensor>(std::move(saved), recording, begin, as);
   }
 
   void OnSegmentKept(const SegmentBegin& segment, uint32_t ordinal) override {
