@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "pinion/hooks/activations/due_records.h"
+#include "pinion/hooks/activations/tensor_departures.h"
 
 namespace pinion {
 namespace {

@@ -4,9 +4,9 @@
 //   unpack   returns the bytes if the device has them, else fetches them; then prefetches
 //   release  frees a record's memory with its last handle
 //
-// Related files: pending_tensors.h (tensors that wait for their copy), tensor_departures.h (copies
-// out and eviction), tensor_returns.h (fetches), engine/schedule/offload_schedule.h (decisions),
-// engine/tier (copies and memory).
+// Related files: offload_state.h (tensors that wait for their copy, records), tensor_departures.h
+// (copies out and eviction), tensor_returns.h (fetches), engine/schedule/offload_schedule.h
+// (decisions), engine/tier (copies and memory).
 //
 // Thread safety: thread-safe.
 // Ownership: handles share ownership, so a graph may outlive the session.
@@ -28,7 +28,6 @@
 #include "pinion/engine/schedule/offload_schedule.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/host_tier.h"
-#include "pinion/hooks/activations/live_records.h"
 #include "pinion/hooks/activations/live_tensor.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_state.h"

@@ -1,7 +1,14 @@
 #include "pinion/hooks/activations/exact_layout.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/DispatchKey.h>
 #include <c10/core/Storage.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
+#include <torch/library.h>
 
 #include <cstdint>
 #include <utility>
@@ -9,9 +16,62 @@
 
 #include "pinion/hooks/autograd/gather.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
-#include "pinion/hooks/autograd/storage_part.h"
 
 namespace pinion {
+namespace {
+
+// Marks a tensor over a part of a storage that stands for a tensor over the whole storage. LibTorch
+// uses this key in one of its tests; other operators skip it at no cost.
+//
+// The tensor's storage_offset() counts from the part's first byte, so an offset that a program
+// computed for the whole storage would select other bytes. as_strided() of the tensor or its views
+// therefore throws if an explicit offset differs from the tensor's own.
+constexpr c10::DispatchKey kStoragePart = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
+// Kernels of views compute offsets from the tensor's own, so their calls are not checked.
+bool IsCalledByKernel() {
+  return c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
+}
+
+void CheckOffset(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                 torch::jit::Stack* stack) {
+  const size_t count = op.schema().arguments().size();
+  const at::Tensor& tensor = torch::jit::peek(*stack, 0, count).toTensor();
+  const c10::IValue& offset = torch::jit::peek(*stack, count - 1, count);
+  if (!offset.isNone() && !IsCalledByKernel()) {
+    TORCH_CHECK(offset.toInt() == tensor.storage_offset(), op.schema().name(),
+                "(storage_offset=", offset.toInt(),
+                ") of a saved tensor that is a view of less than half of its storage: Pinion has "
+                "saved the view alone, so that offsets in the storage have another meaning. Save "
+                "view.clone(), save the view within a NoOffloadScope, or pass no storage_offset");
+  }
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kStoragePart),
+                     stack);
+}
+
+torch::Library* NewLibrary(const char* name_space) {
+  return new torch::Library(torch::Library::IMPL, name_space, kStoragePart, __FILE__, __LINE__);
+}
+
+void RegisterOffsetChecks() {
+  static const bool registered = [] {
+    NewLibrary("_")->fallback(torch::CppFunction::makeFallthrough());
+    torch::Library* const aten = NewLibrary("aten");
+    for (const char* op : {"as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"}) {
+      aten->impl(op, torch::CppFunction::makeFromBoxedFunction<&CheckOffset>());
+    }
+    return true;
+  }();
+  static_cast<void>(registered);
+}
+
+// Returns the dispatch keys to add to those of a tensor over a part.
+c10::DispatchKeySet StoragePartKeys() {
+  RegisterOffsetChecks();
+  return c10::DispatchKeySet(kStoragePart);
+}
+
+}  // namespace
 
 void LayOutForUserCode(const StorageRecord& record, const BoundStream& stream,
                        TensorReturns& returns, BytesOnDevice& bytes) {

@@ -8,7 +8,6 @@
 
 #include "pinion/allocator/base/check.h"
 #include "pinion/device/trace/trace_sink.h"
-#include "pinion/hooks/activations/head_nodes.h"
 #include "pinion/hooks/activations/module_heads.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/scope_packer.h"

@@ -26,7 +26,6 @@
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/hooks/activations/cast_sources.h"
 #include "pinion/hooks/activations/device_offloader.h"
-#include "pinion/hooks/activations/head_nodes.h"
 #include "pinion/hooks/activations/offload_stats_recorder.h"
 #include "pinion/hooks/activations/scope_packer.h"
 #include "pinion/hooks/autograd/kept_tensor.h"

@@ -1,4 +1,5 @@
-// The state of one device's DeviceOffloader, under one lock.
+// The state of one device's DeviceOffloader, under one lock: its schedule, the saved tensors that
+// wait for their copy, and the records of those that live.
 //
 // Ownership: a DeviceOffloader owns it and shares it with TensorDepartures and TensorReturns.
 
@@ -10,23 +11,138 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/schedule/offload_schedule.h"
+#include "pinion/engine/schedule/planned_schedule.h"
+#include "pinion/engine/schedule/window_schedule.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/guarded_memory.h"
-#include "pinion/hooks/activations/offload_schedules.h"
-#include "pinion/hooks/activations/pending_tensors.h"
-#include "pinion/hooks/activations/saved_storages.h"
+#include "pinion/hooks/activations/live_tensor.h"
+#include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/storage_record.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/autograd/saved_version.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
+
+// A schedule, with its derived types where they apply.
+struct ChosenSchedule {
+  OffloadSchedule* operator->() const { return schedule.get(); }
+
+  std::unique_ptr<OffloadSchedule> schedule;
+  PlannedSchedule* target = nullptr;   // the same, if it is one
+  WindowSchedule* counting = nullptr;  // the same, if its window is one of tensors
+};
+
+// A PlannedSchedule with a memory target, a WindowSchedule without.
+ChosenSchedule ScheduleFor(const OffloadOptions& options, const LinkCalibration& link);
+
+// Saved tensors whose copy out has not begun, because their operator may still run or because they
+// wait to be batched.
+//
+// No copy reads a saved tensor before the operator that saved it has returned (HasReturned), which
+// is known at the thread's next node or at the end of the scope. A tensor that is too small to fill
+// the link then waits until the waiting tensors of its scope hold a full batch of device memory, or
+// the scope ends. Small tensors wait in the same way to share a parcel.
+class PendingTensors {
+ public:
+  // Tensors up to `largest_small_bytes` are small (packing.h). False `company`: no batching.
+  PendingTensors(uint64_t largest_small_bytes, bool company)
+      : largest_small_bytes_(largest_small_bytes), company_(company) {}
+
+  // Reports that `node` is about to save in the scope, which shows that earlier operators have
+  // returned. Returns the records of full batches (`batch_bytes`), in the order of packing.
+  RecordPtrs TakeDue(ScopeId scope, const NodeId& node, uint64_t batch_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
+
+  // Reports that `node`, on any thread, has saved something.
+  void NoteSave(const NodeId& node) { last_saver_ = node; }
+  const NodeId& last_saver() const { return last_saver_; }
+
+  // Adds a record to offload, saved by `node`.
+  void Add(const RecordPtr& record, const NodeId& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
+
+  // Returns whether operators of the scope may still run: it has saved something and not ended.
+  bool IsOpen(ScopeId scope) const { return scopes_.contains(scope); }
+  bool IsAnyOpen() const { return !scopes_.empty(); }
+
+  // Reports that `node` has also saved an awaited record, whose copy then waits for that operator.
+  void AwaitOperator(const RecordPtr& record, const NodeId& node)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
+
+  // Removes and returns awaited records that `node`, which has not returned, has saved.
+  RecordPtrs TakeSavedBy(const NodeId& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
+
+  // Removes an awaited record that is not needed.
+  void Remove(const StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
+
+  // Adds a resident record whose deferred offload waits for an operator of a later scope. After
+  // TakeDeferredOffloads the caller must check each again, if it still lives.
+  void AddDeferredOffload(const RecordPtr& record) { deferred_offloads_.push_back(record); }
+  std::vector<std::weak_ptr<StorageRecord>> TakeDeferredOffloads() {
+    return std::exchange(deferred_offloads_, {});
+  }
+
+  // Returns all records of the scope, whose operators have all returned.
+  RecordPtrs EndScope(ScopeId scope) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
+
+ private:
+  struct Scope {
+    std::vector<RecordPtr> in_use;  // their operators may still run
+    RecordPtrs large;               // waiting to be batched
+    RecordPtrs small;
+    uint64_t large_bytes = 0;
+    uint64_t small_bytes = 0;
+  };
+
+  bool IsSmall(const StorageRecord& record) const {
+    return record.size_bytes() <= largest_small_bytes_;
+  }
+  void EndOperator(Scope& scope, RecordPtr record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
+  // Large records do not wait for small ones.
+  static RecordPtrs Take(Scope& scope, bool large, bool small)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
+
+  const uint64_t largest_small_bytes_;
+  const bool company_;
+  std::map<ScopeId, Scope> scopes_;  // open scopes
+  std::vector<std::weak_ptr<StorageRecord>> deferred_offloads_;
+  NodeId last_saver_ = {};
+};
+
+// Finds the record whose bytes a newly saved tensor can share.
+class SavedStorages {
+ public:
+  // Returns a record of the storage at that version whose bytes contain `extent`; null if none.
+  RecordPtr Find(const c10::Storage& storage, const SavedVersion& version,
+                 const StorageExtent& extent) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
+
+  // Add sets the record's pending_bytes. Remove it when its last handle is gone.
+  void Add(StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
+  void Remove(const StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
+  // Marks an added record as resident. TakeStaying finds it once by the schedule's object number,
+  // and returns null if it was removed or taken.
+  void NoteStays(StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
+  RecordPtr TakeStaying(uint32_t object) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
+  // Returns all records in the order of their last save.
+  RecordPtrs All() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
+  bool Contains(const c10::StorageImpl* storage) const { return records_.contains(storage); }
+
+ private:
+  absl::flat_hash_map<const c10::StorageImpl*, absl::InlinedVector<StorageRecord*, 1>> records_;
+  absl::flat_hash_map<uint32_t, StorageRecord*> staying_;  // by the schedule's object
+};
 
 // Memory to free after the lock is released: declare it before the lock is taken.
 struct Released {
@@ -153,6 +269,10 @@ class [[nodiscard]] ABSL_SCOPED_LOCKABLE OffloadLock {
  private:
   const MutexLock lock_;
 };
+
+// Appends the records with live handles, in the order of their last save. Takes the state's lock;
+// formats texts outside it.
+void AppendLiveOf(OffloadState& state, c10::Device device, std::vector<LiveTensor>& tensors);
 
 }  // namespace pinion
 

@@ -18,7 +18,7 @@
 #include <string>
 #include <utility>
 
-#include "pinion/hooks/activations/saved_view.h"
+#include "pinion/hooks/activations/saved_origin.h"
 #include "pinion/hooks/activations/storage_record.h"
 #include "pinion/hooks/autograd/lent_tensors.h"
 #include "pinion/hooks/autograd/saved_version.h"

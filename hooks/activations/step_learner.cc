@@ -16,8 +16,8 @@
 #include "pinion/engine/schedule/recompute_trials.h"
 #include "pinion/hooks/autograd/tensor_checksum.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/plan/noted_objects.h"
 #include "pinion/hooks/plan/offload_policy.h"
-#include "pinion/hooks/plan/saved_signature.h"
 
 namespace pinion {
 

@@ -9,6 +9,8 @@
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
 
+#include <cstddef>
+#include <iterator>
 #include <memory>
 
 #include "absl/base/thread_annotations.h"
@@ -21,7 +23,6 @@
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/guarded_memory.h"
-#include "pinion/hooks/activations/due_records.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_state.h"
 #include "pinion/hooks/activations/offload_stats.h"
@@ -34,6 +35,32 @@ namespace pinion {
 
 // Without overlap the host waits for the copy before it evicts.
 inline constexpr WaitSite kBlockingCopyOut("kBlockingCopyOut", kHooksWaits);
+
+// Records whose copy out is due, sorted into batches.
+//
+//   DueRecords due;
+//   {
+//     OffloadLock lock(state);
+//     due.Add(state.books.pending.TakeDue(...));
+//     due.Sort(state);
+//   }
+//   departures.CopyOut(due);
+//
+// Thread safety: not thread-safe.
+struct DueRecords {
+  void Add(RecordPtrs&& more) {
+    records.insert(records.end(), std::move_iterator(more.begin()), std::move_iterator(more.end()));
+  }
+
+  // Call it once, under the same lock under which the records became due. Batches have one stream
+  // each. Leaves that the program references are sorted to the end and stay on the device.
+  void Sort(OffloadState& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock);
+
+  RecordPtrs records;  // the batches, then those that stay
+  // One per record of a batch.
+  absl::InlinedVector<c10::Storage, 1> sources;
+  absl::InlinedVector<size_t, 1> ends;  // end index of each batch
+};
 
 class TensorDepartures {
  public:

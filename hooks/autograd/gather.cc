@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "pinion/device/allocation_label.h"
-#include "pinion/hooks/autograd/storage_view.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
 namespace {

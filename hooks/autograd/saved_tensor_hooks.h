@@ -27,10 +27,10 @@
 #include <memory>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
-#include "pinion/hooks/autograd/segment_part.h"
 
 namespace pinion {
 
@@ -89,11 +89,51 @@ class SavedTensor {
   virtual const void* MemoryOwner() const { return this; }
 };
 
+// A saved tensor without memory, which the program recomputes when it is read (a checkpoint's).
+// Step recordings leave it out, and count work during its Unpack as work of the step.
+class PlaceholderTensor : public SavedTensor {
+ public:
+  const void* MemoryOwner() const final { return nullptr; }
+};
+
 // A segment of forward that can be recomputed from its inputs. Inputs may be undefined; all others
 // are on `device` or on the CPU.
 struct SegmentBegin {
   c10::Device device;
   absl::Span<const at::Tensor> inputs;
+};
+
+// A kept checkpoint segment (SavedTensorPacker::KeepSegment).
+struct SegmentPart {
+  c10::Device device;    // tensors on other devices belong to no segment
+  uint32_t ordinal = 0;  // among the step's segments on that device
+  // The packer that numbered the segment; only its address is used.
+  const void* packer = nullptr;
+};
+
+namespace segment_part_internal {
+
+inline thread_local std::optional<SegmentPart> current;
+
+}  // namespace segment_part_internal
+
+// Returns the innermost scope's segment, or nothing.
+inline std::optional<SegmentPart> CurrentSegmentPart() { return segment_part_internal::current; }
+
+// Declares that the calling thread runs the segment. LibTorch does not carry that to other threads.
+//
+//   const SegmentPartScope part({.device = device, .ordinal = ordinal});
+//   ... the segment runs ...
+class [[nodiscard]] SegmentPartScope {
+ public:
+  [[nodiscard]] explicit SegmentPartScope(const SegmentPart& part)
+      : outer_(std::exchange(segment_part_internal::current, part)) {}
+  ~SegmentPartScope() { segment_part_internal::current = outer_; }
+  SegmentPartScope(const SegmentPartScope&) = delete;
+  SegmentPartScope& operator=(const SegmentPartScope&) = delete;
+
+ private:
+  const std::optional<SegmentPart> outer_;
 };
 
 class SavedTensorPacker {
@@ -124,7 +164,7 @@ class SavedTensorWatcher {
   virtual void RunAside(absl::FunctionRef<void()> work) = 0;
 };
 
-// The state of an open scope (open_scopes.h).
+// The state of an open scope.
 struct OpenedScope;
 
 class [[nodiscard]] SavedTensorScope {

@@ -13,7 +13,7 @@
 
 #include "pinion/device/allocation_bytes.h"
 #include "pinion/device/allocation_label.h"
-#include "pinion/hooks/autograd/storage_view.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
 namespace {

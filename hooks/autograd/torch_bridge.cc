@@ -5,10 +5,13 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/DispatchKey.h>
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
 #include <exception>
@@ -140,6 +143,21 @@ at::Tensor DetachedAlias(const at::Tensor& tensor) {
   const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(),
                                                   /*allow_tensor_metadata_change=*/false));
+}
+
+at::Tensor ViewOfStorage(c10::Storage storage, c10::ScalarType type, uint64_t begin_bytes,
+                         uint64_t size_bytes) {
+  const caffe2::TypeMeta dtype = c10::scalarTypeToTypeMeta(type);
+  const c10::DispatchKeySet keys(c10::computeDispatchKey(type, c10::kStrided, storage.device()));
+  auto impl = c10::make_intrusive<c10::TensorImpl>(std::move(storage), keys, dtype);
+  const auto elements = [&](uint64_t bytes) {
+    return static_cast<int64_t>(bytes / dtype.itemsize());
+  };
+  const int64_t sizes[] = {elements(size_bytes)};
+  const int64_t strides[] = {1};
+  impl->set_sizes_and_strides(c10::IntArrayRef(sizes), c10::IntArrayRef(strides),
+                              elements(begin_bytes));
+  return at::Tensor(std::move(impl));
 }
 
 }  // namespace pinion

@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
 #include <c10/core/Storage.h>
 #include <c10/core/Stream.h>
 #include <c10/core/TensorImpl.h>
@@ -84,6 +85,11 @@ struct StorageExtent {
   }
 };
 StorageExtent ExtentOf(const at::Tensor& tensor);
+
+// Returns the `size_bytes` bytes from `begin_bytes` as a vector of `type`. Both must be multiples
+// of the type's size. The tensor shares the storage and has no history.
+at::Tensor ViewOfStorage(c10::Storage storage, c10::ScalarType type, uint64_t begin_bytes,
+                         uint64_t size_bytes);
 
 // Returns whether the tensor is no more than a TensorImpl over a storage, so that another
 // TensorImpl can replace it. Nested, sparse and quantized tensors and wrappers (functorch,

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
-#include "pinion/hooks/autograd/segment_part.h"
 #include "pinion/hooks/checkpoint/checkpointed_segment.h"
 
 namespace pinion::checkpoint_internal {

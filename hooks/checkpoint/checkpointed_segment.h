@@ -35,7 +35,6 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
-#include "pinion/hooks/checkpoint/checkpoint_inputs.h"
 #include "pinion/hooks/checkpoint/checkpoint_options.h"
 #include "pinion/hooks/checkpoint/forward_state.h"
 #include "pinion/hooks/wait_sites.h"

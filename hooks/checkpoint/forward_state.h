@@ -1,5 +1,5 @@
-// Records the streams, device, autocast state and random number generators with which a segment
-// runs in forward, and restores them for a recomputation.
+// What a recomputation of a segment begins with: its inputs (CheckpointInputs), and the streams,
+// device, autocast state and random number generators of forward (ForwardState).
 //
 //   const ForwardState forward(inputs, /*preserve_rng_state=*/true);
 //   ...
@@ -20,8 +20,11 @@
 #include <c10/core/ScalarType.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/saved_variable.h>
 
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace pinion {
@@ -85,6 +88,28 @@ class [[nodiscard]] ForwardState::Mode {
   void SetBack() const;
 
   const ForwardState before_;
+};
+
+// Saves the inputs of a checkpointed segment, as an operator saves its arguments.
+//
+//   const auto inputs = std::make_shared<CheckpointInputs>(tensors);  // packs them
+//   segment(inputs->Unpack());
+//
+// Thread safety: that of torch::autograd::SavedVariable.
+//
+// In no graph. A node gives the saved inputs a sequence number, like an operator's.
+class CheckpointInputs : public torch::autograd::Node {
+ public:
+  explicit CheckpointInputs(const std::vector<at::Tensor>& inputs);
+
+  std::string name() const override { return "PinionCheckpointInputs"; }
+  torch::autograd::variable_list apply(torch::autograd::variable_list&&) override;
+
+  // Returns the inputs without their history, so that a backward in the segment ends at them.
+  std::vector<at::Tensor> Unpack();
+
+ private:
+  std::vector<torch::autograd::SavedVariable> saved_;
 };
 
 }  // namespace pinion

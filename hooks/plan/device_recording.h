@@ -36,7 +36,6 @@
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
-#include "pinion/hooks/autograd/segment_part.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/plan/device_peaks.h"
 #include "pinion/hooks/plan/known_storages.h"

@@ -1,5 +1,7 @@
 #include "pinion/hooks/plan/noted_objects.h"
 
+#include <c10/core/ScalarType.h>
+
 #include <algorithm>
 #include <functional>
 #include <utility>
@@ -9,7 +11,6 @@
 #include "pinion/hooks/autograd/saved_version.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/plan/offload_policy.h"
-#include "pinion/hooks/plan/saved_signature.h"
 
 namespace pinion {
 
@@ -184,6 +185,21 @@ void NotedObjects::End(size_t uses) {
     if (object.is_decided) continue;
     object.planned.frees = storages_.IsGone(object.storage) || !object.is_leaf;
   }
+}
+
+uint64_t PlaceNumber(const NodeId& begin, const GraphPlace& place) {
+  return 2 * NodesSince(begin, place.node).value_or(0) + (place.is_output ? 1 : 0);
+}
+
+// FNV-1a, which is the same in every process, unlike absl::Hash.
+uint64_t SignatureOf(const at::Tensor& tensor, uint64_t place, uint64_t size_bytes) {
+  uint64_t hash = 0xcbf29ce484222325;
+  const auto add = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001b3; };
+  add(place);
+  add(size_bytes);
+  add(static_cast<uint64_t>(tensor.scalar_type()));
+  for (const int64_t size : tensor.sizes()) add(static_cast<uint64_t>(size));
+  return hash;
 }
 
 }  // namespace pinion

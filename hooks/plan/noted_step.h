@@ -17,7 +17,6 @@
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/saved_version.h"
-#include "pinion/hooks/autograd/segment_part.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/plan/device_peaks.h"
 #include "pinion/hooks/plan/known_storages.h"

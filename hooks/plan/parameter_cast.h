@@ -11,16 +11,23 @@
 #include <c10/core/Storage.h>
 #include <c10/util/SmallVector.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
-#include "pinion/hooks/plan/fused_writes.h"
 #include "pinion/hooks/plan/offload_policy.h"
 
 namespace pinion {
+
+// The number of in-place writes to a storage that raise no version: those of LibTorch's fused
+// optimizers (_fused_adamw_ and others). They are counted while a FusedWrites of the storage
+// exists, by kernels at the key ADInplaceOrView, where other operators raise versions. The caller
+// must keep a weak reference to the storage, which is identified by its address. Thread-safe.
+using FusedWrites = std::shared_ptr<const std::atomic<uint64_t>>;
+FusedWrites WatchFusedWrites(const c10::Storage& storage);
 
 // Identifies a parameter's bytes: its memory, its version, and the number of recorded writes that
 // raise no version.

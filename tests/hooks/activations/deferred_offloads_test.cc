@@ -23,7 +23,6 @@
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/hooks/activations/offload_options.h"
-#include "pinion/hooks/activations/offload_schedules.h"
 #include "pinion/hooks/activations/offload_state.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/activations/offload_stats_recorder.h"

@@ -17,7 +17,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/hooks/autograd/storage_view.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 
