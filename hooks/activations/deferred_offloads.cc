@@ -52,16 +52,18 @@ void OffloadResident(OffloadState& state, OffloadStatsRecorder& stats, const Rec
 }  // namespace
 
 void TakeDeferredOffloads(OffloadState& state, OffloadStatsRecorder& stats, const NodeId& node,
-                          RecordPtrs& due, Released& released) {
+                          DueRecords& due, Released& released) {
   for (const std::weak_ptr<StorageRecord>& waiting : state.books.pending.TakeDeferredOffloads()) {
     const RecordPtr record = waiting.lock();
     const bool is_needed = record != nullptr && record->live_handles > 0;
-    if (is_needed && record->Stays()) OffloadResident(state, stats, record, node, due, released);
+    if (is_needed && record->Stays())
+      OffloadResident(state, stats, record, node, due.records, released);
   }
   for (const uint32_t object : state.schedule->TakeDeferredOffloads()) {
     const RecordPtr record = state.books.storages.TakeStaying(object);
-    if (record != nullptr) OffloadResident(state, stats, record, node, due, released);
+    if (record != nullptr) OffloadResident(state, stats, record, node, due.records, released);
   }
+  due.Sort(state);
 }
 
 void OffloadForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Device device,
@@ -78,8 +80,7 @@ void OffloadForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Dev
     {
       OffloadLock lock(state);
       state.TellDeviceBytes(device_bytes);
-      TakeDeferredOffloads(state, stats, node, due.records, released);
-      due.Sort(state);
+      TakeDeferredOffloads(state, stats, node, due, released);
     }
     if (due.records.empty() && released.plain.empty()) return;
     departures.CopyOut(due);

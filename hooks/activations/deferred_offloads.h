@@ -15,11 +15,11 @@
 
 namespace pinion {
 
-// Moves the schedule's deferred offloads to the end of `due`, or to the pending tensors if their
-// operators may still run. Releases the memory of tensors that are recast. `node` is the last node
-// that has saved something.
+// Adds the schedule's deferred offloads to `due`, or to the pending tensors if their operators may
+// still run, and sorts `due`. Releases the memory of tensors that are recast. `node` is the last
+// node that has saved something.
 void TakeDeferredOffloads(OffloadState& state, OffloadStatsRecorder& stats, const NodeId& node,
-                          RecordPtrs& due, Released& released)
+                          DueRecords& due, Released& released)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock);
 
 // Offloads and evicts until the step keeps within its target, or nothing more can be offloaded.

@@ -217,8 +217,7 @@ std::unique_ptr<DeviceOffloader::Handle> DeviceOffloader::PackNow(Packed packed)
     if (!scope.ended) {
       due.Add(state_.books.pending.TakeDue(scope.id, node, state_.schedule->BatchBytes()));
     }
-    TakeDeferredOffloads(state_, *stats_, node, due.records, released);
-    due.Sort(state_);
+    TakeDeferredOffloads(state_, *stats_, node, due, released);
     ++record->live_handles;
     stats_->Update([&, counter = CounterOf(*record)](OffloadStats& stats) {
       ++stats.live_handles;
@@ -280,8 +279,7 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
       state_.schedule->OnUsed(record.in_schedule.object, how);
       if (record.HasToBeCast()) state_.schedule->OnRecast(record.in_schedule.object);
       last_saver = state_.books.pending.last_saver();
-      TakeDeferredOffloads(state_, *stats_, last_saver, due.records, released);
-      due.Sort(state_);
+      TakeDeferredOffloads(state_, *stats_, last_saver, due, released);
     }
     departures_.CopyOut(due);
     OffloadForTarget(state_, *stats_, device_, last_saver, departures_);

@@ -112,9 +112,9 @@ class DeferredOffloadsTest : public ::testing::Test {
   // Returns the number of deferred offloads that are due.
   size_t Leaving() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock) {
     Released released;
-    RecordPtrs due;
+    DueRecords due;
     TakeDeferredOffloads(state_, stats_, CurrentNode(), due, released);
-    return due.size();
+    return due.records.size();
   }
   void Forget() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu, kRecordsLock) {
     record_->live_handles = 0;

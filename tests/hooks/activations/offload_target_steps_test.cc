@@ -126,6 +126,22 @@ TEST_F(OffloadTargetSteps, AStepThatBeginsWithALittleMoreThanItsRecordKeepsWithi
   EXPECT_EQ(session->GetStats().steps_over_target, 0u);
 }
 
+// A session copies the bytes anew if it finds them under another version counter, so the record of
+// the step has to count them anew.
+TEST_F(OffloadTargetSteps, WhatIsSavedUnderAnotherVersionCounterIsAnotherObjectOfTheRecord) {
+  const std::shared_ptr<OffloadSession> session = NewSession(64 * kTensorBytes);
+  for (int step = 0; step < 2; ++step) {
+    const at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
+      const at::Tensor x = Activation(carrier_, {kTensorBytes / 4});
+      for (const at::Tensor& saved : {x, x.variable_data(), x}) y = Probe(y, {saved}, Read);
+    });
+    y.backward();
+  }
+  const std::vector<PlannedStep> planned = session->PlannedSteps(0);
+  ASSERT_EQ(planned.size(), 1u);
+  EXPECT_THAT(planned.front().step.accesses, ::testing::ElementsAre(0, 1, 2, 2, 1, 0));
+}
+
 // Only LibTorch's allocator observes memory between two scopes.
 TEST_F(OffloadTargetSteps, APeakBetweenTwoScopesOfAStepIsCounted) {
   const std::shared_ptr<OffloadSession> session = NewSession(64 * kTensorBytes);
