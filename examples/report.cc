@@ -87,12 +87,12 @@ std::string LossText(const std::vector<float>& losses) {
 
 }  // namespace
 
-std::string PeakAndBound(const RunResult& visiting, const RunResult& resident) {
+std::string PeakAndBound(const RunResult& streamed, const RunResult& resident) {
   const uint64_t activation_bytes = resident.peak_activation_bytes.value_or(0);
-  return absl::StrCat("device peak ", HumanBytes(visiting.peak_device_bytes), ", bound ",
-                      HumanBytes(visiting.two_layers_bytes + activation_bytes),
+  return absl::StrCat("device peak ", HumanBytes(streamed.peak_device_bytes), ", bound ",
+                      HumanBytes(streamed.two_layers_bytes + activation_bytes),
                       " (the two largest layers with their gradients ",
-                      HumanBytes(visiting.two_layers_bytes), ", activations ",
+                      HumanBytes(streamed.two_layers_bytes), ", activations ",
                       HumanBytes(activation_bytes), " with all weights on the device)");
 }
 

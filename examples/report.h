@@ -43,7 +43,7 @@ class ProgressPrinter {
 
 // Compares a streamed-weights run's peak with its bound: the two largest layers with gradients, and
 // the peak of activations in the run with resident weights (`resident`).
-std::string PeakAndBound(const RunResult& visiting, const RunResult& resident);
+std::string PeakAndBound(const RunResult& streamed, const RunResult& resident);
 
 // Returns the groups' runs as a table with a header.
 std::string ComparisonTable(const std::vector<ComparedGroup>& groups, bool modelled);

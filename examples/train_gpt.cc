@@ -213,10 +213,10 @@ absl::Status ChooseTarget(RunOptions& options) {
 
 // Prints the peak of a streamed-weights run beside its bound. The bound's activations come from
 // some steps with all weights on the device, if they fit.
-void PrintBound(RunOptions options, const RunResult& visiting, const TextData& text) {
+void PrintBound(RunOptions options, const RunResult& streamed, const TextData& text) {
   if (options.memory_target_bytes.has_value()) {
     absl::PrintF("bound    device peak %s, bound %s (--memory_target)\n",
-                 HumanBytes(visiting.peak_device_bytes), HumanBytes(*options.memory_target_bytes));
+                 HumanBytes(streamed.peak_device_bytes), HumanBytes(*options.memory_target_bytes));
     return;
   }
   options.offload_weights = false;
@@ -229,7 +229,7 @@ void PrintBound(RunOptions options, const RunResult& visiting, const TextData& t
   std::fflush(stdout);
   const absl::StatusOr<RunResult> resident = Train(options, text, nullptr);
   absl::PrintF("bound    %s\n",
-               resident.ok() ? PeakAndBound(visiting, *resident)
+               resident.ok() ? PeakAndBound(streamed, *resident)
                              : absl::StrCat("not known, as there is no room for all weights: ",
                                             resident.status().message()));
 }

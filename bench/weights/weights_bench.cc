@@ -61,7 +61,7 @@ nlohmann::ordered_json JsonOf(const WeightsRow& row) {
                                  {"gradient_mib", Mib(row.cost.gradient_bytes)},
                                  {"same_values", row.same_values}};
   if (row.target_bytes > 0) json["target_mib"] = Mib(row.target_bytes);
-  if (row.way.visits()) {
+  if (row.way.streams()) {
     json["bound_us"] = row.bound.total_us();
     json["ends_us"] = row.bound.ends_us;
     json["of_bound"] = OfBound(row);
@@ -76,7 +76,7 @@ void AddGoals(const Rows& rows, BenchReport& report) {
     // Of the rows of one mode with a WeightOffloader.
     const auto in_mode = [training](const auto& value) {
       return [=](const WeightsRow& row) -> std::optional<double> {
-        if (row.training != training || !row.way.visits()) return std::nullopt;
+        if (row.training != training || !row.way.streams()) return std::nullopt;
         return value(row);
       };
     };

@@ -198,10 +198,10 @@ class ByHand final : public Trainee {
   std::unique_ptr<torch::optim::SGD> optimizer_;
 };
 
-class Visiting final : public Trainee {
+class Streamed final : public Trainee {
  public:
   // `session` is null if activations are not offloaded.
-  Visiting(torch::nn::ModuleList layers, std::unique_ptr<WeightOffloader> weights,
+  Streamed(torch::nn::ModuleList layers, std::unique_ptr<WeightOffloader> weights,
            std::shared_ptr<OffloadSession> session)
       : layers_(std::move(layers)),
         weights_(std::move(weights)),
@@ -248,7 +248,7 @@ absl::StatusOr<std::unique_ptr<Trainee>> MakeTrainee(const WeightsWay& way, uint
   PINION_ASSIGN_OR_RETURN(
       std::unique_ptr<WeightOffloader> weights,
       WeightOffloader::Attach(*layers, accelerator.device(), accelerator.backend(), options));
-  return std::make_unique<Visiting>(std::move(layers), std::move(weights), std::move(session));
+  return std::make_unique<Streamed>(std::move(layers), std::move(weights), std::move(session));
 }
 
 LinkRates RatesOf(const LinkModel& link) {
@@ -462,7 +462,7 @@ absl::StatusOr<std::vector<WeightsRow>> WeightsCase::RunAll() const {
   add({}, none, 0);
   std::vector<WeightsWay> ways = {{.kind = Kind::kBlocking}};
   for (const int window_layers : {2, 4, kModelLayers / 2}) {
-    ways.push_back({Kind::kVisiting, window_layers});
+    ways.push_back({Kind::kStreamed, window_layers});
   }
   for (const Kind kind : {Kind::kTarget, Kind::kShared}) {
     if (kind == Kind::kShared && !training_) continue;
@@ -474,7 +474,7 @@ absl::StatusOr<std::vector<WeightsRow>> WeightsCase::RunAll() const {
     const uint64_t target_bytes = none.cost.peak_bytes * way.target_percent / 100;
     PINION_ASSIGN_OR_RETURN(const Outcome outcome, Run(way, target_bytes));
     add(way, outcome, target_bytes);
-    if (!way.visits()) continue;
+    if (!way.streams()) continue;
     WeightsRow& row = rows.back();
     row.bound = BoundOf(row, none);
     row.is_hidden = row.bound.overlapped_us <= kHidden * none.cost.compute_us;
@@ -503,7 +503,7 @@ PhaseBound WeightsCase::BoundOf(const WeightsRow& row, const Outcome& none) cons
 std::string WeightsWay::name() const {
   if (kind == Kind::kNone) return "no offload";
   if (kind == Kind::kBlocking) return "blocking";
-  if (kind == Kind::kVisiting) return absl::StrCat("visiting, ", window_layers, " layers");
+  if (kind == Kind::kStreamed) return absl::StrCat("streamed, ", window_layers, " layers");
   return absl::StrCat("target ", target_percent, " %", kind == Kind::kShared ? ", shared" : "");
 }
 

@@ -27,16 +27,16 @@ struct WeightsWay {
   enum class Kind {
     kNone,      // all of them on the device, and so is the optimizer's step
     kBlocking,  // by hand: a copy before each layer's use, and one of its gradient
-    kVisiting,  // a WeightOffloader with a window
+    kStreamed,  // a WeightOffloader with a window
     kTarget,    // a WeightOffloader with a memory target
     kShared,    // the same target also for an OffloadSession's activations
   };
   Kind kind = Kind::kNone;
-  int window_layers = 0;   // of kVisiting
+  int window_layers = 0;   // of kStreamed
   int target_percent = 0;  // of the peak without offload; of kTarget and kShared
 
-  bool visits() const { return kind != Kind::kNone && kind != Kind::kBlocking; }
-  // "no offload", "blocking", "visiting, 2 layers", "target 50 %", "target 50 %, shared"
+  bool streams() const { return kind != Kind::kNone && kind != Kind::kBlocking; }
+  // "no offload", "blocking", "streamed, 2 layers", "target 50 %", "target 50 %, shared"
   std::string name() const;
 };
 

@@ -188,15 +188,17 @@ size_t CachedPlan::AccessesAlike(const CachedPlan& other) const {
 
 absl::StatusOr<std::shared_ptr<const CachedPlan>> MakeCachedPlan(
     StepTrace step, std::optional<uint64_t> memory_bytes, double slowdown,
-    const LinkCalibration& link, bool may_recompute, const SetAside& aside, uint64_t margin_bytes) {
+    const LinkCalibration& link, bool may_recompute, const Reservation& reservation,
+    uint64_t margin_bytes) {
   if (!memory_bytes.has_value()) {
     PINION_ASSIGN_OR_RETURN(StepPlan plan, PlanStepWithin(step, slowdown, link));
     return std::make_shared<const CachedPlan>(std::move(step), std::move(plan));
   }
   PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes, LeastMemoryBytes(step));
   const uint64_t left_bytes = *memory_bytes - std::min(*memory_bytes, least_bytes);
-  const uint64_t aside_bytes = std::clamp(left_bytes, aside.least_bytes, aside.enough_bytes);
-  const uint64_t allowed_bytes = *memory_bytes - std::min(*memory_bytes, aside_bytes);
+  const uint64_t reserved_bytes =
+      std::clamp(left_bytes, reservation.least_bytes, reservation.enough_bytes);
+  const uint64_t allowed_bytes = *memory_bytes - std::min(*memory_bytes, reserved_bytes);
   const uint64_t spare_bytes = allowed_bytes - std::min(allowed_bytes, least_bytes);
   const uint64_t step_bytes = allowed_bytes - std::min(margin_bytes, spare_bytes);
   if (may_recompute) {
@@ -212,13 +214,13 @@ absl::StatusOr<std::shared_ptr<const CachedPlan>> MakeCachedPlan(
   absl::StatusOr<StepPlan> plan = PlanStep(step, step_bytes, link);
   if (absl::IsResourceExhausted(plan.status())) {
     shortfall = plan.status();
-    if (aside_bytes > 0) {
-      const uint64_t all_bytes = least_bytes + aside_bytes;
+    if (reserved_bytes > 0) {
+      const uint64_t all_bytes = least_bytes + reserved_bytes;
       shortfall = absl::ResourceExhaustedError(absl::StrCat(
           shortfall.message(),
-          ". Beside it weights that visit, and verify's checksums, take at least ", aside_bytes,
-          " bytes (", HumanBytes(aside_bytes), "): the target's least is ", all_bytes, " bytes (",
-          HumanBytes(all_bytes), ")"));
+          ". Beside it streamed weights, and verify's checksums, take at least ", reserved_bytes,
+          " bytes (", HumanBytes(reserved_bytes), "): the target's least is ", all_bytes,
+          " bytes (", HumanBytes(all_bytes), ")"));
     }
     plan = PlanStep(step, least_bytes, link);
   }

@@ -29,7 +29,7 @@
 #include "pinion/engine/planner/step_plan.h"
 #include "pinion/engine/planner/step_trace.h"
 #include "pinion/engine/schedule/offload_schedule.h"
-#include "pinion/engine/schedule/set_aside.h"
+#include "pinion/engine/schedule/reservation.h"
 
 namespace pinion {
 
@@ -201,10 +201,11 @@ class PlanCursor {
 // searches for segments to recompute (recompute_plan.h). If the step does not fit, the plan takes
 // the least memory that is possible, and CachedPlan::shortfall() says why. Without `memory_bytes`,
 // the plan takes the least memory with which the step takes at most `slowdown` times its compute.
-// Weights get `aside` of `memory_bytes`. If the step can do without, `margin_bytes` more stay free.
+// Weights get `reservation` of `memory_bytes`. If the step can do without, `margin_bytes` more stay
+// free.
 absl::StatusOr<std::shared_ptr<const CachedPlan>> MakeCachedPlan(
     StepTrace step, std::optional<uint64_t> memory_bytes, double slowdown,
-    const LinkCalibration& link, bool may_recompute, const SetAside& aside,
+    const LinkCalibration& link, bool may_recompute, const Reservation& reservation,
     uint64_t margin_bytes = 0);
 
 }  // namespace pinion

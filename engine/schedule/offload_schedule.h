@@ -111,7 +111,7 @@ class OffloadSchedule {
   // (device_share.h). If AsksForDeviceBytes, call it before asking for deferred offloads, evictions
   // or fetches.
   virtual bool AsksForDeviceBytes() const { return false; }
-  virtual void OnDeviceBytes(uint64_t /*size_bytes*/, uint64_t /*visiting_bytes*/) {}
+  virtual void OnDeviceBytes(uint64_t /*size_bytes*/, uint64_t /*streamed_bytes*/) {}
 
   // A tensor was saved.
   virtual SaveDecision OnSaved(ScopeId scope, const SavedObject& saved) = 0;

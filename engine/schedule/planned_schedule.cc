@@ -92,16 +92,16 @@ bool PlannedSchedule::IsAnotherWithoutSkips() const {
   });
 }
 
-std::optional<StepPromise> PlannedSchedule::Promise() const {
+std::optional<PeakBound> PlannedSchedule::StepPeakBound() const {
   if (!IsInStep() || !IsPlanned()) return std::nullopt;
-  StepPromise promise;
+  PeakBound peak_bound;
   ForEachPossible([&](const CachedPlan& cached) {
     const uint64_t bytes = cached.plan().peak_bytes + cached.ExcessBytes(begin_bytes_);
-    promise.most_bytes = std::max(promise.most_bytes, bytes);
-    promise.moves = promise.moves || !cached.plan().moves.empty();
+    peak_bound.most_bytes = std::max(peak_bound.most_bytes, bytes);
+    peak_bound.moves = peak_bound.moves || !cached.plan().moves.empty();
   });
-  promise.most_bytes += residency_.overdue_bytes();
-  return promise;
+  peak_bound.most_bytes += residency_.overdue_bytes();
+  return peak_bound;
 }
 
 std::optional<uint32_t> PlannedSchedule::OnSegment(ScopeId scope) {
@@ -118,7 +118,7 @@ SaveDecision PlannedSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
   if (begins) {
     matcher_.Begin();
     residency_.Clear();
-    begin_bytes_ = Beyond(visiting_bytes_, device_bytes_);
+    begin_bytes_ = Beyond(streamed_bytes_, device_bytes_);
     cache_.OnBegin();
     trials_.OnBegin(saved.signature);
   }
@@ -291,7 +291,7 @@ ScheduledParcels PlannedSchedule::TakeMissing() {
   const uint64_t beyond_bytes = Beyond(window_.WindowBytesWithout(read_now), missing.bytes);
   // These parcels need no copy out and are evicted anyway.
   ScheduledParcels taken =
-      window_.TakeDownTo(Beyond(missing.with_visitors_bytes, window_.window_bytes()), read_now);
+      window_.TakeDownTo(Beyond(missing.with_weights_bytes, window_.window_bytes()), read_now);
   if (beyond_bytes == 0) return taken;
   uint64_t dropped_bytes = 0;
   for (const auto& [next_access, parcel] : Unread()) {
@@ -327,14 +327,14 @@ PlannedSchedule::Missing PlannedSchedule::MissingFor(uint64_t more_bytes) const 
   });
   const uint64_t wanted_bytes = device_bytes_ + growth_bytes + more_bytes;
   // The plan leaves room for a layer of streamed weights, which the next operator may fetch.
-  const uint64_t visitors_bytes =
-      std::max(visiting_bytes_, Beyond(followed()->memory_bytes(), *options_.memory_bytes));
-  const uint64_t step_bytes = Beyond(visitors_bytes, *options_.memory_bytes);
+  const uint64_t weights_bytes =
+      std::max(streamed_bytes_, Beyond(followed()->memory_bytes(), *options_.memory_bytes));
+  const uint64_t step_bytes = Beyond(weights_bytes, *options_.memory_bytes);
   const uint64_t planned_bytes = std::max(step_bytes, followed()->plan().peak_bytes);
-  const uint64_t missing_bytes = Beyond(planned_bytes + visiting_bytes_, wanted_bytes);
+  const uint64_t missing_bytes = Beyond(planned_bytes + streamed_bytes_, wanted_bytes);
   return {
       .bytes = missing_bytes,
-      .with_visitors_bytes = std::max(missing_bytes, Beyond(*options_.memory_bytes, wanted_bytes))};
+      .with_weights_bytes = std::max(missing_bytes, Beyond(*options_.memory_bytes, wanted_bytes))};
 }
 
 // ---------------------------------------------------------------- what comes back, and stays

@@ -65,8 +65,8 @@
 #include "pinion/engine/schedule/offload_schedule.h"
 #include "pinion/engine/schedule/plan_cache.h"
 #include "pinion/engine/schedule/recompute_trials.h"
+#include "pinion/engine/schedule/reservation.h"
 #include "pinion/engine/schedule/residency_tracker.h"
-#include "pinion/engine/schedule/set_aside.h"
 #include "pinion/engine/schedule/step_matcher.h"
 #include "pinion/engine/schedule/window_schedule.h"
 
@@ -101,17 +101,17 @@ class PlannedSchedule final : public OffloadSchedule {
     return cache_.FindLike(step);
   }
   // Plans a recorded step, for Learn (MakeCachedPlan). A pure function of the options: no lock is
-  // needed. `aside`: for memory that the trace leaves out. `margin_bytes`: PlanValidator's.
+  // needed. `reservation`: for memory that the trace leaves out. `margin_bytes`: PlanValidator's.
   absl::StatusOr<std::shared_ptr<const CachedPlan>> Plan(StepTrace step, bool may_recompute = false,
-                                                         const SetAside& aside = {},
+                                                         const Reservation& reservation = {},
                                                          uint64_t margin_bytes = 0) const {
     return MakeCachedPlan(std::move(step), options_.memory_bytes, TargetOptions::kSlowdown,
-                          options_.link, may_recompute, aside, margin_bytes);
+                          options_.link, may_recompute, reservation, margin_bytes);
   }
   // While a step runs as planned: an upper bound of what its trace counts. It has three parts: the
   // plan's peak; what the step began with beyond its trace; objects that should be offloaded, and
   // are still resident or externally referenced. If other plans match so far, the largest counts.
-  std::optional<StepPromise> Promise() const;
+  std::optional<PeakBound> StepPeakBound() const;
   // The parcel was evicted, but the object's memory is externally referenced.
   void OnNotFreed(uint32_t object) { residency_.OnNotFreed(object, matcher_.now()); }
   void Learn(std::shared_ptr<const CachedPlan> cached,
@@ -165,9 +165,9 @@ class PlannedSchedule final : public OffloadSchedule {
   bool AsksForDeviceBytes() const override { return options_.memory_bytes.has_value(); }
   // Whether the running planned step will exceed the target, by the last device bytes.
   bool LacksBytes() const { return IsPlanned() && MissingFor(awaited_bytes_).bytes > 0; }
-  void OnDeviceBytes(uint64_t size_bytes, uint64_t visiting_bytes) override {
+  void OnDeviceBytes(uint64_t size_bytes, uint64_t streamed_bytes) override {
     device_bytes_ = size_bytes;
-    visiting_bytes_ = visiting_bytes;
+    streamed_bytes_ = streamed_bytes;
   }
   SaveDecision OnSaved(ScopeId scope, const SavedObject& saved) override;
   void OnUsed(uint32_t id, AccessKind access) override;
@@ -247,8 +247,8 @@ class PlannedSchedule final : public OffloadSchedule {
   // Bytes that the device lacks for `more_bytes` and what the step allocates before its next
   // access.
   struct Missing {
-    uint64_t bytes = 0;                // if streamed weights give way to the plan
-    uint64_t with_visitors_bytes = 0;  // if they do not
+    uint64_t bytes = 0;               // if streamed weights give way to the plan
+    uint64_t with_weights_bytes = 0;  // if they do not
   };
   Missing MissingFor(uint64_t more_bytes) const;
 
@@ -262,7 +262,7 @@ class PlannedSchedule final : public OffloadSchedule {
   bool is_recorded_ = false;  // of the step that begins next, or runs
   ScopeId early_scope_ = 0;   // the scope in which a step began with a segment last
   uint64_t device_bytes_ = 0;
-  uint64_t visiting_bytes_ = 0;  // streamed weights among these
+  uint64_t streamed_bytes_ = 0;  // streamed weights among these
   // Bytes that the reader of the last accessed object is about to fetch or recast.
   uint64_t awaited_bytes_ = 0;
 

@@ -3,11 +3,11 @@
 //
 //   // Weights:
 //   share.Want({.least_bytes = largest, .enough_bytes = two_largest});
-//   VisitingBytes bytes(share, visitor, size_bytes);   // lives longer than the allocation
-//   // Activations, whose records exclude visiting bytes, and whose plans reserve the wanted bytes:
-//   share.Promise(StepPromise{.most_bytes = plan.peak_bytes, .moves = true});
+//   StreamedBytes bytes(share, model, size_bytes);   // lives longer than the allocation
+//   // Activations, whose records exclude streamed bytes, and whose plans reserve the wanted bytes:
+//   share.SetPeakBound(PeakBound{.most_bytes = plan.peak_bytes, .moves = true});
 //
-// Visiting bytes are those of streamed weights on the device.
+// streamed bytes are those of streamed weights on the device.
 //
 // Thread safety: thread-safe, without a lock.
 // Ownership: shared by the device's tier and its users.
@@ -22,12 +22,12 @@
 #include <optional>
 #include <utility>
 
-#include "pinion/engine/schedule/set_aside.h"
+#include "pinion/engine/schedule/reservation.h"
 
 namespace pinion {
 
 // One model's weights on a device.
-struct Visitor {
+struct StreamedModel {
   std::atomic<uint64_t> current_bytes = 0;
   std::atomic<uint64_t> allocated_bytes = 0;  // total since the start, including freed memory
 };
@@ -35,75 +35,75 @@ struct Visitor {
 class DeviceShare {
  public:
   // Returns the bytes of streamed weights on the device, never less than they have allocated.
-  uint64_t visiting_bytes() const { return visiting_bytes_.load(std::memory_order_relaxed); }
+  uint64_t streamed_bytes() const { return streamed_bytes_.load(std::memory_order_relaxed); }
 
   // Returns the sum of the bytes that all models' weights want a plan to reserve.
-  SetAside wanted() const {
+  Reservation wanted() const {
     // Another thread's Want may have added only least_bytes so far.
     const uint64_t least_bytes = least_bytes_.load();
     return {least_bytes, std::max(least_bytes, enough_bytes_.load())};
   }
-  void Want(const SetAside& bytes) {
+  void Want(const Reservation& bytes) {
     least_bytes_ += bytes.least_bytes;
     enough_bytes_ += bytes.enough_bytes;
   }
-  void WantNoMore(const SetAside& bytes) {
+  void WantNoMore(const Reservation& bytes) {
     least_bytes_ -= bytes.least_bytes;
     enough_bytes_ -= bytes.enough_bytes;
   }
 
   // Announces the most that other memory takes in the running step; nullopt: unknown.
-  void Promise(const std::optional<StepPromise>& promise) {
-    const uint64_t bytes = !promise.has_value() ? kNotPromised
-                           : promise->moves     ? promise->most_bytes | kMoves
-                                                : promise->most_bytes;
-    promise_.store(bytes, std::memory_order_relaxed);
+  void SetPeakBound(const std::optional<PeakBound>& peak_bound) {
+    const uint64_t bytes = !peak_bound.has_value() ? kNoPeakBound
+                           : peak_bound->moves     ? peak_bound->most_bytes | kMoves
+                                                   : peak_bound->most_bytes;
+    peak_bound_.store(bytes, std::memory_order_relaxed);
   }
-  std::optional<StepPromise> promise() const {
-    const uint64_t bytes = promise_.load(std::memory_order_relaxed);
-    if (bytes == kNotPromised) return std::nullopt;
-    return StepPromise{.most_bytes = bytes & ~kMoves, .moves = (bytes & kMoves) != 0};
+  std::optional<PeakBound> peak_bound() const {
+    const uint64_t bytes = peak_bound_.load(std::memory_order_relaxed);
+    if (bytes == kNoPeakBound) return std::nullopt;
+    return PeakBound{.most_bytes = bytes & ~kMoves, .moves = (bytes & kMoves) != 0};
   }
 
  private:
-  friend class VisitingBytes;
-  static constexpr uint64_t kNotPromised = UINT64_MAX;
+  friend class StreamedBytes;
+  static constexpr uint64_t kNoPeakBound = UINT64_MAX;
   static constexpr uint64_t kMoves = uint64_t{1} << 63;
 
-  std::atomic<uint64_t> visiting_bytes_ = 0;
+  std::atomic<uint64_t> streamed_bytes_ = 0;
   std::atomic<uint64_t> least_bytes_ = 0;
   std::atomic<uint64_t> enough_bytes_ = 0;
-  std::atomic<uint64_t> promise_ = kNotPromised;  // StepPromise in one word
+  std::atomic<uint64_t> peak_bound_ = kNoPeakBound;  // PeakBound in one word
 };
 
-// Counts bytes of a visitor as long as the object lives.
-class VisitingBytes {
+// Counts bytes of a model as long as the object lives.
+class StreamedBytes {
  public:
-  VisitingBytes() = default;  // none
-  VisitingBytes(std::shared_ptr<DeviceShare> share, std::shared_ptr<Visitor> visitor,
+  StreamedBytes() = default;  // none
+  StreamedBytes(std::shared_ptr<DeviceShare> share, std::shared_ptr<StreamedModel> model,
                 uint64_t size_bytes)
-      : share_(std::move(share)), visitor_(std::move(visitor)), size_bytes_(size_bytes) {
-    share_->visiting_bytes_ += size_bytes_;
-    visitor_->current_bytes += size_bytes_;
+      : share_(std::move(share)), model_(std::move(model)), size_bytes_(size_bytes) {
+    share_->streamed_bytes_ += size_bytes_;
+    model_->current_bytes += size_bytes_;
   }
-  VisitingBytes(VisitingBytes&& other) noexcept = default;
-  VisitingBytes& operator=(VisitingBytes&& other) noexcept {
+  StreamedBytes(StreamedBytes&& other) noexcept = default;
+  StreamedBytes& operator=(StreamedBytes&& other) noexcept {
     std::swap(share_, other.share_);
-    std::swap(visitor_, other.visitor_);
+    std::swap(model_, other.model_);
     std::swap(size_bytes_, other.size_bytes_);
     return *this;
   }
   // Counts the bytes as allocated. Call it after the allocation succeeded.
-  void CountAllocation() { visitor_->allocated_bytes += size_bytes_; }
-  ~VisitingBytes() {
+  void CountAllocation() { model_->allocated_bytes += size_bytes_; }
+  ~StreamedBytes() {
     if (share_ == nullptr) return;
-    share_->visiting_bytes_ -= size_bytes_;
-    visitor_->current_bytes -= size_bytes_;
+    share_->streamed_bytes_ -= size_bytes_;
+    model_->current_bytes -= size_bytes_;
   }
 
  private:
   std::shared_ptr<DeviceShare> share_;
-  std::shared_ptr<Visitor> visitor_;
+  std::shared_ptr<StreamedModel> model_;
   uint64_t size_bytes_ = 0;
 };
 

@@ -198,12 +198,12 @@ struct OffloadState {
   }
 
   void TellDeviceBytes(uint64_t device_bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
-    schedule->OnDeviceBytes(device_bytes, share->visiting_bytes());
+    schedule->OnDeviceBytes(device_bytes, share->streamed_bytes());
   }
 
   // Reports to the weight streamer how much memory it may use beside the plan.
   void TellShare() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
-    if (schedule.target != nullptr) share->Promise(schedule.target->Promise());
+    if (schedule.target != nullptr) share->SetPeakBound(schedule.target->StepPeakBound());
   }
 
   // Returns what happens to a fetched parcel after its last reader.

@@ -25,8 +25,8 @@ bool PlanMeter::IsDue() const {
   return watch_.IsDue() && !has_ended;
 }
 
-void PlanMeter::OnDeviceBytes(int64_t allocated_bytes, int64_t visiting_bytes) {
-  RaiseTo(allocated_bytes - visiting_bytes, peak_bytes_);
+void PlanMeter::OnDeviceBytes(int64_t allocated_bytes, int64_t streamed_bytes) {
+  RaiseTo(allocated_bytes - streamed_bytes, peak_bytes_);
   CompareWithTarget(allocated_bytes);
 }
 

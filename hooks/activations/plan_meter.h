@@ -40,7 +40,7 @@ class PlanMeter {
   bool IsDue() const;
   // Reports the allocator's bytes at each change, and the part of them that streamed weights have.
   // Takes no lock.
-  void OnDeviceBytes(int64_t allocated_bytes, int64_t visiting_bytes);
+  void OnDeviceBytes(int64_t allocated_bytes, int64_t streamed_bytes);
   // Reports the bytes at one moment, without influence on the measured peak.
   void CompareWithTarget(int64_t allocated_bytes);
 

@@ -60,7 +60,7 @@ std::vector<PlannedStep> StepLearner::PlannedSteps() const {
 }
 
 void StepLearner::OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
-  meter_.OnDeviceBytes(allocated_bytes, static_cast<int64_t>(share_->visiting_bytes()));
+  meter_.OnDeviceBytes(allocated_bytes, static_cast<int64_t>(share_->streamed_bytes()));
   MutexLock lock(mu_);
   if (recording_ != nullptr) recording_->OnDeviceBytes(allocated_bytes, freed);
 }
@@ -122,7 +122,7 @@ void StepLearner::EndUnobserved() {
   const int64_t before = observed_peak_bytes_.exchange(kObserved);
   const int64_t peak_bytes = AllocatorBytesOf(device_).peak;
   if (peak_bytes <= before) return;
-  meter_.OnDeviceBytes(peak_bytes, static_cast<int64_t>(share_->visiting_bytes()));
+  meter_.OnDeviceBytes(peak_bytes, static_cast<int64_t>(share_->streamed_bytes()));
 }
 
 bool StepLearner::BeginStepIfNone() {
@@ -190,7 +190,7 @@ void StepLearner::BeginStep() {
     return;
   }
   RecomputeTrials::SegmentLog log;
-  SetAside wanted;
+  Reservation wanted;
   bool is_as_before = false, had_gradients = false;
   {
     // Another thread may have begun the step.
@@ -241,20 +241,19 @@ void StepLearner::BeginStep() {
   state_.schedule.target->set_is_recorded(true);
 }
 
-absl::StatusOr<std::shared_ptr<const CachedPlan>> StepLearner::Plan(StepTrace step,
-                                                                    bool may_recompute,
-                                                                    const SetAside& wanted) const {
-  SetAside aside = wanted;
+absl::StatusOr<std::shared_ptr<const CachedPlan>> StepLearner::Plan(
+    StepTrace step, bool may_recompute, const Reservation& wanted) const {
+  Reservation reservation = wanted;
   if (options_.verify) {
     uint64_t largest_bytes = 0;
     for (const StepObject& object : step.objects) {
       largest_bytes = std::max(largest_bytes, object.size_bytes);
     }
     const uint64_t checksum_bytes = TensorChecksum::MostBytes(step.objects.size(), largest_bytes);
-    aside.least_bytes += checksum_bytes;
-    aside.enough_bytes += checksum_bytes;
+    reservation.least_bytes += checksum_bytes;
+    reservation.enough_bytes += checksum_bytes;
   }
-  return state_.planner->Plan(std::move(step), may_recompute, aside, meter_.margin_bytes());
+  return state_.planner->Plan(std::move(step), may_recompute, reservation, meter_.margin_bytes());
 }
 
 void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
@@ -264,7 +263,7 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
       ExtentToSave(ExtentOf(tensor), tensor.storage().nbytes()).size_bytes();
   const uint64_t signature = SignatureOf(tensor, place, size_bytes);
   const auto device_bytes =
-      static_cast<uint64_t>(AllocatedBytes(device_)) - share_->visiting_bytes();
+      static_cast<uint64_t>(AllocatedBytes(device_)) - share_->streamed_bytes();
   std::vector<std::shared_ptr<const CachedPlan>> too_low;
   {
     OffloadLock lock(state_);
@@ -274,7 +273,7 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
     }
   }
   if (too_low.empty()) return;
-  const SetAside wanted = share_->wanted();
+  const Reservation wanted = share_->wanted();
   for (const std::shared_ptr<const CachedPlan>& cached : too_low) {
     // Somewhat more, if that fits: a program that has a little more in each step is not to be
     // planned in each step.
@@ -305,7 +304,7 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
 }
 
 void StepLearner::Learn(DeviceRecording& recording, bool had_gradients,
-                        const RecomputeTrials::SegmentLog& log, const SetAside& wanted) {
+                        const RecomputeTrials::SegmentLog& log, const Reservation& wanted) {
   absl::StatusOr<StepTrace> step = recording.Finish();
   if (!step.ok()) {
     PINION_LOG(kWarning) << "a step of " << device_.str() << " was not recorded: " << step.status();

@@ -34,7 +34,7 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/planner/explain_plan.h"
 #include "pinion/engine/schedule/recompute_trials.h"
-#include "pinion/engine/schedule/set_aside.h"
+#include "pinion/engine/schedule/reservation.h"
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/device_tier.h"
@@ -121,10 +121,10 @@ class StepLearner {
   void RaisePlans(const at::Tensor& tensor, uint64_t place);
   // The plan of a step; `wanted` by weights.
   absl::StatusOr<std::shared_ptr<const CachedPlan>> Plan(StepTrace step, bool may_recompute,
-                                                         const SetAside& wanted) const;
+                                                         const Reservation& wanted) const;
   // `log`: what that step has done with its segments. `wanted`: by weights, beside it.
   void Learn(DeviceRecording& recording, bool had_gradients, const RecomputeTrials::SegmentLog& log,
-             const SetAside& wanted);
+             const Reservation& wanted);
 
   const c10::Device device_;
   const OffloadOptions& options_;
@@ -149,7 +149,7 @@ class StepLearner {
   uint64_t told_least_bytes_ ABSL_GUARDED_BY(mu_) = 0;   // the largest minimum logged
   bool told_of_overshoot_ ABSL_GUARDED_BY(mu_) = false;  // whether it was logged
   uint64_t raises_ ABSL_GUARDED_BY(mu_) = 0;             // calls of RaisePlans that replanned
-  SetAside wanted_ ABSL_GUARDED_BY(mu_);                 // by weights at the last step's beginning
+  Reservation wanted_ ABSL_GUARDED_BY(mu_);              // by weights at the last step's beginning
 
   Mutex leaves_mu_;
   LeavesOfBackward leaves_ ABSL_GUARDED_BY(leaves_mu_);

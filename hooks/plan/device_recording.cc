@@ -87,13 +87,13 @@ void DeviceRecording::BeginUnobserved() {
 
 DeviceRecording::Moment DeviceRecording::CountBytes() {
   const AllocatorBytes allocator = AllocatorBytesOf(device_);
-  const int64_t visiting = visiting_bytes();
-  const int64_t allocated_bytes = allocator.current - visiting;
+  const int64_t streamed = streamed_bytes();
+  const int64_t allocated_bytes = allocator.current - streamed;
   MutexLock lock(mu_);
   DevicePeaks::Since since = peaks_.Take(allocated_bytes, allocator.frees);
   const std::optional<AllocatorBytes> last = std::exchange(last_, allocator);
   if (std::exchange(is_unobserved_, false) && last.has_value()) {
-    since.peak_bytes = std::max(since.peak_bytes, MostBytesBetween(*last, allocator) - visiting);
+    since.peak_bytes = std::max(since.peak_bytes, MostBytesBetween(*last, allocator) - streamed);
   }
   KnownStorages::Bytes bytes = objects_.storages().CountAfter(allocated_bytes, since.told);
   if (!since.told_all) bytes = objects_.storages().CountAt(allocated_bytes);

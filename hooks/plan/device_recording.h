@@ -95,7 +95,7 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
 
   // See MemoryObserver::OnDeviceBytes.
   void OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
-    peaks_.OnDeviceBytes(allocated_bytes - visiting_bytes(), freed);
+    peaks_.OnDeviceBytes(allocated_bytes - streamed_bytes(), freed);
   }
 
   // Declares that OnDeviceBytes is not called until the next moment. An upper bound of the memory
@@ -143,8 +143,8 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   static uint32_t NewNumber();
   // Returns the object that contains the tensor, which it adds if there is none.
   ObjectId ObjectOf(const Saved& saved) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  int64_t visiting_bytes() const {
-    return share_ == nullptr ? 0 : static_cast<int64_t>(share_->visiting_bytes());
+  int64_t streamed_bytes() const {
+    return share_ == nullptr ? 0 : static_cast<int64_t>(share_->streamed_bytes());
   }
   // Stops the recording and discards its entries.
   void Abandon();

@@ -10,8 +10,8 @@
 namespace pinion {
 namespace {
 
-VisitLimits LimitsOf(const std::vector<UnitParcel>& units, uint64_t window_bytes) {
-  VisitLimits limits = {.sizes_bytes = {}, .window_bytes = window_bytes};
+PrefetchLimits LimitsOf(const std::vector<UnitParcel>& units, uint64_t window_bytes) {
+  PrefetchLimits limits = {.sizes_bytes = {}, .window_bytes = window_bytes};
   for (const UnitParcel& unit : units) limits.sizes_bytes.push_back(unit.size_bytes());
   return limits;
 }
@@ -73,31 +73,31 @@ DeviceUnits::DeviceUnits(std::vector<UnitParcel> units, const WeightRoom& room,
 
 WeightStats DeviceUnits::GetStats() const {
   WeightStats stats = stats_;
-  stats.here_bytes = schedule_.here_bytes();
+  stats.here_bytes = schedule_.resident_bytes();
   return stats;
 }
 
 // ------------------------------------------------------------------------------------------- use
 
-Visit DeviceUnits::OnUse(uint32_t index, AllDropped& dropped) {
+PrefetchPlan DeviceUnits::OnUse(uint32_t index, AllDropped& dropped) {
   ++units_[index].users;
   return Begin(schedule_.OnUse(index, [this](uint32_t other) { return MayDrop(other); }), dropped);
 }
 
-Visit DeviceUnits::OnUsed(uint32_t index, AllDropped& dropped) {
+PrefetchPlan DeviceUnits::OnUsed(uint32_t index, AllDropped& dropped) {
   --units_[index].users;
   return Begin(schedule_.OnUsed(index, [this](uint32_t other) { return MayDrop(other); }), dropped);
 }
 
-void DeviceUnits::CancelUse(uint32_t index, const Visit& visit) {
+void DeviceUnits::CancelUse(uint32_t index, const PrefetchPlan& plan) {
   --units_[index].users;
-  for (const uint32_t other : visit.fetches) {
+  for (const uint32_t other : plan.fetches) {
     EndFetch(other);
     NoteFailure(other);
   }
 }
 
-Visit DeviceUnits::OnChange(AllDropped& dropped) {
+PrefetchPlan DeviceUnits::OnChange(AllDropped& dropped) {
   return Begin(schedule_.OnChange([this](uint32_t other) { return MayDrop(other); }), dropped);
 }
 
@@ -106,10 +106,10 @@ bool DeviceUnits::MayDrop(uint32_t index) const {
   return unit.users == 0 && unit.parts.parcel->state() != Parcel::State::kFetching;
 }
 
-Visit DeviceUnits::Begin(Visit visit, AllDropped& dropped) {
-  for (const uint32_t other : visit.drops) Drop(other, dropped);
-  for (const uint32_t other : visit.fetches) ++units_[other].users;
-  return visit;
+PrefetchPlan DeviceUnits::Begin(PrefetchPlan plan, AllDropped& dropped) {
+  for (const uint32_t other : plan.evictions) Drop(other, dropped);
+  for (const uint32_t other : plan.fetches) ++units_[other].users;
+  return plan;
 }
 
 // ------------------------------------------------------------------------------------- copies in
@@ -127,7 +127,7 @@ void DeviceUnits::OnFetchRefused(uint32_t index, bool was_tried) {
 
 void DeviceUnits::NoteFailure(uint32_t index) {
   const DeviceUnit& unit = units_[index];
-  if (unit.parts.parcel->state() == Parcel::State::kAway) schedule_.OnAway(index);
+  if (unit.parts.parcel->state() == Parcel::State::kAway) schedule_.OnEvicted(index);
 }
 
 std::vector<c10::DataPtr> DeviceUnits::OnArrived(uint32_t index, const BoundStream& stream,
@@ -136,7 +136,7 @@ std::vector<c10::DataPtr> DeviceUnits::OnArrived(uint32_t index, const BoundStre
   unit.NoteReadyOn(stream);
   if (unit.memory) return {};
   unit.memory = std::move(fetched);
-  schedule_.OnHere(index);
+  schedule_.OnFetched(index);
   return unit.parts.PointTo(unit.memory.memory().data(), keeper_, device_);
 }
 
@@ -144,7 +144,7 @@ std::vector<c10::DataPtr> DeviceUnits::OnArrived(uint32_t index, const BoundStre
 
 void DeviceUnits::Drop(uint32_t index, AllDropped& dropped) {
   DeviceUnit& unit = units_[index];
-  schedule_.OnAway(index);
+  schedule_.OnEvicted(index);
   GuardedMemory fetched = unit.parts.parcel->TakeFetched();
   if (!fetched) return;
   ++stats_.drops;

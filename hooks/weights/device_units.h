@@ -1,7 +1,7 @@
 // The residency of streamed weights on one device: which units are resident, and where. Keeps the
-// schedule (engine/schedule/visit_schedule.h) informed.
+// schedule (engine/schedule/weight_prefetcher.h) informed.
 //
-//   const Visit visit = units.OnUse(unit, dropped);   // an operator is about to use the unit
+//   const PrefetchPlan plan = units.OnUse(unit, dropped);   // an operator is about to use the unit
 //   ... UnitArrivals makes the copies ...
 //   old = units.OnArrived(unit, stream, fetched);     // the unit's storages have memory
 //   units.OnUsed(unit, dropped);                      // the operator's kernels are launched
@@ -32,8 +32,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/engine/schedule/set_aside.h"
-#include "pinion/engine/schedule/visit_schedule.h"
+#include "pinion/engine/schedule/reservation.h"
+#include "pinion/engine/schedule/weight_prefetcher.h"
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/guarded_memory.h"
@@ -80,7 +80,7 @@ inline constexpr WaitSite kWeightUsedOnOtherStream("kWeightUsedOnOtherStream", k
 
 // Device memory of evicted weights.
 struct DroppedWeights {
-  VisitingBytes bytes;  // first, so that it is destroyed last
+  StreamedBytes bytes;  // first, so that it is destroyed last
   GuardedMemory memory;
   std::vector<BoundStream> streams;  // that have used the memory
   std::vector<c10::DataPtr> data;
@@ -112,19 +112,19 @@ struct WeightStats {
 struct WeightRoom {
   uint64_t window_bytes = 0;  // for resident units; with a target, before the first use
   std::optional<uint64_t> target_bytes = std::nullopt;  // for everything on the device
-  SetAside wanted;           // the part of a target that a session must leave for weights
+  Reservation wanted;        // the part of a target that a session must leave for weights
   size_t leaving_units = 1;  // units whose gradients may be copied to the host at once
   uint64_t two_largest_bytes = 0;
 };
 
 struct WeightMemory {
-  VisitingBytes bytes;  // first, so that it is destroyed last
+  StreamedBytes bytes;  // first, so that it is destroyed last
   c10::Storage storage;
 };
 
 struct DeviceUnit {
   UnitParcel parts;
-  VisitingBytes bytes;               // of the device memory
+  StreamedBytes bytes;               // of the device memory
   GuardedMemory memory;              // empty unless resident, and used since the fetch
   std::vector<BoundStream> streams;  // streams that wait for the copy, and may use the unit
   int users = 0;                     // running operators, and fetches ahead not made yet
@@ -148,16 +148,16 @@ class DeviceUnits {
   // Returns all statistics except excess_device_bytes and gradient_bytes.
   WeightStats GetStats() const;
 
-  // --- Use. A fetch that a Visit asks for keeps its unit from eviction until EndFetch ---
+  // --- Use. A fetch that a PrefetchPlan asks for keeps its unit from eviction until EndFetch ---
 
   // Applies from the next use on.
   void set_window_bytes(uint64_t window_bytes) { schedule_.set_window_bytes(window_bytes); }
-  Visit OnUse(uint32_t index, AllDropped& dropped);
-  Visit OnUsed(uint32_t index, AllDropped& dropped);
-  // The unit could not be fetched. Cancels the other fetches of the visit as well.
-  void CancelUse(uint32_t index, const Visit& visit);
+  PrefetchPlan OnUse(uint32_t index, AllDropped& dropped);
+  PrefetchPlan OnUsed(uint32_t index, AllDropped& dropped);
+  // The unit could not be fetched. Cancels the other fetches of the plan as well.
+  void CancelUse(uint32_t index, const PrefetchPlan& plan);
   // The host has changed weights.
-  Visit OnChange(AllDropped& dropped);
+  PrefetchPlan OnChange(AllDropped& dropped);
   // A fetch ahead was made or has failed.
   void EndFetch(uint32_t index) { --units_[index].users; }
 
@@ -180,15 +180,15 @@ class DeviceUnits {
 
  private:
   bool MayDrop(uint32_t index) const;
-  // Evicts visit.drops, and makes each of visit.fetches a user of its unit.
-  Visit Begin(Visit visit, AllDropped& dropped);
+  // Evicts plan.evictions, and makes each of plan.fetches a user of its unit.
+  PrefetchPlan Begin(PrefetchPlan plan, AllDropped& dropped);
   // Tells the schedule that a fetch failed, unless another thread fetches the unit.
   void NoteFailure(uint32_t index);
 
   ResidencyKeeper& keeper_;
   const c10::Device device_;
   std::vector<DeviceUnit> units_;
-  VisitSchedule schedule_;
+  WeightPrefetcher schedule_;
   WeightStats stats_;
 };
 

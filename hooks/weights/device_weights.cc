@@ -43,7 +43,7 @@ std::string Describe(const TargetWindow::Excess& excess, const UnitParcel& unit)
 
 }  // namespace
 
-uint64_t TargetWindow::AtUse(const VisitUse& use, const AllocatorBytes& allocator) {
+uint64_t TargetWindow::AtUse(const WeightUse& use, const AllocatorBytes& allocator) {
   // A peak from before the first use does not count: the whole model may have been resident.
   const int64_t before_bytes = std::exchange(peak_bytes_, allocator.peak);
   const auto peak_bytes = static_cast<uint64_t>(allocator.peak);
@@ -57,15 +57,15 @@ uint64_t TargetWindow::AtUse(const VisitUse& use, const AllocatorBytes& allocato
     return static_cast<uint64_t>(std::max<int64_t>(0, all - static_cast<int64_t>(weights)));
   };
   const uint64_t own_bytes = weights_->current_bytes;
-  std::optional<StepPromise> promise = share_->promise();
-  if (promise.has_value()) {
+  std::optional<PeakBound> peak_bound = share_->peak_bound();
+  if (peak_bound.has_value()) {
     // Adds other models' weights. Another thread may free some between the two reads.
-    promise->most_bytes += std::max(share_->visiting_bytes(), own_bytes) - own_bytes;
+    peak_bound->most_bytes += std::max(share_->streamed_bytes(), own_bytes) - own_bytes;
   }
   return room_.AtUse(use,
                      {.current = others(allocator.current, own_bytes),
                       .allocated = others(allocator.allocated, weights_->allocated_bytes)},
-                     promise);
+                     peak_bound);
 }
 
 std::optional<TargetWindow::Excess> TargetWindow::TakeFirstExcess() {
@@ -92,7 +92,7 @@ void UnitArrivals::Arrive(uint32_t index, const BoundStream& stream) {
 
 WeightMemory UnitArrivals::Allocate(uint64_t size_bytes, const BoundStream& stream) const {
   const AllocationLabel label("weights fetched by Pinion");
-  WeightMemory memory = {VisitingBytes(tier_->share(), visitor_, size_bytes), {}};
+  WeightMemory memory = {StreamedBytes(tier_->share(), model_, size_bytes), {}};
   memory.storage = AllocateStorage(stream.torch, size_bytes);
   memory.bytes.CountAllocation();
   return memory;
@@ -132,7 +132,7 @@ absl::Status UnitArrivals::WaitForCopies() const {
 absl::Status UnitArrivals::Fetch(uint32_t index, FetchClaim& claim, WeightMemory memory,
                                  const BoundStream& stream, bool is_ahead) {
   const uint64_t size_bytes = claim.parcel().size_bytes;
-  VisitingBytes refused;  // is destroyed after the memory
+  StreamedBytes refused;  // is destroyed after the memory
   Arrival arrival = {std::move(claim), TorchMemory(std::move(memory.storage))};
   GuardedMemories unneeded;
   {
@@ -186,9 +186,9 @@ DeviceWeights::DeviceWeights(c10::Device device, std::shared_ptr<HostTier> host,
       tier_(std::move(tier)),
       wanted_(room.wanted),
       state_{.mu = {}, .units = DeviceUnits(std::move(units), room, *this, device)},
-      arrivals_(state_, tier_, visitor_, ParcelsOf(state_.units.all())),
+      arrivals_(state_, tier_, model_, ParcelsOf(state_.units.all())),
       target_(room.target_bytes.has_value()
-                  ? std::make_unique<TargetWindow>(*room.target_bytes, tier_->share(), visitor_)
+                  ? std::make_unique<TargetWindow>(*room.target_bytes, tier_->share(), model_)
                   : nullptr) {
   tier_->share()->Want(wanted_);
 }
@@ -214,12 +214,12 @@ void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
   const bool is_captured = tier_->engine().IsCapturing(stream.native).value_or(false);
   const AllocatorBytes allocator =
       target_ != nullptr ? AllocatorBytesOf(device_) : AllocatorBytes();
-  const VisitUse use = {.object = index,
-                        .builds_graph = c10::GradMode::is_enabled(),
-                        .in_backward = CurrentBackward() != -1,
-                        .argument_bytes = argument_bytes};
+  const WeightUse use = {.object = index,
+                         .builds_graph = c10::GradMode::is_enabled(),
+                         .in_backward = CurrentBackward() != -1,
+                         .argument_bytes = argument_bytes};
   AllDropped dropped;
-  Visit visit;
+  PrefetchPlan plan;
   std::string excess;
   bool is_ready = false;
   {
@@ -242,8 +242,8 @@ void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
       const std::optional<TargetWindow::Excess> first = target_->TakeFirstExcess();
       if (first.has_value()) excess = Describe(*first, state_.units[first->unit].parts);
     }
-    visit = state_.units.OnUse(index, dropped);
-    is_ready = unit.IsReadyOn(stream) && visit.fetches.empty();
+    plan = state_.units.OnUse(index, dropped);
+    is_ready = unit.IsReadyOn(stream) && plan.fetches.empty();
   }
   if (!excess.empty()) PINION_LOG(kError) << excess;
   FreeDropped(dropped, tier_->engine());
@@ -252,27 +252,27 @@ void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
     arrivals_.Arrive(index, stream);
   } catch (...) {
     MutexLock lock(state_.mu);
-    state_.units.CancelUse(index, visit);
+    state_.units.CancelUse(index, plan);
     throw;
   }
-  FetchAllAhead(visit);
+  FetchAllAhead(plan);
 }
 
 void DeviceWeights::Leave(uint32_t index) {
   AllDropped dropped;
-  Visit visit;
+  PrefetchPlan plan;
   {
     MutexLock lock(state_.mu);
-    visit = state_.units.OnUsed(index, dropped);
+    plan = state_.units.OnUsed(index, dropped);
   }
   FreeDropped(dropped, tier_->engine());
-  FetchAllAhead(visit);
+  FetchAllAhead(plan);
 }
 
-void DeviceWeights::FetchAllAhead(const Visit& visit) {
-  if (visit.fetches.empty()) return;
+void DeviceWeights::FetchAllAhead(const PrefetchPlan& plan) {
+  if (plan.fetches.empty()) return;
   const BoundStream stream(CurrentStream(device_));
-  for (const uint32_t index : visit.fetches) {
+  for (const uint32_t index : plan.fetches) {
     arrivals_.FetchAhead(index, stream);
     MutexLock lock(state_.mu);
     state_.units.EndFetch(index);
@@ -326,13 +326,13 @@ void DeviceWeights::Resume(const std::vector<uint32_t>& changed) {
 
 void DeviceWeights::FetchExpected() {
   AllDropped dropped;
-  Visit visit;
+  PrefetchPlan plan;
   {
     MutexLock lock(state_.mu);
-    visit = state_.units.OnChange(dropped);
+    plan = state_.units.OnChange(dropped);
   }
   FreeDropped(dropped, tier_->engine());
-  FetchAllAhead(visit);
+  FetchAllAhead(plan);
 }
 
 WeightStats DeviceWeights::GetStats() const {

@@ -33,9 +33,9 @@
 #include "absl/status/status.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/schedule/back_off.h"
-#include "pinion/engine/schedule/set_aside.h"
-#include "pinion/engine/schedule/visit_room.h"
-#include "pinion/engine/schedule/visit_schedule.h"
+#include "pinion/engine/schedule/reservation.h"
+#include "pinion/engine/schedule/weight_prefetcher.h"
+#include "pinion/engine/schedule/window_predictor.h"
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/device_tier.h"
@@ -50,14 +50,14 @@
 namespace pinion {
 
 // The window of streamed weights within a memory target: at each use, what the target leaves beside
-// everything else on the device (engine/schedule/visit_room.h). Thread safety: none.
+// everything else on the device (engine/schedule/window_predictor.h). Thread safety: none.
 //
 //   const AllocatorBytes allocator = AllocatorBytesOf(device);   // with no lock held
 //   schedule.set_window_bytes(window.AtUse(use, allocator));
 class TargetWindow {
  public:
   TargetWindow(uint64_t target_bytes, std::shared_ptr<const DeviceShare> share,
-               std::shared_ptr<const Visitor> weights)
+               std::shared_ptr<const StreamedModel> weights)
       : target_bytes_(target_bytes),
         share_(std::move(share)),
         weights_(std::move(weights)),
@@ -65,7 +65,7 @@ class TargetWindow {
 
   // Returns the window until the next use. `allocator` was read shortly before. A unit that another
   // thread fetches meanwhile may count twice or not at all.
-  uint64_t AtUse(const VisitUse& use, const AllocatorBytes& allocator);
+  uint64_t AtUse(const WeightUse& use, const AllocatorBytes& allocator);
 
   // Device memory above the target.
   struct Excess {
@@ -80,8 +80,8 @@ class TargetWindow {
  private:
   const uint64_t target_bytes_;
   const std::shared_ptr<const DeviceShare> share_;
-  const std::shared_ptr<const Visitor> weights_;
-  VisitRoom room_;
+  const std::shared_ptr<const StreamedModel> weights_;
+  WindowPredictor room_;
   std::optional<uint32_t> last_unit_;
   int64_t peak_bytes_ = 0;  // the allocator's at the last use
   Excess excess_;
@@ -99,10 +99,11 @@ inline constexpr WaitSite kWeightAfterCopyIn("kWeightAfterCopyIn", kHooksWaits);
 class UnitArrivals {
  public:
   UnitArrivals(WeightState& state, std::shared_ptr<DeviceTier> tier,
-               std::shared_ptr<Visitor> visitor, std::vector<std::shared_ptr<WeightParcel>> parcels)
+               std::shared_ptr<StreamedModel> model,
+               std::vector<std::shared_ptr<WeightParcel>> parcels)
       : state_(state),
         tier_(std::move(tier)),
-        visitor_(std::move(visitor)),
+        model_(std::move(model)),
         parcels_(std::move(parcels)) {}
 
   // Makes the unit resident for the stream, and fetches the unit if no thread has done so. Throws
@@ -123,7 +124,7 @@ class UnitArrivals {
 
   WeightState& state_;
   const std::shared_ptr<DeviceTier> tier_;
-  const std::shared_ptr<Visitor> visitor_;
+  const std::shared_ptr<StreamedModel> model_;
   const std::vector<std::shared_ptr<WeightParcel>> parcels_;  // by unit
   BackOff back_off_ ABSL_GUARDED_BY(state_.mu);               // of FetchAhead
 };
@@ -156,13 +157,13 @@ class DeviceWeights final : public ResidencyKeeper {
 
  private:
   // Fetches on the current stream. Does not throw: units that fail are fetched on demand.
-  void FetchAllAhead(const Visit& visit);
+  void FetchAllAhead(const PrefetchPlan& plan);
 
   const c10::Device device_;
   const std::shared_ptr<HostTier> host_;
   const std::shared_ptr<DeviceTier> tier_;
-  const SetAside wanted_;
-  const std::shared_ptr<Visitor> visitor_ = std::make_shared<Visitor>();
+  const Reservation wanted_;
+  const std::shared_ptr<StreamedModel> model_ = std::make_shared<StreamedModel>();
 
   WeightState state_;
   UnitArrivals arrivals_;

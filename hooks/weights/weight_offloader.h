@@ -16,7 +16,7 @@
 // optimizer still have the same tensors, on the device. Such a tensor has memory there while an
 // operator uses its layer, forward or backward; which module or function calls the operator does
 // not matter (streamed_tensor.h). Layers come ahead of their use as the step before used them
-// (engine/schedule/visit_schedule.h); nothing is copied back but gradients.
+// (engine/schedule/weight_prefetcher.h); nothing is copied back but gradients.
 //
 // Results equal those of a resident model bit for bit. An optimizer's arithmetic is the host's.
 //

@@ -337,11 +337,11 @@ TEST_F(TrainGptTest, TheComparisonMeetsItsGoals) {
 }
 
 // The printed bound is either the sum of the parts or the memory target.
-TEST_F(TrainGptTest, WeightsThatVisitArePrintedBesideWhatThePeakMayBeAtMost) {
+TEST_F(TrainGptTest, StreamedWeightsArePrintedBesideWhatThePeakMayBeAtMost) {
   const std::string path = directory_ + "/json";
-  const ProgramOutcome visiting = Tiny(absl::StrCat("--offload_weights --steps=7 --json=", path));
-  ASSERT_EQ(visiting.exit_code, 0) << visiting.err;
-  EXPECT_THAT(visiting.out, AllOf(HasSubstr("\nbound    device peak "), HasSubstr(", bound "),
+  const ProgramOutcome streamed = Tiny(absl::StrCat("--offload_weights --steps=7 --json=", path));
+  ASSERT_EQ(streamed.exit_code, 0) << streamed.err;
+  EXPECT_THAT(streamed.out, AllOf(HasSubstr("\nbound    device peak "), HasSubstr(", bound "),
                                   HasSubstr("(the two largest layers with their gradients ")));
   const nlohmann::json run = Runs(path)[0];
   EXPECT_GT(run["two_layers_bytes"], 0);

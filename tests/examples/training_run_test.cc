@@ -94,7 +94,7 @@ TEST(Train, UnderALimitOnlyTheOffloadedRunCompletesAndItsLossIsTheUnlimitedOne) 
 }
 
 // The parameters alone exceed the device's memory, so activation offload is not enough.
-TEST(Train, WeightsThatVisitTrainAModelThatTheDeviceCannotHold) {
+TEST(Train, StreamedWeightsTrainAModelThatTheDeviceCannotHold) {
   RunOptions options = Tiny(OffloadMode::kNone);
   options.model.layers = 12;
   options.model.width = 128;
@@ -106,26 +106,26 @@ TEST(Train, WeightsThatVisitTrainAModelThatTheDeviceCannotHold) {
   options.offload_weights = true;
   const uint64_t parameter_bytes = ParameterCount(options.model) * sizeof(float);
   options.device_memory_bytes = parameter_bytes * 9 / 10;
-  const absl::StatusOr<RunResult> visiting = Train(options, Text(), nullptr);
-  ASSERT_TRUE(visiting.ok()) << visiting.status();
-  EXPECT_EQ(visiting->losses, expected->losses);
-  EXPECT_EQ(visiting->gradient_fingerprints, expected->gradient_fingerprints);
-  EXPECT_LT(visiting->peak_device_bytes, parameter_bytes);
+  const absl::StatusOr<RunResult> streamed = Train(options, Text(), nullptr);
+  ASSERT_TRUE(streamed.ok()) << streamed.status();
+  EXPECT_EQ(streamed->losses, expected->losses);
+  EXPECT_EQ(streamed->gradient_fingerprints, expected->gradient_fingerprints);
+  EXPECT_LT(streamed->peak_device_bytes, parameter_bytes);
   EXPECT_GE(expected->peak_device_bytes, 4 * parameter_bytes);
-  EXPECT_FALSE(visiting->peak_activation_bytes.has_value()) << "weights are a part of the peak";
+  EXPECT_FALSE(streamed->peak_activation_bytes.has_value()) << "weights are a part of the peak";
 
   options.offload_weights = false;
   options.device_memory_bytes = UINT64_MAX;
   const absl::StatusOr<RunResult> resident = Train(options, Text(), nullptr);
   ASSERT_TRUE(resident.ok()) << resident.status();
-  EXPECT_LE(visiting->peak_device_bytes,
-            visiting->two_layers_bytes + *resident->peak_activation_bytes);
-  EXPECT_GT(visiting->two_layers_bytes, 4 * parameter_bytes / 12 * 9 / 10) << "12 layers";
-  EXPECT_LT(visiting->two_layers_bytes, 4 * parameter_bytes / 12 * 11 / 10);
+  EXPECT_LE(streamed->peak_device_bytes,
+            streamed->two_layers_bytes + *resident->peak_activation_bytes);
+  EXPECT_GT(streamed->two_layers_bytes, 4 * parameter_bytes / 12 * 9 / 10) << "12 layers";
+  EXPECT_LT(streamed->two_layers_bytes, 4 * parameter_bytes / 12 * 11 / 10);
 }
 
 // The device has no limit of its own, which would hide a run that exceeds the target.
-TEST(Train, WeightsThatVisitAndActivationsTogetherHaveNoMoreThanTheTarget) {
+TEST(Train, StreamedWeightsAndActivationsTogetherHaveNoMoreThanTheTarget) {
   RunOptions options = Tiny(OffloadMode::kNone);
   const int64_t vocabulary = options.model.vocabulary;
   options.model = *FindGptSize("small");
@@ -140,12 +140,12 @@ TEST(Train, WeightsThatVisitAndActivationsTogetherHaveNoMoreThanTheTarget) {
     SCOPED_TRACE(target_mib);
     const uint64_t target_bytes = target_mib << 20;
     options.memory_target_bytes = target_bytes;
-    const absl::StatusOr<RunResult> visiting = Train(options, Text(), nullptr);
-    ASSERT_TRUE(visiting.ok()) << visiting.status();
-    EXPECT_EQ(visiting->losses, expected->losses);
-    EXPECT_LE(visiting->peak_device_bytes, target_bytes);
-    EXPECT_GT(visiting->peak_device_bytes, target_bytes * 99 / 100) << "what is left is used";
-    EXPECT_GT(visiting->offloaded_tensors, 0);
+    const absl::StatusOr<RunResult> streamed = Train(options, Text(), nullptr);
+    ASSERT_TRUE(streamed.ok()) << streamed.status();
+    EXPECT_EQ(streamed->losses, expected->losses);
+    EXPECT_LE(streamed->peak_device_bytes, target_bytes);
+    EXPECT_GT(streamed->peak_device_bytes, target_bytes * 99 / 100) << "what is left is used";
+    EXPECT_GT(streamed->offloaded_tensors, 0);
   }
 }
 

@@ -44,8 +44,8 @@ TEST(WeightsBenchTest, AQuickRunMovesWhatItSaysAndJudgesItself) {
     ASSERT_EQ(ways.size(), training ? 9u : 7u);
     nlohmann::json& none = ways["no offload"];
     nlohmann::json& blocking = ways["blocking"];
-    nlohmann::json& two = ways["visiting, 2 layers"];
-    nlohmann::json& half = ways["visiting, 12 layers"];
+    nlohmann::json& two = ways["streamed, 2 layers"];
+    nlohmann::json& half = ways["streamed, 12 layers"];
     EXPECT_EQ(of(none, "fetched_mib"), 0);
     EXPECT_NEAR(of(blocking, "fetched_mib"), (training ? 24 + 23 : 24) * kLayerMib, 0.1);
     EXPECT_GE(of(two, "fetched_mib"), (training ? 24 + 21 : 22) * kLayerMib - 0.1);
@@ -67,11 +67,11 @@ TEST(WeightsBenchTest, AQuickRunMovesWhatItSaysAndJudgesItself) {
       EXPECT_LE(row.value("of_bound", 1.0), 1.005) << way;
     }
   }
-  EXPECT_TRUE(cases["gh200_c2c training"]["visiting, 2 layers"]["is_hidden"]);
-  EXPECT_FALSE(cases["a100_pcie4 training"]["visiting, 2 layers"]["is_hidden"]);
+  EXPECT_TRUE(cases["gh200_c2c training"]["streamed, 2 layers"]["is_hidden"]);
+  EXPECT_FALSE(cases["a100_pcie4 training"]["streamed, 2 layers"]["is_hidden"]);
 
   // Times are modelled and equal on every machine. One goal is missed slightly, where a copy takes
-  // exactly the available time; visit_schedule_test has the same tolerance.
+  // exactly the available time; weight_prefetcher_test has the same tolerance.
   bool any_missed = false;
   for (const nlohmann::json& goal : report["goals"]) {
     const std::string name = goal["name"];

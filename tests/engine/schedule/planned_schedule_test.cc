@@ -20,7 +20,7 @@
 #include "pinion/engine/planner/step_trace.h"
 #include "pinion/engine/schedule/cached_plan.h"
 #include "pinion/engine/schedule/offload_schedule.h"
-#include "pinion/engine/schedule/set_aside.h"
+#include "pinion/engine/schedule/reservation.h"
 #include "pinion/tests/engine/planner/small_steps.h"
 #include "pinion/tests/engine/schedule/target_player.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -97,9 +97,9 @@ CachedPtr FiveTensors() {
   return PlannedChain({1, 2, 3, 4, 5}, {{.object = 0, .evict_at = 2, .fetch_at = 6}});
 }
 
-// Returns the bytes that the promise adds to the peak of the followed plan.
+// Returns the bytes that the peak_bound adds to the peak of the followed plan.
 uint64_t MoreBytes(const PlannedSchedule& schedule) {
-  return schedule.Promise().value().most_bytes - schedule.followed()->plan().peak_bytes;
+  return schedule.StepPeakBound().value().most_bytes - schedule.followed()->plan().peak_bytes;
 }
 
 // Plays the step until it is not worth recording. Returns how many of its runs were.
@@ -426,9 +426,9 @@ TEST(PlannedSchedule, WhereTheDeviceHasMoreThanItMayWhatWaitsAndWhatThePlanKeeps
 TEST(PlannedSchedule, ItIsKnownThatBytesAreLackingUntilEnoughHasGone) {
   auto [schedule, player] = WithTarget(4 * kSize, {FourTensors()});
   player.Save(1);
-  schedule.OnDeviceBytes(3 * kSize, /*visiting_bytes=*/0);
+  schedule.OnDeviceBytes(3 * kSize, /*streamed_bytes=*/0);
   EXPECT_FALSE(schedule.LacksBytes()) << "the next one is made";
-  schedule.OnDeviceBytes(3 * kSize + 1, /*visiting_bytes=*/0);
+  schedule.OnDeviceBytes(3 * kSize + 1, /*streamed_bytes=*/0);
   EXPECT_TRUE(schedule.LacksBytes());
 }
 
@@ -443,7 +443,7 @@ TEST(PlannedSchedule, AStepThatGoesOnAsAnotherOneKnowsWhetherItHasLeftOutUsesOfT
     player.SaveAll({likely[0], likely[1], likely[2], 4});
     ASSERT_NE(schedule.followed(), nullptr);
     ASSERT_EQ(schedule.followed()->step().objects.back().signature, 4u);
-    schedule.OnDeviceBytes(4 * kSize, /*visiting_bytes=*/0);
+    schedule.OnDeviceBytes(4 * kSize, /*streamed_bytes=*/0);
     EXPECT_EQ(schedule.LacksBytes(), !in_order);
   }
 }
@@ -451,7 +451,7 @@ TEST(PlannedSchedule, AStepThatGoesOnAsAnotherOneKnowsWhetherItHasLeftOutUsesOfT
 TEST(PlannedSchedule, AStepThatIsNotKnownLacksNothingThatCouldLeave) {
   auto [schedule, player] = WithTarget(4 * kSize);
   player.Save(1);
-  schedule.OnDeviceBytes(100 * kSize, /*visiting_bytes=*/0);
+  schedule.OnDeviceBytes(100 * kSize, /*streamed_bytes=*/0);
   EXPECT_FALSE(schedule.LacksBytes());
 }
 
@@ -470,19 +470,19 @@ TEST(PlannedSchedule, OfWhatThePlanKeepsAsMuchLeavesAsTheDeviceLacks) {
 
 // The next operator may fetch a layer before the schedule is asked again.
 TEST(PlannedSchedule, AStepThatHasMoreThanPlannedLeavesStreamedWeightsTheirRoom) {
-  for (const uint64_t visiting_bytes : {uint64_t{0}, kSize, 2 * kSize}) {
+  for (const uint64_t streamed_bytes : {uint64_t{0}, kSize, 2 * kSize}) {
     const StepPlan plan = {.moves = {}, .peak_bytes = 4 * kSize};
     auto [schedule, player] = WithTarget(
         7 * kSize, {std::make_shared<const CachedPlan>(Chain({1, 2, 3, 4}), plan, absl::OkStatus(),
                                                        std::vector<uint32_t>(), 5 * kSize)});
-    player.SetVisitingBytes(visiting_bytes);
+    player.SetStreamedBytes(streamed_bytes);
     EXPECT_THAT(player.PlayForward({1, 2, 3, 4}),
                 ElementsAre("stay 0", "stay 1", "stay 2", "stay 3"));
     player.SetOtherBytes(kSize);
     EXPECT_THAT(player.ReadAndRelease({3}), IsEmpty());
     player.SetOtherBytes(3 * kSize);
     EXPECT_THAT(player.Read(2), ElementsAre("out 0", "drop 0"))
-        << visiting_bytes << " bytes of weights are there";
+        << streamed_bytes << " bytes of weights are there";
   }
 }
 
@@ -499,13 +499,13 @@ TEST(PlannedSchedule, WhatIsReadNowIsNotDroppedForItsOwnReader) {
   EXPECT_THAT(player.Read(3), ElementsAre("out 1", "drop 0", "drop 1"));
 }
 
-// Weights in use may take more than was set aside for them.
-TEST(PlannedSchedule, WhatHasLeftGivesWayToWhatVisits) {
+// Weights in use may take more than was set reservation for them.
+TEST(PlannedSchedule, WhatHasLeftGivesWayToStreamedWeights) {
   auto [schedule, player] = WithTarget(
       5 * kSize,
       {Planned(Chain({1, 2, 3, 4}), {{.object = 0, .evict_at = 5, .fetch_at = 6, .read_at = 7}},
                /*peak_bytes=*/4 * kSize)});
-  player.SetVisitingBytes(2 * kSize);
+  player.SetStreamedBytes(2 * kSize);
   player.SaveAll({1, 2});
   EXPECT_TRUE(player.IsHere(0));
   player.Save(3);
@@ -1332,10 +1332,10 @@ TEST(PlannedSchedule, WhatNobodyReadsAnyMoreLeavesFirst) {
   EXPECT_THAT(player.Read(2), ElementsAre("out 0", "drop 0"));
 }
 
-TEST(PlannedSchedule, WeightsThatVisitGiveWayToWhatWasPlanned) {
+TEST(PlannedSchedule, StreamedWeightsGiveWayToWhatWasPlanned) {
   auto [schedule, player] =
       WithTarget(4 * kSize, {Planned(Chain({1, 2, 3, 4}), {}, /*peak_bytes=*/4 * kSize)});
-  player.SetVisitingBytes(kSize);
+  player.SetStreamedBytes(kSize);
   EXPECT_THAT(player.PlayForward({1, 2, 3, 4}),
               ElementsAre("stay 0", "stay 1", "stay 2", "stay 3"));
   player.SetOtherBytes(kSize);
@@ -1450,18 +1450,18 @@ TEST(PlannedSchedule, WhereTheTargetCannotBeMetThePlanIsTheLeastAndSaysWhy) {
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("does not fit")));
 }
 
-TEST(PlannedSchedule, OfATargetIsSetAsideAsMuchAsIsEnoughIfTheStepLeavesIt) {
+TEST(PlannedSchedule, OfATargetIsReservedAsMuchAsIsEnoughIfTheStepLeavesIt) {
   const StepTrace step = Chain({1, 2, 3, 4});
   const uint64_t least_bytes = LeastMemoryBytes(step).value();
-  const SetAside aside = {.least_bytes = kSize, .enough_bytes = 2 * kSize};
+  const Reservation reservation = {.least_bytes = kSize, .enough_bytes = 2 * kSize};
   // Room for `enough_bytes` and two objects, for `enough_bytes`, and for more than `least_bytes`.
   for (const uint64_t beside_bytes : {4 * kSize, 2 * kSize, kSize + kSize / 2}) {
     const PlannedSchedule schedule(Within(least_bytes + beside_bytes));
-    const auto cached = schedule.Plan(step, /*mixes=*/false, aside).value();
+    const auto cached = schedule.Plan(step, /*mixes=*/false, reservation).value();
     EXPECT_THAT(cached->shortfall(), IsOk());
-    const uint64_t aside_bytes = std::min(beside_bytes, aside.enough_bytes);
-    EXPECT_LE(cached->plan().peak_bytes, least_bytes + beside_bytes - aside_bytes);
-    EXPECT_GT(cached->plan().peak_bytes, least_bytes + beside_bytes - aside_bytes - kSize);
+    const uint64_t reserved_bytes = std::min(beside_bytes, reservation.enough_bytes);
+    EXPECT_LE(cached->plan().peak_bytes, least_bytes + beside_bytes - reserved_bytes);
+    EXPECT_GT(cached->plan().peak_bytes, least_bytes + beside_bytes - reserved_bytes - kSize);
   }
 }
 
@@ -1477,7 +1477,7 @@ TEST(PlannedSchedule, OfATargetAMarginStaysFreeWhereTheStepCanDoWithoutIt) {
   }
 }
 
-TEST(PlannedSchedule, WhatIsSetAsideIsPartOfTheLeastThatIsTold) {
+TEST(PlannedSchedule, WhatIsReservedIsPartOfTheLeastThatIsTold) {
   const StepTrace step = Chain({1, 2, 3, 4});
   const uint64_t least_bytes = LeastMemoryBytes(step).value();
   const PlannedSchedule schedule(Within(least_bytes + kSize - 1));
@@ -1488,29 +1488,29 @@ TEST(PlannedSchedule, WhatIsSetAsideIsPartOfTheLeastThatIsTold) {
               HasSubstr(absl::StrCat("target's least is ", least_bytes + kSize)));
 }
 
-TEST(PlannedSchedule, AStepThatRunsAsPlannedPromisesItsPeakUntilItIsAnotherOne) {
+TEST(PlannedSchedule, AStepThatRunsAsPlannedIsBoundByItsPeakUntilItIsAnotherOne) {
   for (const bool moves : {true, false}) {
     auto [schedule, player] = PlayedSchedule(Within(moves ? 3 * kSize : 100 * kSize));
-    EXPECT_FALSE(schedule.Promise().has_value());
+    EXPECT_FALSE(schedule.StepPeakBound().has_value());
     schedule.Learn(schedule.Plan(Chain({1, 2, 3, 4})).value());
-    EXPECT_FALSE(schedule.Promise().has_value()) << "no step runs";
+    EXPECT_FALSE(schedule.StepPeakBound().has_value()) << "no step runs";
     player.Save(1);
-    ASSERT_TRUE(schedule.Promise().has_value());
-    EXPECT_EQ(schedule.Promise()->most_bytes, schedule.followed()->plan().peak_bytes);
-    EXPECT_EQ(schedule.Promise()->moves, moves);
+    ASSERT_TRUE(schedule.StepPeakBound().has_value());
+    EXPECT_EQ(schedule.StepPeakBound()->most_bytes, schedule.followed()->plan().peak_bytes);
+    EXPECT_EQ(schedule.StepPeakBound()->moves, moves);
     player.Save(7);
-    EXPECT_FALSE(schedule.Promise().has_value()) << "this is another step";
+    EXPECT_FALSE(schedule.StepPeakBound().has_value()) << "this is another step";
   }
 }
 
-TEST(PlannedSchedule, WhatAStepBeginsWithBeyondItsRecordIsPromisedAsWell) {
+TEST(PlannedSchedule, WhatAStepBeginsWithBeyondItsRecordIsInTheBoundAsWell) {
   auto [schedule, player] = WithAmpleTarget({PlannedChain({1, 2})});
-  schedule.OnDeviceBytes(5 * kSize, /*visiting_bytes=*/kSize);
+  schedule.OnDeviceBytes(5 * kSize, /*streamed_bytes=*/kSize);
   player.Save(1);
   EXPECT_EQ(MoreBytes(schedule), 3 * kSize) << "the record begins with the first tensor alone";
 }
 
-TEST(PlannedSchedule, AStepThatMayStillBeAnotherPromisesAndLeavesRoomForTheLargerOne) {
+TEST(PlannedSchedule, AStepThatMayStillBeAnotherIsBoundByAndLeavesRoomForTheLargerOne) {
   for (const bool larger_is_followed : {true, false}) {
     SCOPED_TRACE(larger_is_followed);
     StepTrace large = Chain({1, 2, 3});
@@ -1524,8 +1524,8 @@ TEST(PlannedSchedule, AStepThatMayStillBeAnotherPromisesAndLeavesRoomForTheLarge
     // Beside the followed plan the larger one's growth does not fit.
     const uint64_t device_bytes = larger_is_followed ? 9 * kSize : 4 * kSize;
     const auto expect_larger = [&schedule = schedule, device_bytes] {
-      EXPECT_EQ(schedule.Promise()->most_bytes, 9 * kSize);
-      EXPECT_TRUE(schedule.Promise()->moves);
+      EXPECT_EQ(schedule.StepPeakBound()->most_bytes, 9 * kSize);
+      EXPECT_TRUE(schedule.StepPeakBound()->moves);
       schedule.OnDeviceBytes(device_bytes, 0);
       EXPECT_TRUE(schedule.LacksBytes());
     };
@@ -1534,8 +1534,8 @@ TEST(PlannedSchedule, AStepThatMayStillBeAnotherPromisesAndLeavesRoomForTheLarge
     player.Save(2);
     expect_larger();
     player.Save(7);
-    EXPECT_EQ(schedule.Promise()->most_bytes, 3 * kSize) << "it is the smaller one";
-    EXPECT_FALSE(schedule.Promise()->moves);
+    EXPECT_EQ(schedule.StepPeakBound()->most_bytes, 3 * kSize) << "it is the smaller one";
+    EXPECT_FALSE(schedule.StepPeakBound()->moves);
     schedule.OnDeviceBytes(4 * kSize, 0);
     EXPECT_FALSE(schedule.LacksBytes());
   }
@@ -1549,7 +1549,7 @@ TEST(PlannedSchedule, AStepThatLeavesOutWhatAnotherPlanDoesNotHaveFollowsThatOne
   EXPECT_THAT(schedule.followed()->step().objects, SizeIs(3));
 }
 
-TEST(PlannedSchedule, WhatShouldHaveGoneIsPromisedBesideThePeakUntilItLeavesAndThenGoesAtOnce) {
+TEST(PlannedSchedule, WhatShouldHaveGoneIsInTheBoundBesideThePeakUntilItLeavesAndThenGoesAtOnce) {
   auto [schedule, player] = WithAmpleTarget({FourTensors()});
   player.HoldBack();
   player.SaveAll({1, 2});
@@ -1562,7 +1562,7 @@ TEST(PlannedSchedule, WhatShouldHaveGoneIsPromisedBesideThePeakUntilItLeavesAndT
   EXPECT_EQ(MoreBytes(schedule), 0u);
 }
 
-TEST(PlannedSchedule, WhatNeverLeavesIsPromisedBesideThePeakUntilItIsToBeBack) {
+TEST(PlannedSchedule, WhatNeverLeavesIsInTheBoundBesideThePeakUntilItIsToBeBack) {
   for (const bool is_let_go : {false, true}) {
     auto [schedule, player] = WithAmpleTarget({FourTensors()});
     player.HoldBack();
@@ -1579,7 +1579,7 @@ TEST(PlannedSchedule, WhatNeverLeavesIsPromisedBesideThePeakUntilItIsToBeBack) {
   }
 }
 
-TEST(PlannedSchedule, WhatGoesWhileOthersHoldItIsPromisedBesideThePeakUntilItIsReleased) {
+TEST(PlannedSchedule, WhatGoesWhileOthersHoldItIsInTheBoundBesideThePeakUntilItIsReleased) {
   StepTrace step = FourTensors()->step();
   for (const bool frees : {true, false}) {
     SCOPED_TRACE(frees ? "frees its memory" : "frees nothing");
@@ -1596,7 +1596,7 @@ TEST(PlannedSchedule, WhatGoesWhileOthersHoldItIsPromisedBesideThePeakUntilItIsR
   }
 }
 
-TEST(PlannedSchedule, WhatOthersHoldIsPromisedByTheKnownStepThatFollowsAsWell) {
+TEST(PlannedSchedule, WhatOthersHoldIsInTheBoundByTheKnownStepThatFollowsAsWell) {
   const CachedPtr cached = FourTensors();
   auto [schedule, player] =
       WithAmpleTarget({cached, Planned(Chain({1, 2, 3, 9}), cached->plan().moves)});
@@ -1610,7 +1610,7 @@ TEST(PlannedSchedule, WhatOthersHoldIsPromisedByTheKnownStepThatFollowsAsWell) {
   EXPECT_EQ(MoreBytes(schedule), kSize);
 }
 
-TEST(PlannedSchedule, WhatOthersHoldIsPromisedEachTimeThatItIsToBeAway) {
+TEST(PlannedSchedule, WhatOthersHoldIsInTheBoundEachTimeThatItIsToBeAway) {
   auto [schedule, player] = WithAmpleTarget({FourTensorsOfWhichOneGoesTwice()});
   player.Save(1);
   player.Hold(0);
@@ -1637,7 +1637,7 @@ TEST(PlannedSchedule, WhatOthersHeldUntilItWasFetchedIsGoneOnceItIsDroppedAgain)
 }
 
 // The plan counts it as there.
-TEST(PlannedSchedule, WhatGoesEarlyWhileOthersHoldItIsPromisedOnceItIsToBeAway) {
+TEST(PlannedSchedule, WhatGoesEarlyWhileOthersHoldItIsInTheBoundOnceItIsToBeAway) {
   auto [schedule, player] = WithTarget(
       4 * kSize, {PlannedChain({1, 2, 3, 4, 5}, {{.object = 0, .evict_at = 4, .fetch_at = 7}})});
   player.Save(1);

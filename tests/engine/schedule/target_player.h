@@ -161,7 +161,7 @@ class TargetPlayer {
     NotePeak();
   }
   // Sets the device bytes of streamed weights.
-  void SetVisitingBytes(uint64_t size_bytes) { visiting_bytes_ = size_bytes; }
+  void SetStreamedBytes(uint64_t size_bytes) { streamed_bytes_ = size_bytes; }
   // Delays all offloads until EndForward.
   void HoldBack() { hold_back_ = true; }
   // Makes the next prefetch fail.
@@ -178,7 +178,7 @@ class TargetPlayer {
   const ScheduledParcel& parcel(size_t number) const { return tensors_[number]; }
   bool IsHere(size_t number) const { return tensors_[number].is_here || tensors_[number].is_held; }
   uint64_t device_bytes() const {
-    uint64_t bytes = other_bytes_ + visiting_bytes_;
+    uint64_t bytes = other_bytes_ + streamed_bytes_;
     for (const Tensor& tensor : tensors_) {
       if ((tensor.is_here || tensor.is_held) && tensor.frees) bytes += tensor.size_bytes;
     }
@@ -220,7 +220,7 @@ class TargetPlayer {
 
   // Tensors whose operator still runs are sent later.
   void SendDeferredOffloads(uint64_t unless_by) {
-    schedule_.OnDeviceBytes(device_bytes(), visiting_bytes_);
+    schedule_.OnDeviceBytes(device_bytes(), streamed_bytes_);
     for (const uint32_t deferred : schedule_.TakeDeferredOffloads()) {
       const auto is_it = [deferred](const Tensor& tensor) {
         return !tensor.is_over && tensor.objects.front() == deferred;
@@ -249,7 +249,7 @@ class TargetPlayer {
 
   void Evict() {
     for (;;) {
-      schedule_.OnDeviceBytes(device_bytes(), visiting_bytes_);
+      schedule_.OnDeviceBytes(device_bytes(), streamed_bytes_);
       const ScheduledParcels parcels = schedule_.TakeEvictions();
       if (parcels.empty()) return;
       for (ScheduledParcel* parcel : parcels) {
@@ -273,7 +273,7 @@ class TargetPlayer {
   }
   void Prefetch(const Tensor& read) {
     for (;;) {
-      schedule_.OnDeviceBytes(device_bytes(), visiting_bytes_);
+      schedule_.OnDeviceBytes(device_bytes(), streamed_bytes_);
       const ScheduledParcels parcels =
           schedule_
               .TakeFetches(read.place, kBackward,
@@ -297,7 +297,7 @@ class TargetPlayer {
   std::deque<Tensor> tensors_;  // of the current step
   uint64_t last_operator_ = kOwnOperator;
   uint64_t other_bytes_ = 0;
-  uint64_t visiting_bytes_ = 0;
+  uint64_t streamed_bytes_ = 0;
   uint64_t peak_bytes_ = 0;
   bool in_backward_ = false;
   bool hold_back_ = false;

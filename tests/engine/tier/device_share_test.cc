@@ -8,41 +8,41 @@
 #include <utility>
 
 #include "gtest/gtest.h"
-#include "pinion/engine/schedule/set_aside.h"
+#include "pinion/engine/schedule/reservation.h"
 
 namespace pinion {
 namespace {
 
-TEST(DeviceShare, WhatVisitsCountsForItsModelAndForTheDeviceUntilItIsGone) {
+TEST(DeviceShare, WhatIsStreamedCountsForItsModelAndForTheDeviceUntilItIsGone) {
   const auto share = std::make_shared<DeviceShare>();
-  const auto one = std::make_shared<Visitor>();
-  const auto other = std::make_shared<Visitor>();
-  const VisitingBytes first(share, one, 100);
+  const auto one = std::make_shared<StreamedModel>();
+  const auto other = std::make_shared<StreamedModel>();
+  const StreamedBytes first(share, one, 100);
   {
-    VisitingBytes second(share, other, 30);
+    StreamedBytes second(share, other, 30);
     EXPECT_EQ(other->allocated_bytes, 0u) << "they may be refused";
     second.CountAllocation();
-    EXPECT_EQ(share->visiting_bytes(), 130u);
+    EXPECT_EQ(share->streamed_bytes(), 130u);
     EXPECT_EQ(one->current_bytes, 100u);
     EXPECT_EQ(other->current_bytes, 30u);
   }
-  EXPECT_EQ(share->visiting_bytes(), 100u);
+  EXPECT_EQ(share->streamed_bytes(), 100u);
   EXPECT_EQ(other->current_bytes, 0u);
   EXPECT_EQ(other->allocated_bytes, 30u) << "what was freed counts on here";
 }
 
 TEST(DeviceShare, BytesThatAreMovedCountOnce) {
   const auto share = std::make_shared<DeviceShare>();
-  const auto model = std::make_shared<Visitor>();
-  VisitingBytes here(share, model, 100);
-  VisitingBytes there(std::move(here));
-  EXPECT_EQ(share->visiting_bytes(), 100u);
-  VisitingBytes another(share, model, 7);
+  const auto model = std::make_shared<StreamedModel>();
+  StreamedBytes here(share, model, 100);
+  StreamedBytes there(std::move(here));
+  EXPECT_EQ(share->streamed_bytes(), 100u);
+  StreamedBytes another(share, model, 7);
   another.CountAllocation();
   another = std::move(there);
-  { const VisitingBytes gone = std::move(another); }
-  { const VisitingBytes gone = std::move(there); }
-  EXPECT_EQ(share->visiting_bytes(), 0u);
+  { const StreamedBytes gone = std::move(another); }
+  { const StreamedBytes gone = std::move(there); }
+  EXPECT_EQ(share->streamed_bytes(), 0u);
   EXPECT_EQ(model->current_bytes, 0u);
   EXPECT_EQ(model->allocated_bytes, 7u);
 }
@@ -58,19 +58,19 @@ TEST(DeviceShare, WhatSeveralModelsWantAddsUp) {
   EXPECT_EQ(share.wanted().enough_bytes, 8u);
 }
 
-TEST(DeviceShare, APromiseHoldsUntilTheNextOne) {
+TEST(DeviceShare, APeakBoundHoldsUntilTheNextOne) {
   DeviceShare share;
-  EXPECT_FALSE(share.promise().has_value());
+  EXPECT_FALSE(share.peak_bound().has_value());
   for (const bool moves : {true, false}) {
-    share.Promise(StepPromise{.most_bytes = uint64_t{1} << 40, .moves = moves});
-    ASSERT_TRUE(share.promise().has_value());
-    EXPECT_EQ(share.promise()->most_bytes, uint64_t{1} << 40);
-    EXPECT_EQ(share.promise()->moves, moves);
+    share.SetPeakBound(PeakBound{.most_bytes = uint64_t{1} << 40, .moves = moves});
+    ASSERT_TRUE(share.peak_bound().has_value());
+    EXPECT_EQ(share.peak_bound()->most_bytes, uint64_t{1} << 40);
+    EXPECT_EQ(share.peak_bound()->moves, moves);
   }
-  share.Promise(StepPromise{});
-  EXPECT_TRUE(share.promise().has_value()) << "others take nothing";
-  share.Promise(std::nullopt);
-  EXPECT_FALSE(share.promise().has_value());
+  share.SetPeakBound(PeakBound{});
+  EXPECT_TRUE(share.peak_bound().has_value()) << "others take nothing";
+  share.SetPeakBound(std::nullopt);
+  EXPECT_FALSE(share.peak_bound().has_value());
 }
 
 }  // namespace

@@ -192,8 +192,8 @@ Evidence CheckpointOnAnotherStream() {
   return world.machine().races();
 }
 
-// A weight that visits, used on its own stream, and on another, and dropped then.
-Evidence VisitAndGo(bool other_stream) {
+// A streamed weight, used on its own stream, and on another, and dropped then.
+Evidence FetchAndEvict(bool other_stream) {
   EmuWorld world(CollectRaces(), SmallWindows());
   torch::nn::Sequential net(torch::nn::Linear(64, 64), torch::nn::Linear(64, 64));
   constexpr uint64_t kOneLayer = 17 << 10;
@@ -212,8 +212,8 @@ Evidence VisitAndGo(bool other_stream) {
   run(1);
   return world.machine().races();
 }
-Evidence VisitOnOneStream() { return VisitAndGo(false); }
-Evidence VisitOnAnotherStream() { return VisitAndGo(true); }
+Evidence UseOnOneStream() { return FetchAndEvict(false); }
+Evidence UseOnAnotherStream() { return FetchAndEvict(true); }
 
 struct Scenario {
   const WaitSite* site;
@@ -246,8 +246,8 @@ const std::vector<Scenario>& Scenarios() {
       {&kUnpackOnOtherStream, "SharedCast", CastSharedByStreams, "aten::copy_", "aten::mul"},
       {&kBlockingCopyOut, "", RoundTripWithBlockingCopies, "copy D2H", "the free"},
       {&kComputedOnOtherStream, "", CheckpointOnAnotherStream, "aten::", "aten::mul"},
-      {&kWeightAfterCopyIn, "", VisitOnOneStream, "copy H2D", "aten::"},
-      {&kWeightUsedOnOtherStream, "", VisitOnAnotherStream, "aten::", "the free"},
+      {&kWeightAfterCopyIn, "", UseOnOneStream, "copy H2D", "aten::"},
+      {&kWeightUsedOnOtherStream, "", UseOnAnotherStream, "aten::", "the free"},
   };
   return *scenarios;
 }

@@ -7,8 +7,8 @@
 #include <optional>
 
 #include "gtest/gtest.h"
-#include "pinion/engine/schedule/set_aside.h"
-#include "pinion/engine/schedule/visit_room.h"
+#include "pinion/engine/schedule/reservation.h"
+#include "pinion/engine/schedule/window_predictor.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/weights/device_weights.h"
@@ -42,23 +42,23 @@ class Device {
   void ResetPeak() { allocator_.peak = allocator_.current; }
 
   // Weights of a model on their way: promised to the allocator, which has not heard of them.
-  VisitingBytes Foretell(const std::shared_ptr<Visitor>& model, uint64_t size_bytes) {
-    return VisitingBytes(share_, model, size_bytes);
+  StreamedBytes Foretell(const std::shared_ptr<StreamedModel>& model, uint64_t size_bytes) {
+    return StreamedBytes(share_, model, size_bytes);
   }
-  VisitingBytes Bring(const std::shared_ptr<Visitor>& model, uint64_t size_bytes) {
-    VisitingBytes bytes = Foretell(model, size_bytes);
+  StreamedBytes Bring(const std::shared_ptr<StreamedModel>& model, uint64_t size_bytes) {
+    StreamedBytes bytes = Foretell(model, size_bytes);
     Allocate(static_cast<int64_t>(size_bytes));
     bytes.CountAllocation();
     return bytes;
   }
 
   DeviceShare& share() { return *share_; }
-  const std::shared_ptr<Visitor>& weights() const { return weights_; }
+  const std::shared_ptr<StreamedModel>& weights() const { return weights_; }
   TargetWindow& window() { return window_; }
 
  private:
   const std::shared_ptr<DeviceShare> share_ = std::make_shared<DeviceShare>();
-  const std::shared_ptr<Visitor> weights_ = std::make_shared<Visitor>();
+  const std::shared_ptr<StreamedModel> weights_ = std::make_shared<StreamedModel>();
   AllocatorBytes allocator_;
   TargetWindow window_;
 };
@@ -77,8 +77,8 @@ TEST(TargetWindow, WhatItsOwnWeightsHaveAndAllocateIsNoneOfOthers) {
   Device device;
   device.Allocate(100);
   device.Use(0);
-  const VisitingBytes here = device.Bring(device.weights(), 300);
-  { const VisitingBytes gone = device.Bring(device.weights(), 200); }
+  const StreamedBytes here = device.Bring(device.weights(), 300);
+  { const StreamedBytes gone = device.Bring(device.weights(), 200); }
   device.Free(200);
   device.Use(1);
   EXPECT_EQ(device.Use(0), kTarget - 100) << "of 300 that are there, and 500 that came behind it";
@@ -87,33 +87,33 @@ TEST(TargetWindow, WhatItsOwnWeightsHaveAndAllocateIsNoneOfOthers) {
 TEST(TargetWindow, WeightsThatTheAllocatorHasNotHeardOfTakeNothingFromOthers) {
   Device device;
   device.Allocate(100);
-  const VisitingBytes coming = device.Foretell(device.weights(), 300);
+  const StreamedBytes coming = device.Foretell(device.weights(), 300);
   EXPECT_EQ(device.UseKnown(0), kTarget) << "and others have not less than nothing";
 }
 
 TEST(TargetWindow, AnotherModelsWeightsAreOthers) {
   Device device;
-  const auto other = std::make_shared<Visitor>();
+  const auto other = std::make_shared<StreamedModel>();
   device.Allocate(100);
-  const VisitingBytes own = device.Bring(device.weights(), 300);
-  const VisitingBytes others = device.Bring(other, 50);
+  const StreamedBytes own = device.Bring(device.weights(), 300);
+  const StreamedBytes others = device.Bring(other, 50);
   EXPECT_EQ(device.UseKnown(0), kTarget - 100 - 50);
 }
 
-TEST(TargetWindow, BesideAPromiseIsWhatAnotherModelHasButNotItsOwn) {
+TEST(TargetWindow, BesideAPeakBoundIsWhatAnotherModelHasButNotItsOwn) {
   Device device;
-  const auto other = std::make_shared<Visitor>();
+  const auto other = std::make_shared<StreamedModel>();
   device.Allocate(100);
-  device.share().Promise(StepPromise{.most_bytes = 400, .moves = true});
-  const VisitingBytes own = device.Bring(device.weights(), 300);
+  device.share().SetPeakBound(PeakBound{.most_bytes = 400, .moves = true});
+  const StreamedBytes own = device.Bring(device.weights(), 300);
   EXPECT_EQ(device.UseKnown(0), kTarget - 400);
   {
-    const VisitingBytes others = device.Bring(other, 50);
+    const StreamedBytes others = device.Bring(other, 50);
     EXPECT_EQ(device.UseKnown(0), kTarget - 400 - 50);
     device.Free(50);
   }
   EXPECT_EQ(device.UseKnown(0), kTarget - 400);
-  device.share().Promise(std::nullopt);
+  device.share().SetPeakBound(std::nullopt);
   EXPECT_EQ(device.UseKnown(4), kTarget - 100) << "the step is over";
 }
 

@@ -602,7 +602,7 @@ TEST(WeightTarget, TheLeastOfActivationsHasTheLargestUnitInIt) {
   World world(Weights(kUnitBytes), WithTarget(kUnitBytes));
   train(world);
   const std::string text = world.session()->Explain(0);
-  EXPECT_THAT(text, HasSubstr("weights that visit, and verify's checksums, take at least " +
+  EXPECT_THAT(text, HasSubstr("streamed weights, and verify's checksums, take at least " +
                               std::to_string(kUnitBytes)));
   const std::string before = "target's least is ";
   const size_t found = text.find(before);

@@ -1,13 +1,13 @@
 // Memory that a target leaves for streamed weights at each access.
 
-#include "pinion/engine/schedule/visit_room.h"
+#include "pinion/engine/schedule/window_predictor.h"
 
 #include <cstdint>
 #include <optional>
 #include <utility>
 
 #include "gtest/gtest.h"
-#include "pinion/engine/schedule/set_aside.h"
+#include "pinion/engine/schedule/reservation.h"
 
 namespace pinion {
 namespace {
@@ -17,8 +17,8 @@ constexpr uint64_t kTarget = 1000;
 // A program that accesses weights and allocates memory in between.
 class Player {
  public:
-  uint64_t Use(const VisitUse& use, const std::optional<StepPromise>& promise = std::nullopt) {
-    return room_.AtUse(use, others_, promise);
+  uint64_t Use(const WeightUse& use, const std::optional<PeakBound>& peak_bound = std::nullopt) {
+    return room_.AtUse(use, others_, peak_bound);
   }
   void Allocate(uint64_t size_bytes) {
     others_.current += size_bytes;
@@ -32,17 +32,17 @@ class Player {
   void ResetCounts() { others_.allocated = 0; }
 
  private:
-  VisitRoom room_{kTarget};
+  WindowPredictor room_{kTarget};
   OthersBytes others_;
 };
 
-TEST(VisitRoom, APlaceThatWasNeverSeenHasNone) {
+TEST(WindowPredictor, APlaceThatWasNeverSeenHasNone) {
   Player player;
   EXPECT_EQ(player.Use({.object = 0}), 0u);
   EXPECT_EQ(player.Use({.object = 1}), 0u);
 }
 
-TEST(VisitRoom, AKnownPlaceHasWhatTheTargetLeavesBesideWhatWillBeAllocated) {
+TEST(WindowPredictor, AKnownPlaceHasWhatTheTargetLeavesBesideWhatWillBeAllocated) {
   Player player;
   player.Use({.object = 0});
   player.Allocate(100);
@@ -51,7 +51,7 @@ TEST(VisitRoom, AKnownPlaceHasWhatTheTargetLeavesBesideWhatWillBeAllocated) {
   EXPECT_EQ(player.Use({.object = 0}), kTarget - 40 - 100) << "what is freed does not count";
 }
 
-TEST(VisitRoom, TheMostThatHasFollowedAPlaceCounts) {
+TEST(WindowPredictor, TheMostThatHasFollowedAPlaceCounts) {
   Player player;
   for (const uint64_t bytes : {100, 300, 200}) {
     player.Use({.object = 0});
@@ -61,7 +61,7 @@ TEST(VisitRoom, TheMostThatHasFollowedAPlaceCounts) {
   EXPECT_EQ(player.Use({.object = 0}), kTarget - 300);
 }
 
-TEST(VisitRoom, LargerArgumentsLeaveNoneUntilTheyAreKnown) {
+TEST(WindowPredictor, LargerArgumentsLeaveNoneUntilTheyAreKnown) {
   Player player;
   for (const uint64_t bytes : {10, 20}) {
     EXPECT_EQ(player.Use({.object = 0, .argument_bytes = bytes}), 0u) << bytes;
@@ -73,11 +73,11 @@ TEST(VisitRoom, LargerArgumentsLeaveNoneUntilTheyAreKnown) {
   EXPECT_EQ(player.Use({.object = 0, .argument_bytes = 5}), kTarget - 200) << "smaller ones";
 }
 
-TEST(VisitRoom, ForwardAndBackwardWithAndWithoutAGraphAreOtherPlaces) {
+TEST(WindowPredictor, ForwardAndBackwardWithAndWithoutAGraphAreOtherPlaces) {
   Player player;
   for (const uint64_t room : {uint64_t{0}, kTarget}) {
     for (int flags = 0; flags < 4; ++flags) {
-      const VisitUse use = {
+      const WeightUse use = {
           .object = 0, .builds_graph = (flags & 1) != 0, .in_backward = (flags & 2) != 0};
       EXPECT_EQ(player.Use(use), room) << flags;
       player.Use({.object = 1});
@@ -86,10 +86,10 @@ TEST(VisitRoom, ForwardAndBackwardWithAndWithoutAGraphAreOtherPlaces) {
 }
 
 // A layer that is used twice; the backward follows its last use.
-TEST(VisitRoom, WhereAGraphIsBuiltEachUseOfOneForwardIsAPlace) {
-  const VisitUse shared = {.object = 0, .builds_graph = true};
-  const VisitUse between = {.object = 1, .builds_graph = true};
-  const VisitUse backward = {.object = 0, .in_backward = true};
+TEST(WindowPredictor, WhereAGraphIsBuiltEachUseOfOneForwardIsAPlace) {
+  const WeightUse shared = {.object = 0, .builds_graph = true};
+  const WeightUse between = {.object = 1, .builds_graph = true};
+  const WeightUse backward = {.object = 0, .in_backward = true};
   Player player;
   for (int step = 0; step < 2; ++step) {
     EXPECT_EQ(player.Use(shared), step == 0 ? 0 : kTarget - 100);
@@ -101,7 +101,7 @@ TEST(VisitRoom, WhereAGraphIsBuiltEachUseOfOneForwardIsAPlace) {
   }
 }
 
-TEST(VisitRoom, EachUseInARowIsAPlace) {
+TEST(WindowPredictor, EachUseInARowIsAPlace) {
   Player player;
   const auto row = [&] {
     const uint64_t first = player.Use({.object = 0});
@@ -115,39 +115,39 @@ TEST(VisitRoom, EachUseInARowIsAPlace) {
   EXPECT_EQ(row(), std::pair(kTarget - 100, kTarget - 500));
 }
 
-TEST(VisitRoom, WhatIsPromisedCountsWhereSomethingMovesButNotInANewPlace) {
-  const StepPromise promise = {.most_bytes = 400, .moves = true};
+TEST(WindowPredictor, ThePeakBoundCountsWhereSomethingMovesButNotInANewPlace) {
+  const PeakBound peak_bound = {.most_bytes = 400, .moves = true};
   Player player;
-  EXPECT_EQ(player.Use({.object = 0}, promise), 0u);
+  EXPECT_EQ(player.Use({.object = 0}, peak_bound), 0u);
   player.AllocateAndFree(700);
   player.Use({.object = 1});
-  EXPECT_EQ(player.Use({.object = 0}, promise), kTarget - 400);
-  EXPECT_EQ(player.Use({.object = 1}, promise), kTarget - 400) << "though 700 came here before";
-  EXPECT_EQ(player.Use({.object = 0, .argument_bytes = 1}, promise), 0u);
+  EXPECT_EQ(player.Use({.object = 0}, peak_bound), kTarget - 400);
+  EXPECT_EQ(player.Use({.object = 1}, peak_bound), kTarget - 400) << "though 700 came here before";
+  EXPECT_EQ(player.Use({.object = 0, .argument_bytes = 1}, peak_bound), 0u);
 }
 
-TEST(VisitRoom, WhatIsThereCountsThoughLessIsPromised) {
-  const StepPromise promise = {.most_bytes = 400, .moves = true};
+TEST(WindowPredictor, WhatIsThereCountsThoughTheBoundIsLess) {
+  const PeakBound peak_bound = {.most_bytes = 400, .moves = true};
   Player player;
-  player.Use({.object = 0}, promise);
-  player.Use({.object = 1}, promise);
+  player.Use({.object = 0}, peak_bound);
+  player.Use({.object = 1}, peak_bound);
   player.Allocate(500);
-  EXPECT_EQ(player.Use({.object = 0}, promise), kTarget - 500);
+  EXPECT_EQ(player.Use({.object = 0}, peak_bound), kTarget - 500);
 }
 
-TEST(VisitRoom, WhereNothingMovesTheLesserOfWhatIsPromisedAndWhatWasSeenCounts) {
-  const StepPromise promise = {.most_bytes = 400, .moves = false};
+TEST(WindowPredictor, WhereNothingMovesTheLesserOfTheBoundAndWhatWasSeenCounts) {
+  const PeakBound peak_bound = {.most_bytes = 400, .moves = false};
   Player player;
   for (int round = 0; round < 2; ++round) {
-    const uint64_t first = player.Use({.object = 0}, promise);
+    const uint64_t first = player.Use({.object = 0}, peak_bound);
     player.AllocateAndFree(700);
-    const uint64_t second = player.Use({.object = 1}, promise);
+    const uint64_t second = player.Use({.object = 1}, peak_bound);
     EXPECT_EQ(first, round == 0 ? 0u : kTarget - 400);
     EXPECT_EQ(second, round == 0 ? 0u : kTarget);
   }
 }
 
-TEST(VisitRoom, AnObjectThatIsUsedOnAndOnIsInAKnownPlace) {
+TEST(WindowPredictor, AnObjectThatIsUsedOnAndOnIsInAKnownPlace) {
   Player player;
   uint64_t room = 0;
   for (int use = 0; use < 1000; ++use) {
@@ -157,7 +157,7 @@ TEST(VisitRoom, AnObjectThatIsUsedOnAndOnIsInAKnownPlace) {
   EXPECT_EQ(room, kTarget - 10);
 }
 
-TEST(VisitRoom, OthersThatHaveMoreThanTheTargetLeaveNone) {
+TEST(WindowPredictor, OthersThatHaveMoreThanTheTargetLeaveNone) {
   Player player;
   player.Use({.object = 0});
   player.Allocate(2 * kTarget);
@@ -165,7 +165,7 @@ TEST(VisitRoom, OthersThatHaveMoreThanTheTargetLeaveNone) {
   EXPECT_EQ(player.Use({.object = 0}), 0u);
 }
 
-TEST(VisitRoom, WhereCountsWereResetThePlaceIsForgotten) {
+TEST(WindowPredictor, WhereCountsWereResetThePlaceIsForgotten) {
   Player player;
   player.Use({.object = 0});
   player.Allocate(100);

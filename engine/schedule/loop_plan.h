@@ -1,12 +1,12 @@
 // Which streamed weights stay on the device while a model repeats the same pass over more of them
 // than fit, as in inference.
 //
-//   const VisitLoop loop = LoopWithin({{0, 4 << 20}, {1, 4 << 20}, {2, 4 << 20}, ...}, 12 << 20);
+//   const LoopPlan loop = PlanLoop({{0, 4 << 20}, {1, 4 << 20}, {2, 4 << 20}, ...}, 12 << 20);
 //
 // Pure functions.
 
-#ifndef PINION_ENGINE_SCHEDULE_VISIT_LOOP_H_
-#define PINION_ENGINE_SCHEDULE_VISIT_LOOP_H_
+#ifndef PINION_ENGINE_SCHEDULE_LOOP_PLAN_H_
+#define PINION_ENGINE_SCHEDULE_LOOP_PLAN_H_
 
 #include <cstdint>
 #include <vector>
@@ -18,7 +18,7 @@ struct SizedObject {
   uint64_t size_bytes = 0;
 };
 
-struct VisitLoop {
+struct LoopPlan {
   std::vector<uint32_t> stay;  // objects that stay on the device
   // A limit means that the loop moves on: objects stay in its first round alone. In later rounds
   // each object is evicted after its use, and fetched again as early as the limit of bytes ahead,
@@ -26,13 +26,13 @@ struct VisitLoop {
   uint64_t most_ahead_bytes = UINT64_MAX;
 
   bool moves_on() const { return most_ahead_bytes != UINT64_MAX; }
-  bool operator==(const VisitLoop& other) const = default;
+  bool operator==(const LoopPlan& other) const = default;
 };
 
 // Returns the loop that fetches the fewest bytes a round. `round` has each object once, in the
 // order of use. No object stays if all fit in the window, or if two objects fill the window.
-VisitLoop LoopWithin(const std::vector<SizedObject>& round, uint64_t window_bytes);
+LoopPlan PlanLoop(const std::vector<SizedObject>& round, uint64_t window_bytes);
 
 }  // namespace pinion
 
-#endif  // PINION_ENGINE_SCHEDULE_VISIT_LOOP_H_
+#endif  // PINION_ENGINE_SCHEDULE_LOOP_PLAN_H_

@@ -1,4 +1,4 @@
-#include "pinion/engine/schedule/visit_loop.h"
+#include "pinion/engine/schedule/loop_plan.h"
 
 #include <algorithm>
 #include <cmath>
@@ -72,15 +72,15 @@ std::vector<SizedObject> ChooseWhatStays(const std::vector<SizedObject>& round,
   return stay;
 }
 
-VisitLoop LoopOf(const std::vector<SizedObject>& stay, uint64_t most_ahead_bytes = UINT64_MAX) {
-  VisitLoop loop = {.stay = {}, .most_ahead_bytes = most_ahead_bytes};
+LoopPlan LoopOf(const std::vector<SizedObject>& stay, uint64_t most_ahead_bytes = UINT64_MAX) {
+  LoopPlan loop = {.stay = {}, .most_ahead_bytes = most_ahead_bytes};
   for (const SizedObject& sized : stay) loop.stay.push_back(sized.object);
   return loop;
 }
 
 }  // namespace
 
-VisitLoop LoopWithin(const std::vector<SizedObject>& round, uint64_t window_bytes) {
+LoopPlan PlanLoop(const std::vector<SizedObject>& round, uint64_t window_bytes) {
   const uint64_t round_bytes = BytesOf(round);
   if (round_bytes <= window_bytes) return {};
   const std::vector<SizedObject> stay = ChooseWhatStays(round, window_bytes);

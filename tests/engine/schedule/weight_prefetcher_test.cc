@@ -1,7 +1,7 @@
 // Streamed weights never exceed their window, are prefetched in time, and are copied no more often
 // than the best eviction order requires.
 
-#include "pinion/engine/schedule/visit_schedule.h"
+#include "pinion/engine/schedule/weight_prefetcher.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -22,31 +22,32 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
-// Executes the requested copies and drops, and checks that each was possible.
+// Executes the requested copies and evictions, and checks that each was possible.
 class Shelf {
  public:
   Shelf(std::vector<uint64_t> sizes_bytes, uint64_t window_bytes)
       : sizes_(sizes_bytes), window_bytes_(window_bytes), schedule_({sizes_bytes, window_bytes}) {}
 
-  Visit Use(uint32_t object) {
-    const Visit visit = schedule_.OnUse(object, [this](uint32_t n) { return !kept_.contains(n); });
-    was_here_ = std::ranges::count(visit.fetches, object) == 0;
-    Execute(visit);
+  PrefetchPlan Use(uint32_t object) {
+    const PrefetchPlan plan =
+        schedule_.OnUse(object, [this](uint32_t n) { return !kept_.contains(n); });
+    was_here_ = std::ranges::count(plan.fetches, object) == 0;
+    Execute(plan);
     EXPECT_TRUE(here_.contains(object));
     uint64_t bytes = 0;
     for (const uint32_t n : here_) bytes += sizes_[n];
-    EXPECT_EQ(bytes, schedule_.here_bytes());
+    EXPECT_EQ(bytes, schedule_.resident_bytes());
     if (kept_.empty()) {
       EXPECT_LE(bytes, window_bytes_);
     }
-    return visit;
+    return plan;
   }
-  Visit Used(uint32_t object) { return Execute(schedule_.OnUsed(object, MayDrop)); }
+  PrefetchPlan Used(uint32_t object) { return Execute(schedule_.OnUsed(object, MayEvict)); }
   void Drop(uint32_t object) {
-    schedule_.OnAway(object);
+    schedule_.OnEvicted(object);
     here_.erase(object);
   }
-  Visit Change() { return Execute(schedule_.OnChange(MayDrop)); }
+  PrefetchPlan Change() { return Execute(schedule_.OnChange(MayEvict)); }
   // Returns how many of these accesses found their object not resident.
   int Late(const std::vector<uint32_t>& uses, int rounds = 1) {
     int late = 0;
@@ -71,21 +72,21 @@ class Shelf {
     Late(uses, rounds);
     return TakeFetches();
   }
-  VisitSchedule& schedule() { return schedule_; }
+  WeightPrefetcher& schedule() { return schedule_; }
   const std::set<uint32_t>& here() const { return here_; }
 
  private:
-  static bool MayDrop(uint32_t) { return true; }
-  Visit Execute(const Visit& visit) {
-    for (const uint32_t n : visit.drops) EXPECT_EQ(here_.erase(n), 1u) << n << " was not there";
-    for (const uint32_t n : visit.fetches) EXPECT_TRUE(here_.insert(n).second) << n << " was there";
-    fetches_ += static_cast<int>(visit.fetches.size());
-    return visit;
+  static bool MayEvict(uint32_t) { return true; }
+  PrefetchPlan Execute(const PrefetchPlan& plan) {
+    for (const uint32_t n : plan.evictions) EXPECT_EQ(here_.erase(n), 1u) << n << " was not there";
+    for (const uint32_t n : plan.fetches) EXPECT_TRUE(here_.insert(n).second) << n << " was there";
+    fetches_ += static_cast<int>(plan.fetches.size());
+    return plan;
   }
 
   const std::vector<uint64_t> sizes_;
   uint64_t window_bytes_;
-  VisitSchedule schedule_;
+  WeightPrefetcher schedule_;
   std::set<uint32_t> here_;
   std::set<uint32_t> kept_;
   bool was_here_ = false;
@@ -109,14 +110,14 @@ std::vector<uint64_t> Equal(size_t layers, uint64_t size_bytes = 1) {
   return std::vector<uint64_t>(layers, size_bytes);
 }
 
-TEST(VisitSchedule, TheFirstStepFetchesEachObjectWhenItIsUsed) {
+TEST(WeightPrefetcher, TheFirstStepFetchesEachObjectWhenItIsUsed) {
   Shelf shelf({1, 1, 1, 1}, 2);
   EXPECT_EQ(shelf.Late({0, 1, 2, 3}), 4);
   EXPECT_THAT(shelf.here(), ElementsAre(2, 3)) << "the turn finds what was used last";
   EXPECT_EQ(shelf.Late({3, 2, 1, 0}), 2);
 }
 
-TEST(VisitSchedule, ALaterStepHasWhatItUsesBeforehand) {
+TEST(WeightPrefetcher, ALaterStepHasWhatItUsesBeforehand) {
   Shelf shelf(Equal(8), 2);
   const std::vector<uint32_t> step = ForwardAndBackward(8);
   shelf.Late(step);
@@ -128,13 +129,13 @@ TEST(VisitSchedule, ALaterStepHasWhatItUsesBeforehand) {
   EXPECT_EQ(shelf.TakeFetches(), 12) << "both turns keep two of the eight";
 }
 
-TEST(VisitSchedule, InferenceKeepsAllWhereTheWindowHasRoom) {
+TEST(WeightPrefetcher, InferenceKeepsAllWhereTheWindowHasRoom) {
   Shelf shelf(Equal(4), 4);
   shelf.Late({0, 1, 2, 3}, 3);
   EXPECT_EQ(shelf.TakeFetches(), 4) << "what fits stays";
 }
 
-TEST(VisitSchedule, InferenceKeepsAShareAndFetchesTheRestInTime) {
+TEST(WeightPrefetcher, InferenceKeepsAShareAndFetchesTheRestInTime) {
   const std::vector<uint32_t> pass = Pass(24);
   for (const int window : {2, 3, 4, 12, 13, 14, 17, 23}) {
     Shelf shelf(Equal(24, 5), 5 * static_cast<uint64_t>(window));
@@ -155,27 +156,27 @@ TEST(VisitSchedule, InferenceKeepsAShareAndFetchesTheRestInTime) {
 
 // Returns the average time of a loop's round. A byte takes 1 to compute and `copy` to be copied in.
 double TimeOfRound(const std::vector<uint64_t>& sizes_bytes, uint64_t window_bytes, double copy) {
-  VisitSchedule schedule({sizes_bytes, window_bytes});
+  WeightPrefetcher schedule({sizes_bytes, window_bytes});
   std::vector<double> here(sizes_bytes.size()), used(sizes_bytes.size());
   double now = 0;
   double link = 0;
-  const auto execute = [&](const Visit& visit) {
+  const auto execute = [&](const PrefetchPlan& plan) {
     double room = 0;
-    for (const uint32_t object : visit.drops) room = std::max(room, used[object]);
-    for (const uint32_t object : visit.fetches) {
+    for (const uint32_t object : plan.evictions) room = std::max(room, used[object]);
+    for (const uint32_t object : plan.fetches) {
       here[object] = link = std::max(link, room) + copy * static_cast<double>(sizes_bytes[object]);
     }
   };
-  const auto may_drop = [](uint32_t) { return true; };
+  const auto may_evict = [](uint32_t) { return true; };
   constexpr int kRounds = 60, kFirst = 14;
   double begin = 0;
   for (int round = 0; round < kRounds; ++round) {
     if (round == kFirst) begin = now;
     for (uint32_t object = 0; object < sizes_bytes.size(); ++object) {
-      execute(schedule.OnUse(object, may_drop));
+      execute(schedule.OnUse(object, may_evict));
       now = std::max(now, here[object]) + static_cast<double>(sizes_bytes[object]);
       used[object] = now;
-      execute(schedule.OnUsed(object, may_drop));
+      execute(schedule.OnUsed(object, may_evict));
     }
   }
   return (now - begin) / (kRounds - kFirst);
@@ -189,7 +190,7 @@ double TimeOverBound(int window, double copy) {
   return time / std::max<double>(kObjects, fewest * copy);
 }
 
-TEST(VisitSchedule, InferenceIsNearItsBoundHoweverFastTheLinkIs) {
+TEST(WeightPrefetcher, InferenceIsNearItsBoundHoweverFastTheLinkIs) {
   for (int window = 2; window <= 22; ++window) {
     double most = 0;
     double slow_link = 0;
@@ -203,7 +204,7 @@ TEST(VisitSchedule, InferenceIsNearItsBoundHoweverFastTheLinkIs) {
   }
 }
 
-TEST(VisitSchedule, NothingIsLateBehindTheRoundsThatTeachALoop) {
+TEST(WeightPrefetcher, NothingIsLateBehindTheRoundsThatTeachALoop) {
   const std::vector<uint32_t> pass = Pass(24);
   for (int window = 2; window <= 24; ++window) {
     Shelf shelf(Equal(24), static_cast<uint64_t>(window));
@@ -215,8 +216,8 @@ TEST(VisitSchedule, NothingIsLateBehindTheRoundsThatTeachALoop) {
 // Runs a loop in each of the windows in turn. Returns the bytes fetched per round in the last.
 double BytesOfRound(const std::vector<uint64_t>& sizes_bytes,
                     const std::vector<uint64_t>& windows_bytes) {
-  VisitSchedule schedule({sizes_bytes, windows_bytes.front()});
-  const auto may_drop = [](uint32_t) { return true; };
+  WeightPrefetcher schedule({sizes_bytes, windows_bytes.front()});
+  const auto may_evict = [](uint32_t) { return true; };
   constexpr int kRounds = 24;
   uint64_t fetched_bytes = 0;
   for (const uint64_t window_bytes : windows_bytes) {
@@ -224,10 +225,10 @@ double BytesOfRound(const std::vector<uint64_t>& sizes_bytes,
     for (int round = -12; round < kRounds; ++round) {
       if (round == 0) fetched_bytes = 0;
       for (uint32_t object = 0; object < sizes_bytes.size(); ++object) {
-        for (const uint32_t fetched : schedule.OnUse(object, may_drop).fetches) {
+        for (const uint32_t fetched : schedule.OnUse(object, may_evict).fetches) {
           fetched_bytes += sizes_bytes[fetched];
         }
-        for (const uint32_t fetched : schedule.OnUsed(object, may_drop).fetches) {
+        for (const uint32_t fetched : schedule.OnUsed(object, may_evict).fetches) {
           fetched_bytes += sizes_bytes[fetched];
         }
       }
@@ -236,7 +237,7 @@ double BytesOfRound(const std::vector<uint64_t>& sizes_bytes,
   return static_cast<double>(fetched_bytes) / kRounds;
 }
 
-TEST(VisitSchedule, AWindowThatHasChangedIsUsedLikeOneThatWasThereFromTheStart) {
+TEST(WeightPrefetcher, AWindowThatHasChangedIsUsedLikeOneThatWasThereFromTheStart) {
   for (const uint64_t count : {6, 12, 24}) {
     const std::vector<uint64_t> sizes(count, 1);
     for (uint64_t window = 2; window <= count; ++window) {
@@ -256,7 +257,7 @@ std::vector<uint64_t> LanguageModel(size_t layers, uint64_t layer_bytes, uint64_
   return sizes;
 }
 
-TEST(VisitSchedule, AnEmbeddingAndAHeadStaySoThatLayersAloneNeedRoomToComeAndGo) {
+TEST(WeightPrefetcher, AnEmbeddingAndAHeadStaySoThatLayersAloneNeedRoomToComeAndGo) {
   const std::vector<uint64_t> sizes = LanguageModel(24, 10, 60);
   for (uint64_t window = 160; window < 340; window += 10) {
     const double layers_away = static_cast<double>(360 - (window - 3 * 10));
@@ -264,7 +265,7 @@ TEST(VisitSchedule, AnEmbeddingAndAHeadStaySoThatLayersAloneNeedRoomToComeAndGo)
   }
 }
 
-TEST(VisitSchedule, ALanguageModelIsNoSlowerInALargerWindow) {
+TEST(WeightPrefetcher, ALanguageModelIsNoSlowerInALargerWindow) {
   for (const size_t layers : {12, 24}) {
     for (const uint64_t embedding : {20, 40, 60, 100}) {
       const std::vector<uint64_t> sizes = LanguageModel(layers, 10, embedding);
@@ -280,7 +281,7 @@ TEST(VisitSchedule, ALanguageModelIsNoSlowerInALargerWindow) {
   }
 }
 
-TEST(VisitSchedule, UnequalObjectsFetchNoMoreInALargerWindow) {
+TEST(WeightPrefetcher, UnequalObjectsFetchNoMoreInALargerWindow) {
   std::vector<std::vector<uint64_t>> models;
   auto& conv = models.emplace_back();
   for (const uint64_t size : {4, 16, 64, 256}) conv.insert(conv.end(), 4, size);
@@ -309,7 +310,7 @@ TEST(VisitSchedule, UnequalObjectsFetchNoMoreInALargerWindow) {
   }
 }
 
-TEST(VisitSchedule, WhatStaysIsSpreadOverTheRound) {
+TEST(WeightPrefetcher, WhatStaysIsSpreadOverTheRound) {
   const std::vector<uint32_t> pass = Pass(24);
   Shelf shelf(Equal(24), 8);
   shelf.Late(pass, 4);
@@ -317,7 +318,7 @@ TEST(VisitSchedule, WhatStaysIsSpreadOverTheRound) {
   for (const uint32_t object : pass) EXPECT_LE(shelf.Use(object).fetches.size(), 2u) << object;
 }
 
-TEST(VisitSchedule, WhatStaysIsGivenUpForAnotherRowOfUses) {
+TEST(WeightPrefetcher, WhatStaysIsGivenUpForAnotherRowOfUses) {
   const std::vector<uint32_t> pass = Pass(12);
   const std::vector<uint32_t> step = ForwardAndBackward(12);
   Shelf shelf(Equal(12), 6);
@@ -329,7 +330,7 @@ TEST(VisitSchedule, WhatStaysIsGivenUpForAnotherRowOfUses) {
   EXPECT_EQ(shelf.FetchesOf(pass, 11), 11 * (12 - 4));
 }
 
-TEST(VisitSchedule, AnotherRowOfUsesIsTriedInTheSameWindow) {
+TEST(WeightPrefetcher, AnotherRowOfUsesIsTriedInTheSameWindow) {
   const std::vector<uint32_t> pass = Pass(12);
   Shelf shelf(Equal(12), 6);
   shelf.Late(ForwardAndBackward(12), 4);
@@ -337,47 +338,47 @@ TEST(VisitSchedule, AnotherRowOfUsesIsTriedInTheSameWindow) {
   EXPECT_EQ(shelf.FetchesOf(pass), 12 - 4) << "in a step nothing stays by name, but in a pass";
 }
 
-TEST(VisitSchedule, TheSameUseAgainAsksForNothing) {
+TEST(WeightPrefetcher, TheSameUseAgainAsksForNothing) {
   Shelf shelf({1, 1}, 2);
   shelf.Use(0);
-  const Visit again = shelf.Use(0);
-  EXPECT_THAT(again.drops, IsEmpty());
+  const PrefetchPlan again = shelf.Use(0);
+  EXPECT_THAT(again.evictions, IsEmpty());
   EXPECT_THAT(again.fetches, IsEmpty());
 }
 
-TEST(VisitSchedule, BehindAnObjectsLastUseInARowItsRoomGoesToWhatComesNext) {
+TEST(WeightPrefetcher, BehindAnObjectsLastUseInARowItsRoomGoesToWhatComesNext) {
   Shelf shelf(Equal(6), 2);
   const auto use_twice = [&](uint32_t object) {
     shelf.Use(object);
-    const Visit between = shelf.Used(object);
-    EXPECT_THAT(between.drops, IsEmpty()) << object << " is used once more";
+    const PrefetchPlan between = shelf.Used(object);
+    EXPECT_THAT(between.evictions, IsEmpty()) << object << " is used once more";
     shelf.Use(object);
     return shelf.Used(object);
   };
   for (int round = 0; round < 3; ++round) {
     for (uint32_t object = 0; object < 6; ++object) {
-      const Visit after = use_twice(object);
+      const PrefetchPlan after = use_twice(object);
       if (round < 2) continue;
-      EXPECT_THAT(after.drops, ElementsAre(object));
+      EXPECT_THAT(after.evictions, ElementsAre(object));
       EXPECT_THAT(after.fetches, ElementsAre((object + 2) % 6));
     }
   }
 }
 
-TEST(VisitSchedule, BehindItsUseAnObjectGoesThatTheWindowHasNoRoomFor) {
+TEST(WeightPrefetcher, BehindItsUseAnObjectGoesThatTheWindowHasNoRoomFor) {
   Shelf shelf({1, 2}, 3);
   shelf.Use(0);
-  EXPECT_THAT(shelf.Used(0).drops, IsEmpty());
+  EXPECT_THAT(shelf.Used(0).evictions, IsEmpty());
   shelf.Use(1);
-  EXPECT_THAT(shelf.Used(1).drops, IsEmpty());
+  EXPECT_THAT(shelf.Used(1).evictions, IsEmpty());
   shelf.SetWindow(2);
   shelf.Use(1);
   EXPECT_THAT(shelf.here(), ElementsAre(1));
   shelf.schedule().set_window_bytes(0);
-  EXPECT_THAT(shelf.Used(1).drops, ElementsAre(1));
+  EXPECT_THAT(shelf.Used(1).evictions, ElementsAre(1));
 }
 
-TEST(VisitSchedule, AUseMoreThanExpectedBringsTheObjectBack) {
+TEST(WeightPrefetcher, AUseMoreThanExpectedBringsTheObjectBack) {
   Shelf shelf(Equal(6), 2);
   const auto use_all = [&](uint32_t thrice) {
     for (uint32_t object = 0; object < 6; ++object) {
@@ -394,41 +395,41 @@ TEST(VisitSchedule, AUseMoreThanExpectedBringsTheObjectBack) {
   EXPECT_EQ(shelf.TakeFetches(), 6) << "the next round expects three";
 }
 
-TEST(VisitSchedule, WhatIsInUseElsewhereIsNotDropped) {
+TEST(WeightPrefetcher, WhatIsInUseElsewhereIsNotDropped) {
   Shelf shelf({1, 1, 1}, 2);
   shelf.Use(0);
   shelf.Keep(0);
   shelf.Use(1);
-  const Visit visit = shelf.Use(2);
-  EXPECT_THAT(visit.drops, ElementsAre(1));
+  const PrefetchPlan plan = shelf.Use(2);
+  EXPECT_THAT(plan.evictions, ElementsAre(1));
 }
 
-TEST(VisitSchedule, WhatCouldNotBeFetchedIsFetchedWhenItIsUsed) {
+TEST(WeightPrefetcher, WhatCouldNotBeFetchedIsFetchedWhenItIsUsed) {
   Shelf shelf({1, 1, 1, 1}, 2);
   shelf.Late({0, 1, 2, 3}, 2);
   ASSERT_TRUE(shelf.here().contains(0)) << "it was asked for ahead";
-  shelf.schedule().OnAway(0);
-  const Visit again = shelf.schedule().OnUse(0, [](uint32_t) { return true; });
+  shelf.schedule().OnEvicted(0);
+  const PrefetchPlan again = shelf.schedule().OnUse(0, [](uint32_t) { return true; });
   ASSERT_FALSE(again.fetches.empty());
   EXPECT_EQ(again.fetches.front(), 0u);
 }
 
-TEST(VisitSchedule, NothingIsFetchedAheadOfAChangeAndWhatComesNextIsRightBehindIt) {
+TEST(WeightPrefetcher, NothingIsFetchedAheadOfAChangeAndWhatComesNextIsRightBehindIt) {
   Shelf shelf(Equal(6), 2);
   const std::vector<uint32_t> step = ForwardAndBackward(6);
   for (int round = 0; round < 3; ++round) {
     shelf.Late(step);
     EXPECT_THAT(shelf.here(), ElementsAre(0, 1)) << "backward's last two, and no more";
     for (const uint32_t n : std::set<uint32_t>(shelf.here())) shelf.Drop(n);
-    const Visit visit = shelf.Change();
+    const PrefetchPlan plan = shelf.Change();
     if (round > 0) {
-      EXPECT_THAT(visit.fetches, ElementsAre(0, 1)) << "round " << round;
+      EXPECT_THAT(plan.fetches, ElementsAre(0, 1)) << "round " << round;
     }
   }
   EXPECT_EQ(shelf.Late(step), 0);
 }
 
-TEST(VisitSchedule, AnotherKindOfStepInBetweenIsLearnedBesideTheFirst) {
+TEST(WeightPrefetcher, AnotherKindOfStepInBetweenIsLearnedBesideTheFirst) {
   Shelf shelf(Equal(6), 2);
   const std::vector<uint32_t> train = ForwardAndBackward(6);
   const std::vector<uint32_t> evaluate = {0, 1, 2, 3, 4, 5};
@@ -441,7 +442,7 @@ TEST(VisitSchedule, AnotherKindOfStepInBetweenIsLearnedBesideTheFirst) {
   EXPECT_LE(shelf.Late(train), 2);
 }
 
-TEST(VisitSchedule, ALongHistoryIsForgottenWithoutLosingTheThread) {
+TEST(WeightPrefetcher, ALongHistoryIsForgottenWithoutLosingTheThread) {
   Shelf shelf(Equal(4), 2);
   const std::vector<uint32_t> step = ForwardAndBackward(4);
   shelf.Late(step, 2);
@@ -470,7 +471,7 @@ int LeastFetches(const std::vector<uint32_t>& uses, size_t window, int rounds) {
   return fetches;
 }
 
-TEST(VisitSchedule, TrainingFetchesNoMoreThanTheBestOrderOfDrops) {
+TEST(WeightPrefetcher, TrainingFetchesNoMoreThanTheBestOrderOfDrops) {
   for (const size_t window : {2, 3, 5, 7}) {
     const std::vector<uint32_t> step = ForwardAndBackward(8);
     Shelf shelf(Equal(8), window);
@@ -482,25 +483,25 @@ TEST(VisitSchedule, TrainingFetchesNoMoreThanTheBestOrderOfDrops) {
   }
 }
 
-TEST(VisitSchedule, ASmallerWindowDropsWhatIsUsedLastEvenAtAnotherUseInARow) {
+TEST(WeightPrefetcher, ASmallerWindowDropsWhatIsUsedLastEvenAtAnotherUseInARow) {
   Shelf shelf(Equal(4), 3);
   shelf.Late({0, 1, 2});
   shelf.SetWindow(2);
-  EXPECT_THAT(shelf.Use(2).drops, ElementsAre(0));
+  EXPECT_THAT(shelf.Use(2).evictions, ElementsAre(0));
   shelf.SetWindow(1);
-  EXPECT_THAT(shelf.Use(2).drops, ElementsAre(1));
+  EXPECT_THAT(shelf.Use(2).evictions, ElementsAre(1));
 }
 
-TEST(VisitSchedule, WithoutAWindowThereIsWhatIsUsedAndNothingElse) {
+TEST(WeightPrefetcher, WithoutAWindowThereIsWhatIsUsedAndNothingElse) {
   Shelf shelf(Equal(4), 4);
   shelf.Late({0, 1, 2, 3}, 3);
   shelf.schedule().set_window_bytes(0);
-  const Visit visit = shelf.schedule().OnUse(0, [](uint32_t) { return true; });
-  EXPECT_THAT(visit.drops, UnorderedElementsAre(1, 2, 3));
-  EXPECT_EQ(shelf.schedule().here_bytes(), 1u);
+  const PrefetchPlan plan = shelf.schedule().OnUse(0, [](uint32_t) { return true; });
+  EXPECT_THAT(plan.evictions, UnorderedElementsAre(1, 2, 3));
+  EXPECT_EQ(shelf.schedule().resident_bytes(), 1u);
 }
 
-TEST(VisitSchedule, NothingIsFetchedAheadThatASmallerWindowOnTheWayWouldDrop) {
+TEST(WeightPrefetcher, NothingIsFetchedAheadThatASmallerWindowOnTheWayWouldDrop) {
   Shelf shelf(Equal(6), 4);
   for (int round = 0; round < 5; ++round) {
     if (round == 2) shelf.TakeFetches();
@@ -513,7 +514,7 @@ TEST(VisitSchedule, NothingIsFetchedAheadThatASmallerWindowOnTheWayWouldDrop) {
   EXPECT_EQ(shelf.TakeFetches(), 3 * 6) << "each comes once in a round";
 }
 
-TEST(VisitSchedule, WhatStaysInALoopFitsTheSmallestWindowAndFollowsIt) {
+TEST(WeightPrefetcher, WhatStaysInALoopFitsTheSmallestWindowAndFollowsIt) {
   const std::vector<uint32_t> pass = Pass(12);
   Shelf shelf(Equal(12), 8);
   const auto fetches = [&](uint64_t at_five) {
@@ -532,7 +533,7 @@ TEST(VisitSchedule, WhatStaysInALoopFitsTheSmallestWindowAndFollowsIt) {
   EXPECT_EQ(fetches(8), with_eight) << "there is room again";
 }
 
-TEST(VisitSchedule, RandomUsesOfRandomSizesNeverExceedTheWindow) {
+TEST(WeightPrefetcher, RandomUsesOfRandomSizesNeverExceedTheWindow) {
   std::mt19937 random(7);
   for (int model = 0; model < 100; ++model) {
     const size_t count = 2 + random() % 10;

@@ -1,8 +1,8 @@
-// The window of streamed weights (visit_schedule.h) within a memory target. Leaves the rest of the
-// program the bytes that it has, and those that it will have allocated by the next use.
+// The window of streamed weights (weight_prefetcher.h) within a memory target. Leaves the rest of
+// the program the bytes that it has, and those that it will have allocated by the next use.
 //
-//   VisitRoom room(target_bytes);
-//   schedule.set_window_bytes(room.AtUse({.object = 3, .argument_bytes = n}, others, promise));
+//   WindowPredictor room(target_bytes);
+//   schedule.set_window_bytes(room.AtUse({.object = 3, .argument_bytes = n}, others, peak_bound));
 //
 // The allocations until the next use are predicted from earlier uses at the same place. A place is
 // an object, forward or backward, and the index of the use since forward began. Without a graph,
@@ -11,25 +11,25 @@
 // keeps may change. At a new place, or with larger arguments than before, the window is 0: then the
 // used object alone is resident.
 //
-// While a session runs a planned step, its promise bounds the rest of the program. The window is
-// then what the target leaves beside the promise, or beside the prediction if that is smaller and
-// the step moves nothing. Moved tensors need their promised memory when they return.
+// While a session runs a planned step, its peak_bound bounds the rest of the program. The window is
+// then what the target leaves beside the peak_bound, or beside the prediction if that is smaller
+// and the step moves nothing. Moved tensors need their promised memory when they return.
 //
 // Thread safety: none; its owner's lock guards it.
 
-#ifndef PINION_ENGINE_SCHEDULE_VISIT_ROOM_H_
-#define PINION_ENGINE_SCHEDULE_VISIT_ROOM_H_
+#ifndef PINION_ENGINE_SCHEDULE_WINDOW_PREDICTOR_H_
+#define PINION_ENGINE_SCHEDULE_WINDOW_PREDICTOR_H_
 
 #include <cstdint>
 #include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "pinion/engine/schedule/set_aside.h"
+#include "pinion/engine/schedule/reservation.h"
 
 namespace pinion {
 
-struct VisitUse {
+struct WeightUse {
   uint32_t object = 0;
   bool builds_graph = false;
   bool in_backward = false;
@@ -42,13 +42,13 @@ struct OthersBytes {
   uint64_t allocated = 0;  // since the start, without subtracting frees
 };
 
-class VisitRoom {
+class WindowPredictor {
  public:
-  explicit VisitRoom(uint64_t target_bytes) : target_bytes_(target_bytes) {}
+  explicit WindowPredictor(uint64_t target_bytes) : target_bytes_(target_bytes) {}
 
   // Returns the window from this use to the next one.
-  uint64_t AtUse(const VisitUse& use, const OthersBytes& others,
-                 const std::optional<StepPromise>& promise);
+  uint64_t AtUse(const WeightUse& use, const OthersBytes& others,
+                 const std::optional<PeakBound>& peak_bound);
 
  private:
   // The object, and the index of its use with both flags.
@@ -63,7 +63,7 @@ class VisitRoom {
     OthersBytes others;
   };
 
-  Place PlaceOf(const VisitUse& use);
+  Place PlaceOf(const WeightUse& use);
   void NoteLast(const OthersBytes& others);
 
   const uint64_t target_bytes_;
@@ -75,4 +75,4 @@ class VisitRoom {
 
 }  // namespace pinion
 
-#endif  // PINION_ENGINE_SCHEDULE_VISIT_ROOM_H_
+#endif  // PINION_ENGINE_SCHEDULE_WINDOW_PREDICTOR_H_

@@ -1,4 +1,4 @@
-#include "pinion/engine/schedule/visit_schedule.h"
+#include "pinion/engine/schedule/weight_prefetcher.h"
 
 #include <algorithm>
 #include <utility>
@@ -18,51 +18,52 @@ constexpr size_t kHistory = size_t{1} << 16;
 
 }  // namespace
 
-VisitSchedule::VisitSchedule(VisitLimits limits) : window_bytes_(limits.window_bytes) {
+WeightPrefetcher::WeightPrefetcher(PrefetchLimits limits) : window_bytes_(limits.window_bytes) {
   for (const uint64_t size_bytes : limits.sizes_bytes) {
     objects_.push_back({.size_bytes = size_bytes});
   }
   objects_.push_back({.size_bytes = 0});
 }
 
-Visit VisitSchedule::OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop) {
-  Visit visit;
+PrefetchPlan WeightPrefetcher::OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_evict) {
+  PrefetchPlan plan;
   const bool is_same = !history_.empty() && history_.back().object == object;
   if (!is_same) Remember(object);
   ++history_.back().uses;
   history_.back().window_bytes = std::min(history_.back().window_bytes, window_bytes_);
-  const bool is_here = objects_[object].is_here;
-  const bool goes_on = is_same && is_here;
-  if (goes_on && here_bytes_ <= window_bytes_) return visit;
+  const bool is_resident = objects_[object].is_resident;
+  const bool goes_on = is_same && is_resident;
+  if (goes_on && resident_bytes_ <= window_bytes_) return plan;
   objects_[object].last_use = ++uses_;
   // Objects in use on other threads may leave no room: then residents exceed the window.
-  MakeRoom(is_here ? 0 : objects_[object].size_bytes, 0, object, may_drop, visit);
-  if (!is_here) {
-    OnHere(object);
-    visit.fetches.push_back(object);
+  MakeRoom(is_resident ? 0 : objects_[object].size_bytes, 0, object, may_evict, plan);
+  if (!is_resident) {
+    OnFetched(object);
+    plan.fetches.push_back(object);
   }
-  if (!goes_on) FetchAhead(object, may_drop, visit);
-  return visit;
+  if (!goes_on) FetchAhead(object, may_evict, plan);
+  return plan;
 }
 
-Visit VisitSchedule::OnUsed(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_drop) {
-  Visit visit;
-  MakeRoom(0, 0, change(), may_drop, visit);
+PrefetchPlan WeightPrefetcher::OnUsed(uint32_t object,
+                                      absl::FunctionRef<bool(uint32_t)> may_evict) {
+  PrefetchPlan plan;
+  MakeRoom(0, 0, change(), may_evict, plan);
   const bool is_last = match_.has_value() && history_.back().object == object &&
                        history_.back().uses == history_[*match_].uses;
-  if (is_last) FetchAhead(change(), may_drop, visit);
-  return visit;
+  if (is_last) FetchAhead(change(), may_evict, plan);
+  return plan;
 }
 
-Visit VisitSchedule::OnChange(absl::FunctionRef<bool(uint32_t)> may_drop) {
-  Visit visit;
+PrefetchPlan WeightPrefetcher::OnChange(absl::FunctionRef<bool(uint32_t)> may_evict) {
+  PrefetchPlan plan;
   if (history_.empty() || history_.back().object != change()) Remember(change());
-  FetchAhead(change(), may_drop, visit);
-  return visit;
+  FetchAhead(change(), may_evict, plan);
+  return plan;
 }
 
-void VisitSchedule::FetchAhead(uint32_t in_use, absl::FunctionRef<bool(uint32_t)> may_drop,
-                               Visit& visit) {
+void WeightPrefetcher::FetchAhead(uint32_t in_use, absl::FunctionRef<bool(uint32_t)> may_evict,
+                                  PrefetchPlan& plan) {
   if (!match_.has_value()) return;
   uint64_t needed_bytes = stay_bytes_ + (objects_[in_use].stays ? 0 : objects_[in_use].size_bytes);
   uint64_t most_bytes = window_bytes_;
@@ -75,24 +76,24 @@ void VisitSchedule::FetchAhead(uint32_t in_use, absl::FunctionRef<bool(uint32_t)
     if (is_counted) continue;
     if (!objects_[next].stays) needed_bytes += objects_[next].size_bytes;
     if (needed_bytes > most_bytes) return;
-    if (objects_[next].is_here) continue;
-    if (!MakeRoom(objects_[next].size_bytes, ahead, in_use, may_drop, visit)) return;
-    OnHere(next);
-    visit.fetches.push_back(next);
+    if (objects_[next].is_resident) continue;
+    if (!MakeRoom(objects_[next].size_bytes, ahead, in_use, may_evict, plan)) return;
+    OnFetched(next);
+    plan.fetches.push_back(next);
   }
 }
 
-void VisitSchedule::OnAway(uint32_t object) {
-  if (!std::exchange(objects_[object].is_here, false)) return;
-  here_bytes_ -= objects_[object].size_bytes;
+void WeightPrefetcher::OnEvicted(uint32_t object) {
+  if (!std::exchange(objects_[object].is_resident, false)) return;
+  resident_bytes_ -= objects_[object].size_bytes;
 }
 
-void VisitSchedule::OnHere(uint32_t object) {
-  if (std::exchange(objects_[object].is_here, true)) return;
-  here_bytes_ += objects_[object].size_bytes;
+void WeightPrefetcher::OnFetched(uint32_t object) {
+  if (std::exchange(objects_[object].is_resident, true)) return;
+  resident_bytes_ += objects_[object].size_bytes;
 }
 
-void VisitSchedule::Remember(uint32_t object) {
+void WeightPrefetcher::Remember(uint32_t object) {
   if (history_.size() == 2 * kHistory) {
     history_.erase(history_.begin(), history_.begin() + kHistory);
     match_ = match_.has_value() && *match_ >= kHistory ? std::optional(*match_ - kHistory)
@@ -118,7 +119,7 @@ void VisitSchedule::Remember(uint32_t object) {
   if (++expected_uses_ % period() == 0) ChooseLoop();
 }
 
-std::optional<size_t> VisitSchedule::FindSameUses() const {
+std::optional<size_t> WeightPrefetcher::FindSameUses() const {
   const size_t last = history_.size() - 1;
   std::optional<size_t> best;
   size_t best_length = kLeastMemory - 1;
@@ -136,11 +137,11 @@ std::optional<size_t> VisitSchedule::FindSameUses() const {
 }
 
 // The rows since the match repeat for ever.
-const VisitSchedule::Row& VisitSchedule::ExpectedAt(size_t uses_from_now) const {
+const WeightPrefetcher::Row& WeightPrefetcher::ExpectedAt(size_t uses_from_now) const {
   return history_[*match_ + 1 + (uses_from_now - 1) % period()];
 }
 
-void VisitSchedule::FindNextRows() {
+void WeightPrefetcher::FindNextRows() {
   for (Object& object : objects_) object.next_row = kNever;
   if (!match_.has_value()) return;
   for (size_t ahead = period(); ahead > 0; --ahead) {
@@ -148,18 +149,18 @@ void VisitSchedule::FindNextRows() {
   }
 }
 
-bool VisitSchedule::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t in_use,
-                             absl::FunctionRef<bool(uint32_t)> may_drop, Visit& visit) {
-  if (here_bytes_ + size_bytes <= window_bytes_) return true;
-  const uint64_t excess_bytes = here_bytes_ + size_bytes - window_bytes_;
+bool WeightPrefetcher::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t in_use,
+                                absl::FunctionRef<bool(uint32_t)> may_evict, PrefetchPlan& plan) {
+  if (resident_bytes_ + size_bytes <= window_bytes_) return true;
+  const uint64_t excess_bytes = resident_bytes_ + size_bytes - window_bytes_;
   std::vector<uint32_t> candidates;
   for (uint32_t number = 0; number < objects_.size(); ++number) {
     const Object& object = objects_[number];
     const bool is_fetched_just_now =
-        std::find(visit.fetches.begin(), visit.fetches.end(), number) != visit.fetches.end();
+        std::find(plan.fetches.begin(), plan.fetches.end(), number) != plan.fetches.end();
     const bool may_go = !object.stays || uses_from_now == 0;
-    if (object.is_here && may_go && number != in_use && !is_fetched_just_now &&
-        object.next_row > rows_ + uses_from_now && may_drop(number)) {
+    if (object.is_resident && may_go && number != in_use && !is_fetched_just_now &&
+        object.next_row > rows_ + uses_from_now && may_evict(number)) {
       candidates.push_back(number);
     }
   }
@@ -172,7 +173,7 @@ bool VisitSchedule::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t
     return objects_[a].last_use > objects_[b].last_use;
   };
   std::make_heap(candidates.begin(), candidates.end(), goes_later);
-  auto first_drop = candidates.end();  // drops lie from here on, the first one last
+  auto first_drop = candidates.end();  // evictions lie from here on, the first one last
   uint64_t freed_bytes = 0;
   while (freed_bytes < excess_bytes && first_drop != candidates.begin()) {
     std::pop_heap(candidates.begin(), first_drop, goes_later);
@@ -181,13 +182,13 @@ bool VisitSchedule::MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t
   const bool is_ahead = uses_from_now > 0;
   if (is_ahead && freed_bytes < excess_bytes) return false;
   for (auto drop = candidates.end(); drop != first_drop;) {
-    OnAway(*--drop);
-    visit.drops.push_back(*drop);
+    OnEvicted(*--drop);
+    plan.evictions.push_back(*drop);
   }
   return freed_bytes >= excess_bytes;
 }
 
-void VisitSchedule::ChooseLoop() {
+void WeightPrefetcher::ChooseLoop() {
   std::vector<SizedObject> round;  // each object once, in the order of first uses
   std::vector<bool> is_in_round(objects_.size());
   uint64_t window_bytes = UINT64_MAX;  // the smallest of the round
@@ -201,7 +202,7 @@ void VisitSchedule::ChooseLoop() {
   }
   // Forward and backward use most objects twice a round, and find as much resident at their turns.
   if (2 * period() >= 3 * round.size()) return;
-  VisitLoop loop = LoopWithin(round, window_bytes);
+  LoopPlan loop = PlanLoop(round, window_bytes);
   if (loop != loop_) {
     Begin(std::move(loop));
   } else if (loop_.moves_on()) {
@@ -209,12 +210,12 @@ void VisitSchedule::ChooseLoop() {
   }
 }
 
-void VisitSchedule::Begin(VisitLoop loop) {
+void WeightPrefetcher::Begin(LoopPlan loop) {
   loop_ = std::move(loop);
   SetWhatStays(loop_.stay);
 }
 
-void VisitSchedule::SetWhatStays(const std::vector<uint32_t>& objects) {
+void WeightPrefetcher::SetWhatStays(const std::vector<uint32_t>& objects) {
   for (Object& object : objects_) object.stays = false;
   stay_bytes_ = 0;
   for (const uint32_t object : objects) {

@@ -1,4 +1,4 @@
-// Checks the peak that a planned step promises to streamed weights in the same memory target. It
+// Checks the peak that a planned step peak_bounds to streamed weights in the same memory target. It
 // includes tensors that should be offloaded but stay because the program references them.
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/engine/schedule/set_aside.h"
+#include "pinion/engine/schedule/reservation.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
@@ -27,7 +27,7 @@
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace offload_promise_test {
+namespace offload_peak_bound_test {
 
 constexpr int64_t kTensorBytes = 256 * kKiB;
 constexpr int64_t kViewBytes = 16 * kKiB;  // small enough to be gathered
@@ -35,7 +35,7 @@ constexpr size_t kNodes = 6;
 
 using Tensors = std::vector<at::Tensor>;
 
-class OffloadPromise : public ::testing::Test {
+class OffloadPeakBound : public ::testing::Test {
  protected:
   // Makes the tensors that node `i` saves and that the program may reference.
   using Make = std::function<Tensors(size_t i)>;
@@ -57,7 +57,7 @@ class OffloadPromise : public ::testing::Test {
 
   // The state after each pack of one step.
   struct Packs {
-    std::vector<std::optional<StepPromise>> promises;
+    std::vector<std::optional<PeakBound>> peak_bounds;
     std::vector<uint64_t> evicted_bytes;
     size_t FirstEviction() const {
       const auto more = [this](uint64_t bytes) { return bytes > evicted_bytes.front(); };
@@ -75,14 +75,14 @@ class OffloadPromise : public ::testing::Test {
         if (i == 0 && holds) held = saved.front();
         y = Probe(y, saved, Read);
         saved.clear();
-        packs.promises.push_back(share_->promise());
+        packs.peak_bounds.push_back(share_->peak_bound());
         packs.evicted_bytes.push_back(session->GetStats().evicted_bytes);
       }
     });
     y.backward();
     y.reset();
     EXPECT_THAT(world_.Synchronize(), IsOk());
-    EXPECT_TRUE(Soon([this] { return !share_->promise().has_value(); })) << "no step runs";
+    EXPECT_TRUE(Soon([this] { return !share_->peak_bound().has_value(); })) << "no step runs";
     return packs;
   }
 
@@ -95,8 +95,8 @@ class OffloadPromise : public ::testing::Test {
     return session;
   }
 
-  // Expects `held_bytes` more in the promise from the pack of the plan's first eviction on.
-  void ExpectPromisedFromThePackOn(const Make& make, uint64_t held_bytes) {
+  // Expects `held_bytes` more in the peak_bound from the pack of the plan's first eviction on.
+  void ExpectBoundRaisedFromThePackOn(const Make& make, uint64_t held_bytes) {
     const std::shared_ptr<OffloadSession> session = Planned(make);
     const Packs usual = RunStep(session, make, /*holds=*/false);
     const size_t first = usual.FirstEviction();
@@ -105,11 +105,11 @@ class OffloadPromise : public ::testing::Test {
     const Packs packs = RunStep(session, make, /*holds=*/true);
     for (size_t i = 0; i < kNodes; ++i) {
       SCOPED_TRACE(i);
-      ASSERT_TRUE(usual.promises[i].has_value());
-      ASSERT_TRUE(packs.promises[i].has_value());
-      EXPECT_EQ(usual.promises[i]->most_bytes, usual.promises[0]->most_bytes);
-      EXPECT_EQ(packs.promises[i]->most_bytes,
-                usual.promises[i]->most_bytes + (i < first ? 0 : held_bytes));
+      ASSERT_TRUE(usual.peak_bounds[i].has_value());
+      ASSERT_TRUE(packs.peak_bounds[i].has_value());
+      EXPECT_EQ(usual.peak_bounds[i]->most_bytes, usual.peak_bounds[0]->most_bytes);
+      EXPECT_EQ(packs.peak_bounds[i]->most_bytes,
+                usual.peak_bounds[i]->most_bytes + (i < first ? 0 : held_bytes));
     }
   }
 
@@ -123,18 +123,18 @@ class OffloadPromise : public ::testing::Test {
           ->share();
 };
 
-TEST_F(OffloadPromise, HasWhatTheProgramHoldsFromThePackOnInWhichItWasEvicted) {
-  ExpectPromisedFromThePackOn([this](size_t i) { return Activations(i); }, kTensorBytes);
+TEST_F(OffloadPeakBound, HasWhatTheProgramHoldsFromThePackOnInWhichItWasEvicted) {
+  ExpectBoundRaisedFromThePackOn([this](size_t i) { return Activations(i); }, kTensorBytes);
 }
 
-TEST_F(OffloadPromise, HasWhatNeverLeavesFromThePackOnInWhichItIsToBeAway) {
-  ExpectPromisedFromThePackOn([this](size_t) { return Leaves(); }, kTensorBytes);
+TEST_F(OffloadPeakBound, HasWhatNeverLeavesFromThePackOnInWhichItIsToBeAway) {
+  ExpectBoundRaisedFromThePackOn([this](size_t) { return Leaves(); }, kTensorBytes);
 }
 
 // The parcel's other tensors, which the program does not reference, are freed.
-TEST_F(OffloadPromise, HasWhatTheProgramHoldsOfThatWhichWasGathered) {
-  ExpectPromisedFromThePackOn([this](size_t i) { return SmallViews(i); }, kViewBytes);
+TEST_F(OffloadPeakBound, HasWhatTheProgramHoldsOfThatWhichWasGathered) {
+  ExpectBoundRaisedFromThePackOn([this](size_t i) { return SmallViews(i); }, kViewBytes);
 }
 
-}  // namespace offload_promise_test
+}  // namespace offload_peak_bound_test
 }  // namespace pinion::testing

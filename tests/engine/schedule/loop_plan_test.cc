@@ -1,6 +1,6 @@
 // Which objects stay on the device while a pass over more than the window holds is repeated.
 
-#include "pinion/engine/schedule/visit_loop.h"
+#include "pinion/engine/schedule/loop_plan.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -17,34 +17,34 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using ::testing::UnorderedElementsAre;
 
-VisitLoop LoopOf(const std::vector<uint64_t>& sizes_bytes, uint64_t window_bytes) {
+LoopPlan LoopOf(const std::vector<uint64_t>& sizes_bytes, uint64_t window_bytes) {
   std::vector<SizedObject> round;
   for (const uint64_t size_bytes : sizes_bytes) {
     round.push_back({static_cast<uint32_t>(round.size()), size_bytes});
   }
-  return LoopWithin(round, window_bytes);
+  return PlanLoop(round, window_bytes);
 }
 
 std::vector<uint32_t> Resident(const std::vector<uint64_t>& sizes_bytes, uint64_t window_bytes) {
   return LoopOf(sizes_bytes, window_bytes).stay;
 }
 
-TEST(VisitLoop, NothingStaysByNameWhereAllFitOrNothingHasRoom) {
+TEST(LoopPlan, NothingStaysByNameWhereAllFitOrNothingHasRoom) {
   const std::vector<uint64_t> sizes(8, 10);
   for (const uint64_t window : {10, 20, 80, 100}) {
     EXPECT_THAT(Resident(sizes, window), IsEmpty()) << window;
   }
 }
 
-TEST(VisitLoop, AShareIsSpreadOverTheRoundBesideTheTwoLargest) {
+TEST(LoopPlan, AShareIsSpreadOverTheRoundBesideTheTwoLargest) {
   const std::vector<uint32_t> stay = Resident(std::vector<uint64_t>(8, 10), 40);
   ASSERT_THAT(stay, SizeIs(2));
   EXPECT_EQ(stay[1] - stay[0], 4u) << "half a round apart";
 }
 
-TEST(VisitLoop, MovesOnWhereObjectsOfOneSizeHaveRoomForHalfOfThemBesideTwo) {
+TEST(LoopPlan, MovesOnWhereObjectsOfOneSizeHaveRoomForHalfOfThemBesideTwo) {
   EXPECT_FALSE(LoopOf(std::vector<uint64_t>(8, 10), 59).moves_on());
-  const VisitLoop loop = LoopOf(std::vector<uint64_t>(12, 10), 90);
+  const LoopPlan loop = LoopOf(std::vector<uint64_t>(12, 10), 90);
   EXPECT_EQ(loop.stay.size(), 8u) << "beside one";
   EXPECT_EQ(loop.most_ahead_bytes, 40u) << "four of twelve are streamed: three uses ahead";
   std::vector<uint64_t> sizes(12, 10);
@@ -52,7 +52,7 @@ TEST(VisitLoop, MovesOnWhereObjectsOfOneSizeHaveRoomForHalfOfThemBesideTwo) {
   EXPECT_FALSE(LoopOf(sizes, 140).moves_on()) << "one is much larger";
 }
 
-TEST(VisitLoop, TheLargestStayWithAShareOfTheOthersBesideThreeOfThose) {
+TEST(LoopPlan, TheLargestStayWithAShareOfTheOthersBesideThreeOfThose) {
   const std::vector<uint32_t> stay = Resident({60, 10, 10, 10, 10, 10, 10, 60}, 170);
   ASSERT_THAT(stay, SizeIs(4)) << "120 of the largest, and 170 - 120 - 30 of others";
   EXPECT_EQ(stay[0], 0u);
@@ -60,13 +60,13 @@ TEST(VisitLoop, TheLargestStayWithAShareOfTheOthersBesideThreeOfThose) {
   EXPECT_EQ(stay[3] - stay[2], 3u) << "half of the others apart";
 }
 
-TEST(VisitLoop, OneLargestStaysWhereTwoHaveNoRoom) {
+TEST(LoopPlan, OneLargestStaysWhereTwoHaveNoRoom) {
   EXPECT_THAT(Resident({60, 10, 10, 10, 10, 10, 10, 50}, 105), IsEmpty())
       << "60, 50 and two more do not fit";
   EXPECT_THAT(Resident({60, 50, 10, 10, 10, 10, 10, 10}, 145), UnorderedElementsAre(0, 1));
 }
 
-TEST(VisitLoop, ObjectsOfOneSizeAreLargeTogetherOrNotAtAll) {
+TEST(LoopPlan, ObjectsOfOneSizeAreLargeTogetherOrNotAtAll) {
   const std::vector<uint64_t> sizes = {80, 10, 10, 60, 10, 10, 60, 10, 10, 60, 10, 10};
   constexpr uint64_t kLargestFits = 80 + 3 * 60, kAllLargeFit = kLargestFits + 3 * 10;
   for (uint64_t window = 90; window < 340; ++window) {
@@ -80,7 +80,7 @@ TEST(VisitLoop, ObjectsOfOneSizeAreLargeTogetherOrNotAtAll) {
   }
 }
 
-TEST(VisitLoop, WhatStaysLeavesRoomForWhatComesAndGoes) {
+TEST(LoopPlan, WhatStaysLeavesRoomForWhatComesAndGoes) {
   const std::vector<uint64_t> sizes = {4, 16, 7, 64, 3, 3, 64, 16, 9, 256, 5, 1};
   for (uint64_t window = 1; window < 448; ++window) {
     uint64_t stay_bytes = 0, streamed_bytes = 0;

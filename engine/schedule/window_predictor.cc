@@ -1,4 +1,4 @@
-#include "pinion/engine/schedule/visit_room.h"
+#include "pinion/engine/schedule/window_predictor.h"
 
 #include <algorithm>
 
@@ -10,7 +10,7 @@ constexpr uint64_t kMostUses = 63;
 
 }  // namespace
 
-VisitRoom::Place VisitRoom::PlaceOf(const VisitUse& use) {
+WindowPredictor::Place WindowPredictor::PlaceOf(const WeightUse& use) {
   if (std::exchange(in_backward_, use.in_backward) && !use.in_backward) uses_.clear();
   const Place first = {use.object, (use.builds_graph ? 2 : 0) | (use.in_backward ? 1 : 0)};
   uint64_t& uses = uses_[first];
@@ -20,22 +20,23 @@ VisitRoom::Place VisitRoom::PlaceOf(const VisitUse& use) {
   return {use.object, first.second | std::min(uses++, kMostUses) << 2};
 }
 
-uint64_t VisitRoom::AtUse(const VisitUse& use, const OthersBytes& others,
-                          const std::optional<StepPromise>& promise) {
+uint64_t WindowPredictor::AtUse(const WeightUse& use, const OthersBytes& others,
+                                const std::optional<PeakBound>& peak_bound) {
   const Place place = PlaceOf(use);
   NoteLast(others);
   last_ = {place, use.argument_bytes, others};
   const auto known = known_.find(place);
   if (known == known_.end() || use.argument_bytes > known->second.argument_bytes) return 0;
   uint64_t taken_bytes = others.current + known->second.allocated_bytes;
-  if (promise.has_value()) {
-    taken_bytes = promise->moves ? promise->most_bytes : std::min(taken_bytes, promise->most_bytes);
+  if (peak_bound.has_value()) {
+    taken_bytes =
+        peak_bound->moves ? peak_bound->most_bytes : std::min(taken_bytes, peak_bound->most_bytes);
     taken_bytes = std::max(taken_bytes, others.current);
   }
   return target_bytes_ - std::min(target_bytes_, taken_bytes);
 }
 
-void VisitRoom::NoteLast(const OthersBytes& others) {
+void WindowPredictor::NoteLast(const OthersBytes& others) {
   if (!last_.has_value()) return;
   // The allocator's counts were reset: the allocations since the last use are unknown.
   if (others.allocated < last_->others.allocated) {
