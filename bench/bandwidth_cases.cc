@@ -25,7 +25,6 @@
 #include "pinion/device/device.h"
 #include "pinion/engine/link/calibrate_link.h"
 #include "pinion/engine/link/link_calibration.h"
-#include "pinion/engine/link/link_curve.h"
 #include "pinion/engine/link/link_meter.h"
 #include "pinion/programs/command_line.h"
 

@@ -12,7 +12,6 @@
 #include "pinion/bench/statistics.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/link/link_calibration.h"
-#include "pinion/engine/link/link_curve.h"
 
 namespace pinion {
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "pinion/bench/goals.h"
-#include "pinion/engine/link/link_curve.h"
+#include "pinion/engine/link/link_calibration.h"
 
 namespace pinion {
 

@@ -28,20 +28,46 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "pinion/allocator/base/thread_slot.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/copy_batch.h"
 #include "pinion/engine/stream/event_pool.h"
-#include "pinion/engine/stream/fifo_turn.h"
 #include "pinion/engine/stream/guarded_device.h"
 #include "pinion/engine/stream/stream_timeline.h"
 #include "pinion/engine/stream/transfer_timer.h"
 #include "pinion/engine/stream/wait_site.h"
 
 namespace pinion::internal {
+
+// A piece costs the host and the link about a microsecond, so merging two neighbours saves time. A
+// batch copies the concatenation of its pieces by ascending destination, merged or not. A chunk is
+// a range of those bytes.
+
+// Most batches have one piece, in one block.
+using CopyPieces = absl::InlinedVector<CopyPiece, 1>;
+using HostBlocks = absl::InlinedVector<const void*, 1>;
+
+// Returns the pieces by ascending destination.
+CopyPieces SortPieces(absl::Span<const CopyPiece> pieces);
+
+// Returns as few pieces as possible that copy the same bytes, by ascending destination.
+// Destinations must not overlap. `host_blocks` are the starts of the host's blocks, which are not
+// merged with each other. Two that touch may belong to two pinned segments, and CUDA copies no
+// piece across segments.
+CopyPieces CoalescePieces(absl::Span<const CopyPiece> pieces, HostBlocks host_blocks);
+
+// Returns pieces for at least one and at most `max_bytes` bytes, from `begin_bytes` on. Where
+// possible, a piece is cut at a multiple of 4 KiB from its beginning, so that its parts keep its
+// alignment. begin_bytes must lie inside, and max_bytes be positive.
+CopyPieces SlicePieces(absl::Span<const CopyPiece> pieces, uint64_t begin_bytes,
+                       uint64_t max_bytes);
+
+uint64_t TotalBytes(absl::Span<const CopyPiece> pieces);
 
 // A copy starts after the compute stream's work at its submission.
 inline constexpr WaitSite kCopyAfterCompute("kCopyAfterCompute", kEngineWaits);

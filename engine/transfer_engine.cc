@@ -18,7 +18,6 @@
 #include "pinion/engine/copy_lane.h"
 #include "pinion/engine/link/calibrate_link.h"
 #include "pinion/engine/stream/event_pool.h"
-#include "pinion/engine/stream/fifo_turn.h"
 #include "pinion/engine/stream/guarded_device.h"
 #include "pinion/engine/stream/stream_timeline.h"
 #include "pinion/engine/stream/transfer_timer.h"

@@ -72,7 +72,7 @@ rule "CUDA's device does not know the emulated one" "//device/cuda/..." "//devic
 rule "engine speaks to device.h alone" "//engine/..." "(//device/emulated/... + //device/cuda/...)"
 # What computes plans and what runs them, with the model of the link.
 plans="(//engine/planner/... + //engine/schedule/... + //engine/link:link_model)"
-plan_files=(engine/planner engine/schedule engine/link/{link_calibration,link_curve,packing}.{h,cc})
+plan_files=(engine/planner engine/schedule engine/link/{link_calibration,packing}.{h,cc})
 rule "plans know no device, no allocator and no stream" "$plans" "(//device/... + (//allocator/... - //allocator/base:all) + //engine:all + (//engine/link/... - //engine/link:link_model) + //engine/stream/...)"
 rule "what computes plans does not know what runs them" "(//engine/planner/... + //engine/link:link_model)" "//engine/schedule/..."
 rule "plans know no clock" "$plans" "(//allocator/base:deadline + @com_google_absl//absl/time:all)"

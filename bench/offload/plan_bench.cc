@@ -40,7 +40,7 @@
 #include "pinion/engine/planner/plan_step.h"
 #include "pinion/engine/planner/step_plan.h"
 #include "pinion/engine/planner/step_trace.h"
-#include "pinion/engine/schedule/cached_plan.h"
+#include "pinion/engine/schedule/plan_cache.h"
 #include "pinion/engine/schedule/planned_schedule.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"

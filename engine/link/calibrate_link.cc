@@ -12,7 +12,7 @@
 #include "pinion/allocator/base/keep_for_ever.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/pinned_block.h"
-#include "pinion/engine/link/link_curve.h"
+#include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/link/link_meter.h"
 
 namespace pinion {

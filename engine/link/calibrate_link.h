@@ -19,7 +19,6 @@
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/link/link_calibration.h"
-#include "pinion/engine/link/link_curve.h"
 
 namespace pinion {
 

@@ -5,7 +5,7 @@
 
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
-#include "pinion/engine/link/link_curve.h"
+#include "pinion/engine/link/link_calibration.h"
 
 namespace pinion {
 namespace {

@@ -61,7 +61,6 @@
 #include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/planner/explain_plan.h"
 #include "pinion/engine/planner/step_trace.h"
-#include "pinion/engine/schedule/cached_plan.h"
 #include "pinion/engine/schedule/offload_schedule.h"
 #include "pinion/engine/schedule/plan_cache.h"
 #include "pinion/engine/schedule/recompute_trials.h"

@@ -31,7 +31,6 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "pinion/engine/planner/step_trace.h"
-#include "pinion/engine/schedule/cached_plan.h"
 #include "pinion/engine/schedule/plan_cache.h"
 
 namespace pinion {

@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "pinion/engine/schedule/cached_plan.h"
 #include "pinion/engine/schedule/offload_schedule.h"
+#include "pinion/engine/schedule/plan_cache.h"
 
 namespace pinion {
 

@@ -29,7 +29,6 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/device/device.h"
 #include "pinion/device/trace/trace_sink.h"
-#include "pinion/engine/stats/duration_histogram.h"
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/engine/stream/event_pool.h"
 #include "pinion/engine/stream/guarded_device.h"

@@ -7,7 +7,7 @@
 //   // Activations, whose records exclude streamed bytes, and whose plans reserve the wanted bytes:
 //   share.SetPeakBound(PeakBound{.most_bytes = plan.peak_bytes, .moves = true});
 //
-// streamed bytes are those of streamed weights on the device.
+// Streamed bytes are those of streamed weights on the device.
 //
 // Thread safety: thread-safe, without a lock.
 // Ownership: shared by the device's tier and its users.

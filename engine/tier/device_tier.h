@@ -36,7 +36,6 @@
 #include "pinion/device/device.h"
 #include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/tier/backing.h"
-#include "pinion/engine/tier/device_memory.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/engine/tier/parcel.h"

@@ -45,7 +45,6 @@
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/backing.h"
-#include "pinion/engine/tier/device_memory.h"
 #include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/engine/transfer_engine.h"
 

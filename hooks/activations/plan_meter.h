@@ -17,7 +17,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/engine/schedule/cached_plan.h"
+#include "pinion/engine/schedule/plan_cache.h"
 #include "pinion/engine/schedule/plan_validator.h"
 #include "pinion/engine/stream/stream_clock.h"
 

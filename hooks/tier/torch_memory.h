@@ -5,7 +5,7 @@
 
 #include <c10/core/Storage.h>
 
-#include "pinion/engine/tier/device_memory.h"
+#include "pinion/engine/tier/guarded_memory.h"
 
 namespace pinion {
 

@@ -35,7 +35,6 @@
 #include "pinion/engine/schedule/back_off.h"
 #include "pinion/engine/schedule/reservation.h"
 #include "pinion/engine/schedule/weight_prefetcher.h"
-#include "pinion/engine/schedule/window_predictor.h"
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/device_tier.h"
@@ -50,7 +49,7 @@
 namespace pinion {
 
 // The window of streamed weights within a memory target: at each use, what the target leaves beside
-// everything else on the device (engine/schedule/window_predictor.h). Thread safety: none.
+// everything else on the device (engine/schedule/weight_prefetcher.h). Thread safety: none.
 //
 //   const AllocatorBytes allocator = AllocatorBytesOf(device);   // with no lock held
 //   schedule.set_window_bytes(window.AtUse(use, allocator));

@@ -14,7 +14,6 @@
 #include "pinion/bench/goals.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/link/link_calibration.h"
-#include "pinion/engine/link/link_curve.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {

@@ -17,7 +17,6 @@
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/link/calibrate_link.h"
 #include "pinion/engine/link/link_calibration.h"
-#include "pinion/engine/link/link_curve.h"
 #include "pinion/engine/link/link_meter.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/status_matchers.h"

@@ -1,5 +1,3 @@
-#include "pinion/engine/coalesce.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -9,8 +7,9 @@
 #include "absl/types/span.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/engine/copy_lane.h"
 
-namespace pinion {
+namespace pinion::internal {
 namespace {
 
 using ::testing::ElementsAre;
@@ -183,4 +182,4 @@ TEST(SlicePiecesDeathTest, NothingLiesBehindTheEnd) {
 }
 
 }  // namespace
-}  // namespace pinion
+}  // namespace pinion::internal

@@ -26,7 +26,7 @@
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
 #include "pinion/engine/host_buffer.h"
-#include "pinion/engine/link/link_curve.h"
+#include "pinion/engine/link/link_calibration.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/fake_host.h"

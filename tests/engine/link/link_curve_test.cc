@@ -1,5 +1,3 @@
-#include "pinion/engine/link/link_curve.h"
-
 #include <cmath>
 #include <cstdint>
 #include <random>
@@ -9,6 +7,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/engine/link/link_calibration.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {

@@ -1,5 +1,3 @@
-#include "pinion/engine/schedule/cached_plan.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -10,6 +8,7 @@
 #include "gtest/gtest.h"
 #include "pinion/engine/planner/step_plan.h"
 #include "pinion/engine/planner/step_trace.h"
+#include "pinion/engine/schedule/plan_cache.h"
 #include "pinion/tests/engine/planner/small_steps.h"
 #include "pinion/tests/support/status_matchers.h"
 

@@ -1,7 +1,5 @@
 // Which objects stay on the device while a pass over more than the window holds is repeated.
 
-#include "pinion/engine/schedule/loop_plan.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/engine/schedule/weight_prefetcher.h"
 
 namespace pinion {
 namespace {

@@ -18,7 +18,7 @@
 #include "pinion/engine/planner/plan_step.h"
 #include "pinion/engine/planner/step_plan.h"
 #include "pinion/engine/planner/step_trace.h"
-#include "pinion/engine/schedule/cached_plan.h"
+#include "pinion/engine/schedule/plan_cache.h"
 #include "pinion/engine/schedule/planned_schedule.h"
 #include "pinion/tests/engine/planner/small_steps.h"
 #include "pinion/tests/engine/schedule/target_player.h"

@@ -10,7 +10,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/engine/planner/step_trace.h"
-#include "pinion/engine/schedule/cached_plan.h"
 #include "pinion/engine/schedule/plan_cache.h"
 #include "pinion/tests/engine/planner/small_steps.h"
 

@@ -4,8 +4,8 @@
 
 #include "gtest/gtest.h"
 #include "pinion/engine/planner/step_plan.h"
-#include "pinion/engine/schedule/cached_plan.h"
 #include "pinion/engine/schedule/offload_schedule.h"
+#include "pinion/engine/schedule/plan_cache.h"
 #include "pinion/tests/engine/planner/small_steps.h"
 
 namespace pinion::testing {

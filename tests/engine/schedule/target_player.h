@@ -23,8 +23,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "pinion/engine/schedule/cached_plan.h"
 #include "pinion/engine/schedule/offload_schedule.h"
+#include "pinion/engine/schedule/plan_cache.h"
 #include "pinion/engine/schedule/planned_schedule.h"
 
 namespace pinion::testing {

@@ -1,13 +1,12 @@
 // Memory that a target leaves for streamed weights at each access.
 
-#include "pinion/engine/schedule/window_predictor.h"
-
 #include <cstdint>
 #include <optional>
 #include <utility>
 
 #include "gtest/gtest.h"
 #include "pinion/engine/schedule/reservation.h"
+#include "pinion/engine/schedule/weight_prefetcher.h"
 
 namespace pinion {
 namespace {

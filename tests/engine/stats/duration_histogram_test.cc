@@ -1,11 +1,10 @@
-#include "pinion/engine/stats/duration_histogram.h"
-
 #include <algorithm>
 #include <cmath>
 #include <random>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "pinion/engine/stats/engine_stats.h"
 
 namespace pinion {
 namespace {

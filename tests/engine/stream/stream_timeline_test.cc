@@ -13,7 +13,6 @@
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/engine/stream/event_pool.h"
-#include "pinion/engine/stream/fifo_turn.h"
 #include "pinion/engine/stream/guarded_device.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"

@@ -15,7 +15,6 @@
 #include "pinion/device/emulated/faults.h"
 #include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/stats/engine_stats.h"
-#include "pinion/engine/tier/device_memory.h"
 #include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/engine/tier/parcel.h"
 #include "pinion/engine/transfer_engine.h"

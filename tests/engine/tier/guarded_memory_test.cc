@@ -21,7 +21,6 @@
 #include "pinion/device/process_exit.h"
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/stream/wait_site.h"
-#include "pinion/engine/tier/device_memory.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/faulty_world.h"

@@ -15,7 +15,6 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/stream/wait_site.h"
-#include "pinion/engine/tier/device_memory.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/engine/transfer_engine.h"

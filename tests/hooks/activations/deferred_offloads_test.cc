@@ -17,7 +17,7 @@
 #include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/planner/step_plan.h"
 #include "pinion/engine/planner/step_trace.h"
-#include "pinion/engine/schedule/cached_plan.h"
+#include "pinion/engine/schedule/plan_cache.h"
 #include "pinion/engine/schedule/planned_schedule.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/device_tier.h"

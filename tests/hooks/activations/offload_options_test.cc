@@ -32,7 +32,6 @@
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
 #include "pinion/engine/link/link_calibration.h"
-#include "pinion/engine/link/link_curve.h"
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/emulated/emu_device.h"

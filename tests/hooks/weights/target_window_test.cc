@@ -8,7 +8,7 @@
 
 #include "gtest/gtest.h"
 #include "pinion/engine/schedule/reservation.h"
-#include "pinion/engine/schedule/window_predictor.h"
+#include "pinion/engine/schedule/weight_prefetcher.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/weights/device_weights.h"
