@@ -43,37 +43,17 @@ using Cost = std::pair<double, uint64_t>;
 
 constexpr EvictionRule kEvictionRules[] = {EvictionRule::kHighest, EvictionRule::kFitting};
 
-// Changes one or two preferences at random: an idle interval ranks first or last, or a blocker is
-// evicted.
-void Change(PlanPreferences& preferences, absl::Span<const Blocker> blockers,
-            std::mt19937& random) {
+// One or two idle intervals, drawn at random, rank first or last.
+void Change(std::vector<uint32_t>& ranks, std::mt19937& random) {
   for (size_t changes = 1 + random() % 2; changes > 0; --changes) {
-    if (!blockers.empty() && random() % 2 == 0) {
-      preferences.EvictEarlier(blockers[random() % blockers.size()]);
-    } else {
-      preferences.ranks[random() % preferences.ranks.size()] = random() % 2 == 0 ? 0 : UINT32_MAX;
-    }
+    ranks[random() % ranks.size()] = random() % 2 == 0 ? 0 : UINT32_MAX;
   }
-}
-
-// Reorders the copies out as long as that shortens the step. `times` are those of the plan.
-absl::Status OrderCopies(const StepTrace& step, const StepSimulator& simulator, StepTimes times,
-                         StepPlan& plan) {
-  constexpr int kRounds = 4;  // each uses the times of the round before
-  for (int i = 0; i < kRounds; ++i) {
-    std::vector<StepMove> moves = InEvictionOrder(step, plan.moves, times);
-    if (moves == plan.moves) break;
-    PINION_ASSIGN_OR_RETURN(times, simulator.Run(moves));
-    if (times.step_us >= plan.step_us) break;
-    plan.moves = std::move(moves);
-    plan.step_us = times.step_us;
-  }
-  return absl::OkStatus();
 }
 
 // Searches for the shortest plan, starting from Belady's rule under each of `rules`. While the plan
-// takes more than `enough_us`, it evicts the blockers of the current plan, or changes preferences
-// at random, and keeps what is no worse.
+// takes more than `enough_us`, it evicts the blockers of a plan that was better, or changes ranks
+// at random, and keeps what is no worse. At last it reorders the copies out, if that shortens the
+// step.
 absl::StatusOr<StepPlan> BestWithin(const StepTrace& step, const ResidencyPlanner& planner,
                                     uint64_t memory_bytes, const StepSimulator& simulator,
                                     double enough_us, absl::Span<const EvictionRule> rules,
@@ -85,24 +65,20 @@ absl::StatusOr<StepPlan> BestWithin(const StepTrace& step, const ResidencyPlanne
     std::mt19937 random;  // a fixed seed: a step always gets the same plan
     PlanPreferences chosen = planner.ByNextAccess();
     Cost chosen_cost = {std::numeric_limits<double>::infinity(), UINT64_MAX};
-    std::vector<Blocker> blockers;  // of the chosen plan
-    bool evicts_blockers = false;   // whether to evict all blockers next
+    std::vector<Blocker> blockers;  // to evict next
     for (int i = 0; i <= tries / 2; ++i) {
       PlanPreferences preferences = chosen;
-      if (evicts_blockers) {
-        preferences.EvictEarlier(blockers);
-      } else if (i > 0) {
-        Change(preferences, blockers, random);
-      }
+      preferences.EvictEarlier(blockers);
+      if (blockers.empty() && i > 0) Change(preferences.ranks, random);
       PlannedMoves planned =
           planner.MovesWithin(static_cast<int64_t>(memory_bytes), rule, preferences);
       PINION_ASSIGN_OR_RETURN(StepTimes times, simulator.Run(planned.moves));
       const Cost cost = {times.step_us, CopiedBytes(step, planned.moves)};
-      evicts_blockers = cost < chosen_cost && !planned.blockers.empty();
+      blockers.clear();
       if (cost > chosen_cost) continue;
+      if (cost < chosen_cost) blockers = std::move(planned.blockers);
       chosen = std::move(preferences);
       chosen_cost = cost;
-      blockers = std::move(planned.blockers);
       if (cost >= best_cost) continue;
       best.moves = std::move(planned.moves);
       best.step_us = times.step_us;
@@ -111,7 +87,13 @@ absl::StatusOr<StepPlan> BestWithin(const StepTrace& step, const ResidencyPlanne
       if (best.step_us <= enough_us || best.moves.empty()) return best;
     }
   }
-  PINION_RETURN_IF_ERROR(OrderCopies(step, simulator, std::move(best_times), best));
+  std::vector<StepMove> ordered = InEvictionOrder(step, best.moves, best_times);
+  if (ordered == best.moves) return best;
+  PINION_ASSIGN_OR_RETURN(const StepTimes times, simulator.Run(ordered));
+  if (times.step_us < best.step_us) {
+    best.moves = std::move(ordered);
+    best.step_us = times.step_us;
+  }
   return best;
 }
 

@@ -11,15 +11,9 @@
 namespace pinion {
 namespace {
 
-// Change of the device memory of each interval against the trace.
-//
-//   BytesDelta more(step.intervals.size());
-// resident in intervals 3 to 5, freed when 5 ends
-// counted elsewhere in 6 and 7
-//
-// Thread safety: none.
-inline int64_t Signed(uint64_t bytes) { return static_cast<int64_t>(bytes); }
+int64_t Signed(uint64_t bytes) { return static_cast<int64_t>(bytes); }
 
+// Change of the device memory of each interval against the trace.
 class BytesDelta {
  public:
   explicit BytesDelta(size_t intervals)

@@ -175,13 +175,12 @@ class RecomputeSearch {
         if (!has[at]) spread.push_back(candidates[at]);
       }
     }
-    Segments from_end(candidates.rbegin(), candidates.rend());
     Segments cheapest = candidates;
     std::vector<double> us_per_byte(step_.segments.size());
     for (const uint32_t i : candidates) us_per_byte[i] = UsPerByte(step_.segments[i]);
     std::stable_sort(cheapest.begin(), cheapest.end(),
                      [&](uint32_t a, uint32_t b) { return us_per_byte[a] < us_per_byte[b]; });
-    return {std::move(spread), std::move(from_end), std::move(cheapest), candidates};
+    return {std::move(spread), std::move(cheapest)};
   }
 
   double UsPerByte(const StepSegment& segment) const {

@@ -5,11 +5,11 @@
 //   best.plan                            // of best.step, the step with these recomputed
 //
 // If the link hides all copies, no segment is recomputed. If there are few segments, all sets are
-// tried. Otherwise the search tries prefixes of several orders: spread evenly over the step, from
-// the step's end, by compute time per saved byte, and from the step's begin. It does so for the
-// outermost segments and for the innermost ones. Then it changes the best set by one segment at a
-// time. Each set is planned by one rule (PlanEffort::kRule), and the best sets thoroughly. The
-// result is never slower than the plan without recomputation.
+// tried. Otherwise the search tries prefixes of two orders: spread evenly over the step, and by
+// compute time per saved byte. It does so for the outermost segments and for the innermost ones.
+// Then it changes the best set by one or two segments at a time. Each set is planned by one rule
+// (PlanEffort::kRule), and the best sets thoroughly. The result is never slower than the plan
+// without recomputation.
 //
 // Thread safety: a pure function.
 
