@@ -11,10 +11,8 @@
 #include <vector>
 
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/engine/planner/idle_intervals.h"
 #include "pinion/engine/planner/liveness.h"
 #include "pinion/engine/planner/plan_step.h"
-#include "pinion/engine/planner/range_max_tree.h"
 #include "pinion/engine/planner/residency_planner.h"
 #include "pinion/engine/planner/step_simulation.h"
 

@@ -14,8 +14,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/engine/planner/idle_intervals.h"
 #include "pinion/engine/planner/liveness.h"
+#include "pinion/engine/planner/residency_planner.h"
 #include "pinion/engine/planner/step_simulation.h"
 
 namespace pinion {

@@ -1,11 +1,10 @@
-#include "pinion/engine/planner/idle_intervals.h"
-
 #include <cstdint>
 #include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/engine/planner/residency_planner.h"
 #include "pinion/engine/planner/step_plan.h"
 #include "pinion/engine/planner/step_trace.h"
 #include "pinion/tests/engine/planner/small_steps.h"

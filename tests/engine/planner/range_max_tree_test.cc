@@ -1,5 +1,3 @@
-#include "pinion/engine/planner/range_max_tree.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "pinion/engine/planner/residency_planner.h"
 
 namespace pinion {
 namespace {

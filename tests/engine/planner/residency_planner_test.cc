@@ -6,7 +6,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/engine/planner/idle_intervals.h"
 #include "pinion/engine/planner/step_plan.h"
 #include "pinion/engine/planner/step_trace.h"
 
