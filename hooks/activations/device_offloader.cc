@@ -168,8 +168,7 @@ std::unique_ptr<DeviceOffloader::Handle> DeviceOffloader::PackNow(Packed packed)
   DueRecords due;
   bool is_new = false;
   Released released;  // freed after the lock
-  const uint64_t device_bytes = state_.DeviceBytes(device_);
-  if (learner_ != nullptr) learner_->NoteDeviceBytes(device_bytes);
+  const uint64_t device_bytes = DeviceBytes();
   {
     OffloadLock lock(state_);
     state_.TellDeviceBytes(device_bytes);
@@ -232,10 +231,15 @@ std::unique_ptr<DeviceOffloader::Handle> DeviceOffloader::PackNow(Packed packed)
   return handle;
 }
 
+uint64_t DeviceOffloader::DeviceBytes() {
+  if (!state_.asks_for_device_bytes) return 0;
+  return learner_->NoteDeviceBytes();
+}
+
 void DeviceOffloader::EndScope(ScopeId scope) {
   if (learner_ == nullptr) return EndScopeNow(scope);
   learner_->RunAside([&] { EndScopeNow(scope); });
-  learner_->BeginUnobserved();
+  learner_->EndScope();
 }
 
 void DeviceOffloader::EndScopeNow(ScopeId scope) {
@@ -261,7 +265,6 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   if (backward != -1) in_use.emplace(tier_->engine().device(), stream.native);
   NoteBackward(backward);
   if (learner_ != nullptr) {
-    learner_->EndUnobserved();
     const bool is_kept = backward != -1 && BackwardKeepsGraph();
     // Before the schedule counts memory. Without a kept graph, Release() does this.
     if (is_kept) SettleLoans();
@@ -271,8 +274,7 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
     DueRecords due;
     Released released;  // freed after the lock
     NodeId last_saver;
-    const uint64_t device_bytes = state_.DeviceBytes(device_);
-    learner_->NoteDeviceBytes(device_bytes);
+    const uint64_t device_bytes = DeviceBytes();
     {
       OffloadLock lock(state_);
       state_.TellDeviceBytes(device_bytes);

@@ -102,6 +102,8 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   };
 
   std::unique_ptr<Handle> PackNow(Packed packed);
+  // Returns OffloadState::DeviceBytes, and reports them to the learner.
+  uint64_t DeviceBytes();
   void EndScopeNow(ScopeId scope);
   at::Tensor Unpack(Handle& handle);
   // Reports a backward to the schedule and registers for its end. -1 is ignored.

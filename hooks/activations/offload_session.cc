@@ -141,10 +141,15 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
 
   std::shared_ptr<MemoryObserver> Observer() override;
 
-  void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, const void* freed) override {
+  void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, int64_t added_bytes,
+                     const void* freed) override {
     if (device.type() != device_type_ || !device.has_index()) return;
     DeviceOffloader* const offloader = known_[device.index()].load(std::memory_order_acquire);
-    if (offloader != nullptr) offloader->learner()->OnDeviceBytes(allocated_bytes, freed);
+    if (offloader == nullptr) return;
+    offloader->learner()->OnDeviceBytes(allocated_bytes, added_bytes, freed);
+  }
+  void OnUnobserved() override {
+    for (const auto& offloader : Offloaders()) offloader->learner()->OnUnobserved();
   }
   void OnAccumulate(const at::Tensor& leaf) override {
     if (leaf.device().type() != device_type_) return;

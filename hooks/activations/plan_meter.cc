@@ -5,7 +5,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
 namespace {
@@ -25,9 +24,27 @@ bool PlanMeter::IsDue() const {
   return watch_.IsDue() && !has_ended;
 }
 
-void PlanMeter::OnDeviceBytes(int64_t allocated_bytes, int64_t streamed_bytes) {
+void PlanMeter::OnDeviceBytes(int64_t allocated_bytes, int64_t added_bytes,
+                              int64_t streamed_bytes) {
   RaiseTo(allocated_bytes - streamed_bytes, peak_bytes_);
+  RaiseTo(allocated_bytes, interval_peak_bytes_);
+  interval_added_bytes_ += added_bytes;
   CompareWithTarget(allocated_bytes);
+}
+
+void PlanMeter::NoteBytes(const AllocatorBytes& bytes, int64_t streamed_bytes) {
+  CompareWithTarget(bytes.current);
+  const Reported reported = {interval_peak_bytes_.exchange(bytes.current),
+                             interval_added_bytes_.exchange(0)};
+  int64_t most_bytes = 0;
+  {
+    MutexLock lock(mu_);
+    most_bytes = MostBytesBetween(std::exchange(noted_, bytes), bytes, reported);
+  }
+  if (!is_unobserved_.exchange(false) || !is_in_step_) return;
+  // Behind a profiler nothing was reported: memory at saves and reads alone is not a peak.
+  if (peak_bytes_ > 0) RaiseTo(most_bytes - streamed_bytes, peak_bytes_);
+  CompareWithTarget(most_bytes);
 }
 
 void PlanMeter::CompareWithTarget(int64_t allocated_bytes) {
@@ -42,6 +59,7 @@ std::optional<bool> PlanMeter::BeginStep(const std::shared_ptr<const CachedPlan>
                                          const StepKind& next) {
   std::optional<Step> step;
   is_in_step_ = true;
+  is_unobserved_ = false;  // what was allocated between the steps is not this one's
   const bool was_over = is_over_.exchange(false);
   {
     MutexLock lock(mu_);

@@ -20,6 +20,7 @@
 #include "pinion/engine/schedule/plan_cache.h"
 #include "pinion/engine/schedule/plan_validator.h"
 #include "pinion/engine/stream/stream_clock.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
 
@@ -39,10 +40,13 @@ class PlanMeter {
   // Returns whether the next or the current step is measured and needs OnDeviceBytes.
   bool IsDue() const;
   // Reports the allocator's bytes at each change, and the part of them that streamed weights have.
-  // Takes no lock.
-  void OnDeviceBytes(int64_t allocated_bytes, int64_t streamed_bytes);
-  // Reports the bytes at one moment, without influence on the measured peak.
-  void CompareWithTarget(int64_t allocated_bytes);
+  // `added_bytes`: MemoryObserver::OnDeviceBytes's. Takes no lock.
+  void OnDeviceBytes(int64_t allocated_bytes, int64_t added_bytes, int64_t streamed_bytes);
+  // Declares that not all allocations between the last NoteBytes and the next one are reported. An
+  // upper bound then counts. Takes no lock.
+  void BeginUnobserved() { is_unobserved_ = true; }
+  // Reports the allocator's bytes at a save or a read, without influence on the measured peak.
+  void NoteBytes(const AllocatorBytes& bytes, int64_t streamed_bytes);
 
   // What the schedule knows of a step.
   struct StepKind {
@@ -69,6 +73,7 @@ class PlanMeter {
     bool has_gradients = false;
   };
 
+  void CompareWithTarget(int64_t allocated_bytes);
   void Keep(Step step);
   // Returns whether an ended step was off; nothing until the device has reached its end.
   std::optional<bool> IsOff(const Step& step);
@@ -77,6 +82,9 @@ class PlanMeter {
   const std::shared_ptr<StreamClock> clock_;
   const std::optional<uint64_t> target_bytes_;
   std::atomic<int64_t> peak_bytes_{0};  // in the current step
+  std::atomic<bool> is_unobserved_{false};
+  std::atomic<int64_t> interval_peak_bytes_{0};   // since the last NoteBytes
+  std::atomic<int64_t> interval_added_bytes_{0};  // the same
   std::atomic<bool> is_in_step_{false};
   std::atomic<bool> is_over_{false};  // the current step exceeds the target
   std::atomic<uint64_t> steps_over_{0};
@@ -86,6 +94,7 @@ class PlanMeter {
   PlanValidator watch_ ABSL_GUARDED_BY(mu_);
   bool has_gradients_ ABSL_GUARDED_BY(mu_) = false;  // the current step
   std::optional<Step> step_ ABSL_GUARDED_BY(mu_);    // that is measured
+  AllocatorBytes noted_ ABSL_GUARDED_BY(mu_);        // by the last NoteBytes
   uint64_t plans_over_ ABSL_GUARDED_BY(mu_) = 0;     // steps that ran by one and had more
 };
 

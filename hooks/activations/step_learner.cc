@@ -59,14 +59,20 @@ std::vector<PlannedStep> StepLearner::PlannedSteps() const {
   return steps;
 }
 
-void StepLearner::OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
-  meter_.OnDeviceBytes(allocated_bytes, static_cast<int64_t>(share_->streamed_bytes()));
+void StepLearner::OnDeviceBytes(int64_t allocated_bytes, int64_t added_bytes, const void* freed) {
+  meter_.OnDeviceBytes(allocated_bytes, added_bytes,
+                       static_cast<int64_t>(share_->streamed_bytes()));
   MutexLock lock(mu_);
-  if (recording_ != nullptr) recording_->OnDeviceBytes(allocated_bytes, freed);
+  if (recording_ != nullptr) recording_->OnDeviceBytes(allocated_bytes, added_bytes, freed);
+}
+
+uint64_t StepLearner::NoteDeviceBytes() {
+  const AllocatorBytes bytes = AllocatorBytesOf(device_);
+  meter_.NoteBytes(bytes, static_cast<int64_t>(share_->streamed_bytes()));
+  return static_cast<uint64_t>(bytes.current);
 }
 
 std::shared_ptr<DeviceRecording> StepLearner::BeginSave(const at::Tensor& tensor, uint64_t place) {
-  EndUnobserved();
   if (BeginStepIfNone()) RaisePlans(tensor, place);
   std::shared_ptr<DeviceRecording> recording = Current();
   return recording != nullptr && recording->IsRecording() ? recording : nullptr;
@@ -100,12 +106,17 @@ void StepLearner::RunAside(absl::FunctionRef<void()> work) {
   recording == nullptr ? work() : RunBeside({&recording, 1}, work);
 }
 
-void StepLearner::BeginUnobserved() {
-  if (!state_.planner->memory_bytes().has_value()) return;
+void StepLearner::EndScope() {
   // After a step whose backward ran inside the scope, nothing of it is left to observe.
-  if (EndStepIfNone()) return;
+  if (!state_.planner->memory_bytes().has_value() || EndStepIfNone()) return;
+  NoteDeviceBytes();
+  OnUnobserved();
+}
+
+void StepLearner::OnUnobserved() {
+  if (!state_.planner->memory_bytes().has_value()) return;
   if (const auto recording = Current()) recording->BeginUnobserved();
-  observed_peak_bytes_ = AllocatorBytesOf(device_).peak;
+  meter_.BeginUnobserved();
 }
 
 bool StepLearner::EndStepIfNone() {
@@ -115,14 +126,6 @@ bool StepLearner::EndStepIfNone() {
   }
   EndStep();
   return true;
-}
-
-void StepLearner::EndUnobserved() {
-  if (observed_peak_bytes_ == kObserved) return;
-  const int64_t before = observed_peak_bytes_.exchange(kObserved);
-  const int64_t peak_bytes = AllocatorBytesOf(device_).peak;
-  if (peak_bytes <= before) return;
-  meter_.OnDeviceBytes(peak_bytes, static_cast<int64_t>(share_->streamed_bytes()));
 }
 
 bool StepLearner::BeginStepIfNone() {

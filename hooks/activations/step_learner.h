@@ -73,18 +73,15 @@ class StepLearner {
 
   // Reports the end of a scope. OnDeviceBytes is not called until a backward reads, for example
   // during a loss outside the scope.
-  void BeginUnobserved();
-  // Reports that a tensor is about to be read or saved.
-  void EndUnobserved();
+  void EndScope();
+  // See MemoryObserver::OnUnobserved.
+  void OnUnobserved();
 
   // The steps that are known, with their plans. The one that ran last comes first.
   std::vector<PlannedStep> PlannedSteps() const;
 
   // Reports that no tensor of the step is needed.
-  void EndStep() {
-    meter_.EndStep();
-    observed_peak_bytes_ = kObserved;
-  }
+  void EndStep() { meter_.EndStep(); }
   // Logs the target and the device's peak if memory ran out in a step without any earlier plan. For
   // the end of a step.
   void TellOfRefusals();
@@ -93,11 +90,10 @@ class StepLearner {
   // Returns whether memory peaks are needed: there is a target in bytes, a step is recorded or
   // measured, or the next step's recording would be useful.
   bool IsCurious() const;
-  void OnDeviceBytes(int64_t allocated_bytes, const void* freed);
-  // Reports the allocator's bytes at a save or a read, observed or not.
-  void NoteDeviceBytes(uint64_t allocated_bytes) {
-    meter_.CompareWithTarget(static_cast<int64_t>(allocated_bytes));
-  }
+  void OnDeviceBytes(int64_t allocated_bytes, int64_t added_bytes, const void* freed);
+  // Returns the allocator's bytes at a save or a read, observed or not, and compares them with the
+  // target.
+  uint64_t NoteDeviceBytes();
 
  private:
   // The first leaves to which the last backward added; the previous backward's until it adds.
@@ -140,9 +136,6 @@ class StepLearner {
   static constexpr int64_t kNothingToTell = INT64_MAX;
   // The allocator's refusals when a step began without any earlier plan.
   std::atomic<int64_t> refusals_ = kNothingToTell;
-
-  static constexpr int64_t kObserved = INT64_MAX;
-  std::atomic<int64_t> observed_peak_bytes_ = kObserved;  // the allocator's peak at a scope's end
 
   mutable Mutex mu_;
   std::shared_ptr<DeviceRecording> recording_ ABSL_GUARDED_BY(mu_);

@@ -41,7 +41,7 @@ class PassPeaks final : public MemoryObserver {
 
   PassPeaks(c10::DeviceType type, size_t devices) : type_(type), devices_(devices) {}
 
-  void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, const void*) override {
+  void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, int64_t, const void*) override {
     if (device.type() != type_) return;
     const MutexLock lock(mu_);
     Device& of = devices_.at(static_cast<size_t>(device.index()));

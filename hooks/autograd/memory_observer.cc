@@ -16,6 +16,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/device/allocation_bytes.h"
 #include "pinion/hooks/autograd/lent_tensors.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 
@@ -34,8 +35,8 @@ class MemoryReporter final : public profiler::ProfilerStateBase,
  public:
   MemoryReporter(std::shared_ptr<MemoryObserver> observer, std::shared_ptr<MemoryReporter> outer)
       : ProfilerStateBase(profiler::ProfilerConfig(profiler::ProfilerState::Disabled)),
-        observer_(std::move(observer)),
-        outer_(std::move(outer)) {}
+        outer_(std::move(outer)),
+        observer_(std::move(observer)) {}
 
   // Removes reporters of ended scopes from the calling thread.
   static void DropEnded() {
@@ -66,10 +67,19 @@ class MemoryReporter final : public profiler::ProfilerStateBase,
     return pushed;
   }
 
-  void End() { has_ended_ = true; }
+  // Also drops the observer: LibTorch's workers may still own the reporter for a while.
+  void End() {
+    std::shared_ptr<MemoryObserver> observer;  // destroyed after the lock
+    has_ended_ = true;
+    MutexLock lock(mu_);
+    observer.swap(observer_);
+  }
   bool ReportsTo(const MemoryObserver& observer) const {
-    return (observer_.get() == &observer && !has_ended_) ||
-           (outer_ != nullptr && outer_->ReportsTo(observer));
+    {
+      MutexLock lock(mu_);
+      if (observer_.get() == &observer) return true;
+    }
+    return outer_ != nullptr && outer_->ReportsTo(observer);
   }
 
   void reportMemoryUsage(void* data, int64_t size_bytes, size_t allocated_bytes,
@@ -77,9 +87,13 @@ class MemoryReporter final : public profiler::ProfilerStateBase,
     if (outer_ != nullptr) {
       outer_->reportMemoryUsage(data, size_bytes, allocated_bytes, reserved_bytes, device);
     }
-    if (has_ended_) return;
-    observer_->OnDeviceBytes(device, static_cast<int64_t>(allocated_bytes),
-                             size_bytes < 0 ? data : nullptr);
+    const bool is_free = size_bytes < 0;
+    const int64_t added_bytes =
+        is_free ? 0 : static_cast<int64_t>(AllocationBytes(static_cast<uint64_t>(size_bytes)));
+    MutexLock lock(mu_);
+    if (observer_ == nullptr) return;
+    observer_->OnDeviceBytes(device, static_cast<int64_t>(allocated_bytes), added_bytes,
+                             is_free ? data : nullptr);
   }
   bool memoryProfilingEnabled() const override { return true; }
   profiler::ActiveProfilerType profilerType() override {
@@ -87,9 +101,10 @@ class MemoryReporter final : public profiler::ProfilerStateBase,
   }
 
  private:
-  const std::shared_ptr<MemoryObserver> observer_;
   const std::shared_ptr<MemoryReporter> outer_;  // null without one
   std::atomic<bool> has_ended_ = false;
+  mutable Mutex mu_;
+  std::shared_ptr<MemoryObserver> observer_ ABSL_GUARDED_BY(mu_);  // null once it has ended
 };
 
 namespace {
@@ -157,9 +172,10 @@ std::unique_ptr<at::ObserverContext> Backwards::OnNode(const at::RecordFunction&
   if (CurrentBackward() == -1) return nullptr;
   const auto node = torch::autograd::get_current_node();
   const auto* const accumulate = dynamic_cast<const torch::autograd::AccumulateGrad*>(node.get());
-  for (std::shared_ptr<MemoryObserver>& one : OfBackwards().Living()) {
+  for (const std::shared_ptr<MemoryObserver>& one : OfBackwards().Living()) {
     if (accumulate != nullptr) one->OnAccumulate(accumulate->variable);
-    MemoryReporter::Push(std::move(one));
+    // The engine calls hooks before it tells of their node.
+    if (MemoryReporter::Push(one) != nullptr) one->OnUnobserved();
   }
   return nullptr;
 }
@@ -174,6 +190,12 @@ MemoryScope::~MemoryScope() {
   if (reporter_ == nullptr) return;
   reporter_->End();
   MemoryReporter::DropEnded();
+}
+
+BackwardScope::BackwardScope() {
+  for (std::shared_ptr<MemoryObserver>& one : OfBackwards().Living()) {
+    scopes_.emplace_back(std::move(one));
+  }
 }
 
 void ObserveBackwards(const std::shared_ptr<MemoryObserver>& observer) {

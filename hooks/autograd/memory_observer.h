@@ -21,6 +21,7 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 
 namespace pinion {
@@ -28,10 +29,16 @@ namespace pinion {
 class MemoryObserver {
  public:
   virtual ~MemoryObserver() = default;
-  // Reports the bytes allocated on `device`. `freed` is the address of a freed block, null after an
-  // allocation. Called on any thread inside the allocator, which may hold its lock: must not call
-  // the allocator or a device, and must not throw.
-  virtual void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, const void* freed) = 0;
+  // Reports the bytes allocated on `device`. `added_bytes` is the size of a block that was just
+  // allocated, 0 after a free. `freed` is the address of a freed block, null after an allocation.
+  // Called on any thread inside the allocator, which may hold its lock: must not call the allocator
+  // or a device, and must not throw.
+  virtual void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, int64_t added_bytes,
+                             const void* freed) = 0;
+  // Reports that hooks on gradients may have allocated memory without a report: an observed
+  // backward, begun by another engine than ours, is about to evaluate a node. Called on the
+  // backward's thread, without a lock. Must not throw.
+  virtual void OnUnobserved() {}
   // Reports that an observed backward is about to create the leaf's gradient or to add to it.
   // Called on the backward's thread, without a lock. Must not throw.
   virtual void OnAccumulate(const at::Tensor& leaf) {}
@@ -50,10 +57,23 @@ class [[nodiscard]] MemoryScope {
 };
 
 // Observes every node of every backward, on any thread and of Python's engine as well, until
-// IgnoreBackwards or until `observer` is destroyed.
+// IgnoreBackwards or until `observer` is destroyed. Hooks on gradients and before nodes are
+// observed if a BackwardScope is open. See OnUnobserved for other backwards.
 void ObserveBackwards(const std::shared_ptr<MemoryObserver>& observer);
 void IgnoreBackwards(const MemoryObserver& observer);
 bool ObservesBackwards(const MemoryObserver& observer);
+
+// Observes all of a backward that this thread runs in the scope, for each observer of backwards.
+// LibTorch carries a scope to the threads of a backward.
+class [[nodiscard]] BackwardScope {
+ public:
+  [[nodiscard]] BackwardScope();
+  BackwardScope(const BackwardScope&) = delete;
+  BackwardScope& operator=(const BackwardScope&) = delete;
+
+ private:
+  std::deque<MemoryScope> scopes_;
+};
 
 }  // namespace pinion
 

@@ -26,6 +26,7 @@
 #endif
 
 #include "pinion/allocator/base/slab.h"
+#include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/scope_mark.h"
 
 namespace pinion {
@@ -198,6 +199,7 @@ class ProxyEngine : public Engine {
                                          const torch::autograd::variable_list& inputs,
                                          bool keep_graph, bool create_graph, bool accumulate_grad,
                                          const torch::autograd::edge_list& outputs) override {
+    const BackwardScope observed;
     return previous_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
 

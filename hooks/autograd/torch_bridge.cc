@@ -13,6 +13,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <algorithm>
 #include <atomic>
 #include <exception>
 #include <string>
@@ -94,6 +95,15 @@ AllocatorBytes AllocatorBytesOf(c10::Device device) {
   // Some allocators count only current bytes.
   if (blocks.allocated > 0) all.frees = blocks.freed;
   return all;
+}
+
+int64_t MostBytesBetween(const AllocatorBytes& begin, const AllocatorBytes& end,
+                         const Reported& reported) {
+  const int64_t unreported_bytes = end.allocated - begin.allocated - reported.added_bytes;
+  const int64_t most_bytes = reported.peak_bytes + std::max<int64_t>(unreported_bytes, 0);
+  // A lower peak at the end means that the user has reset it.
+  return end.peak < begin.peak ? most_bytes
+                               : std::max(reported.peak_bytes, std::min(most_bytes, end.peak));
 }
 
 int64_t AllocatedBytes(c10::Device device) { return AllocatorBytesOf(device).current; }

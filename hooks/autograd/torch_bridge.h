@@ -63,6 +63,16 @@ struct AllocatorBytes {
   std::optional<int64_t> frees = std::nullopt;
 };
 AllocatorBytes AllocatorBytesOf(c10::Device device);
+
+// What MemoryObserver::OnDeviceBytes reported between two moments.
+struct Reported {
+  int64_t peak_bytes = 0;   // at least what the first moment had
+  int64_t added_bytes = 0;  // total of the allocations
+};
+// Returns an upper bound of the bytes between two moments: the reported peak plus all allocations
+// that were not reported, at most the allocator's peak.
+int64_t MostBytesBetween(const AllocatorBytes& begin, const AllocatorBytes& end,
+                         const Reported& reported);
 int64_t AllocatedBytes(c10::Device device);
 bool TellsAllocatedBytes(c10::DeviceType type);
 // Returns how often the allocator emptied its cache, which blocks the host, to serve an allocation.

@@ -6,8 +6,9 @@
 
 namespace pinion {
 
-void DevicePeaks::OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
+void DevicePeaks::OnDeviceBytes(int64_t allocated_bytes, const void* freed, int64_t added_bytes) {
   MutexLock lock(mu_);
+  since_.added_bytes += added_bytes;
   if (freed != nullptr) {
     if (since_.told.size() < kMaxTold) since_.told.push_back(freed);
     if (held_.erase(freed) > 0) since_.freed.push_back({.data = freed});
@@ -34,6 +35,7 @@ DevicePeaks::Since DevicePeaks::Take(int64_t allocated_bytes, std::optional<int6
   since_.peak_bytes = allocated_bytes;
   since_.freed.clear();
   since_.told.clear();
+  since_.added_bytes = 0;
   since.peak_bytes = std::max(since.peak_bytes, allocated_bytes);
   const std::optional<int64_t> last_frees = std::exchange(frees_, frees);
   since.told_all = frees.has_value() && last_frees.has_value() &&

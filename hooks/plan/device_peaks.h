@@ -36,10 +36,11 @@ class DevicePeaks {
     // frees unobserved.
     absl::InlinedVector<const void*, 4> told = {};
     bool told_all = false;
+    int64_t added_bytes = 0;  // total of the reported allocations
   };
 
   // See MemoryObserver::OnDeviceBytes.
-  void OnDeviceBytes(int64_t allocated_bytes, const void* freed);
+  void OnDeviceBytes(int64_t allocated_bytes, const void* freed, int64_t added_bytes = 0);
   void Hold(const void* data);
   // Removes an address from the held ones. OnDeviceBytes does the same for freed memory.
   void Drop(const void* data);

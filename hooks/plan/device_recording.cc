@@ -20,13 +20,6 @@ namespace {
 
 constexpr absl::Duration kFinishTimeout = absl::Minutes(1);
 
-// Returns an upper bound of the bytes between two moments: the initial bytes plus all allocations,
-// at most the allocator's peak. A lower peak at the end means that the user has reset it.
-int64_t MostBytesBetween(const AllocatorBytes& begin, const AllocatorBytes& end) {
-  const int64_t most_bytes = begin.current + end.allocated - begin.allocated;
-  return end.peak < begin.peak ? most_bytes : std::min(most_bytes, end.peak);
-}
-
 }  // namespace
 
 uint32_t DeviceRecording::NewNumber() {
@@ -93,7 +86,14 @@ DeviceRecording::Moment DeviceRecording::CountBytes() {
   DevicePeaks::Since since = peaks_.Take(allocated_bytes, allocator.frees);
   const std::optional<AllocatorBytes> last = std::exchange(last_, allocator);
   if (std::exchange(is_unobserved_, false) && last.has_value()) {
-    since.peak_bytes = std::max(since.peak_bytes, MostBytesBetween(*last, allocator) - streamed);
+    const auto most_bytes = [&](int64_t peak_bytes) {
+      const Reported reported = {peak_bytes + streamed, since.added_bytes};
+      return MostBytesBetween(*last, allocator, reported) - streamed;
+    };
+    since.peak_bytes = most_bytes(since.peak_bytes);
+    for (DevicePeaks::Freed& freed : since.freed) {
+      freed.later_peak_bytes = most_bytes(freed.later_peak_bytes);
+    }
   }
   KnownStorages::Bytes bytes = objects_.storages().CountAfter(allocated_bytes, since.told);
   if (!since.told_all) bytes = objects_.storages().CountAt(allocated_bytes);
@@ -265,6 +265,11 @@ void DeviceRecording::Append(const Moment& begin, const Moment& end, NotedEntry 
 }
 
 absl::StatusOr<StepTrace> DeviceRecording::Finish() {
+  {
+    // What the program allocates behind the step's last backward is not the step's.
+    MutexLock lock(mu_);
+    is_unobserved_ = false;
+  }
   const Moment end = Begin();
   std::vector<StreamClock::Moment> moments;
   {

@@ -94,12 +94,12 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   void Start();
 
   // See MemoryObserver::OnDeviceBytes.
-  void OnDeviceBytes(int64_t allocated_bytes, const void* freed) {
-    peaks_.OnDeviceBytes(allocated_bytes - streamed_bytes(), freed);
+  void OnDeviceBytes(int64_t allocated_bytes, int64_t added_bytes, const void* freed) {
+    peaks_.OnDeviceBytes(allocated_bytes - streamed_bytes(), freed, added_bytes);
   }
 
-  // Declares that OnDeviceBytes is not called until the next moment. An upper bound of the memory
-  // then counts as the peak.
+  // Declares that OnDeviceBytes is not called for all allocations between the last moment and the
+  // next one. An upper bound of the memory then counts as the peak.
   void BeginUnobserved();
 
   // Returns false after Finish, and while the current stream captures a graph. Abandons a recording

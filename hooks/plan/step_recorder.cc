@@ -110,7 +110,8 @@ class StepRecorderImpl final : public StepRecorder,
   }
 
   // mu_ is never held during a call of a device's allocator, which calls this.
-  void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, const void* freed) override {
+  void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, int64_t added_bytes,
+                     const void* freed) override {
     if (device.type() != type_) return;
     std::shared_ptr<DeviceRecording> recording;
     {
@@ -119,7 +120,10 @@ class StepRecorderImpl final : public StepRecorder,
         recording = found->second;
       }
     }
-    if (recording != nullptr) recording->OnDeviceBytes(allocated_bytes, freed);
+    if (recording != nullptr) recording->OnDeviceBytes(allocated_bytes, added_bytes, freed);
+  }
+  void OnUnobserved() override {
+    for (const auto& [index, recording] : Recordings()) recording->BeginUnobserved();
   }
 
   absl::StatusOr<std::map<int, StepTrace>> Finish() override {

@@ -5,6 +5,9 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -154,6 +157,52 @@ TEST_F(OffloadTargetSteps, APeakBetweenTwoScopesOfAStepIsCounted) {
   Backward(std::move(y));
   EXPECT_EQ(session->GetStats().steps_over_target, 1u);
   EXPECT_GE(session->GetStats().most_bytes_over_target, uint64_t{kTensorBytes});
+}
+
+// A peak that LibTorch's allocator had before hides none of a step.
+TEST_F(OffloadTargetSteps, APeakBetweenTwoScopesOfAStepIsCountedBehindAHigherOne) {
+  const std::shared_ptr<OffloadSession> session = NewSession(64 * kTensorBytes);
+  Ones(80 * kTensorBytes);
+  at::Tensor y = InScope(session, [&] { return Chain(carrier_, 0, kNodes / 2); });
+  Ones(65 * kTensorBytes);
+  {
+    const OffloadScope scope(session);
+    y = Chain(y, kNodes / 2, kNodes / 2);
+  }
+  Backward(std::move(y));
+  EXPECT_EQ(session->GetStats().steps_over_target, 1u);
+}
+
+// LibTorch's engine calls hooks before it tells of their node. Python's begins a backward itself.
+TEST_F(OffloadTargetSteps, WhatHooksOnGradientsAllocateIsCounted) {
+  for (const bool is_pythons : {false, true}) {
+    for (const bool peak_was_higher : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << is_pythons << ", " << peak_was_higher);
+      const std::shared_ptr<OffloadSession> session = NewSession(64 * kTensorBytes);
+      if (peak_was_higher) Ones(80 * kTensorBytes);
+      if (!peak_was_higher) world_.ResetPeak();
+      for (const int64_t hook_bytes : {1 * kTensorBytes, 65 * kTensorBytes}) {
+        at::Tensor middle;
+        const at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
+          y = middle = Chain(y, 0, kNodes / 2);
+          y = Chain(y, kNodes / 2, kNodes / 2);
+        });
+        middle.register_hook([this, hook_bytes](const at::Tensor& grad) {
+          Ones(hook_bytes);
+          return grad;
+        });
+        middle.reset();
+        if (is_pythons) {
+          torch::autograd::Engine::get_base_engine().execute(
+              {torch::autograd::impl::gradient_edge(y)}, {at::ones_like(y)},
+              /*keep_graph=*/false, /*create_graph=*/false, /*accumulate_grad=*/true);
+        } else {
+          y.backward();
+        }
+        EXPECT_EQ(session->GetStats().steps_over_target, hook_bytes > kTensorBytes ? 1u : 0u);
+      }
+    }
+  }
 }
 
 // A profiler started before the scope receives the memory events exclusively.

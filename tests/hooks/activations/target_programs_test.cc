@@ -4,6 +4,7 @@
 
 #include <torch/csrc/autograd/edge.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/torch.h>
 
@@ -196,6 +197,53 @@ Program LossBehindTheScope() {
   return program;
 }
 
+// Masks a gradient by temporaries that are larger than any layer's.
+Tensor MaskedGradient(const Tensor& grad) {
+  const at::NoGradGuard no_grad;
+  const Tensor wide = at::ones({kRows, 12 * kWidth}, grad.options());
+  return grad * (wide.exp() * 0).sum().add(0.5);
+}
+struct BeforeNode final : torch::autograd::FunctionPreHook {
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    return {MaskedGradient(grads.front())};
+  }
+};
+Program HookOnAnActivation() {
+  return {"HookOnAnActivation",
+          [](const Tensor& x, const Tensors& weights) {
+            Tensor h = x;
+            for (int i = 0; i < 5; ++i) h = at::relu(h.mm(weights[i]));
+            h.register_hook(MaskedGradient);
+            return Layers(h, {weights[5]});
+          },
+          CallBackward, NewAdam};
+}
+// Set behind the scope, on a leaf.
+Program HookOnAWeight(std::string name, Backward backward) {
+  return {std::move(name), Chain,
+          [backward](const Tensor& loss, const Tensors& weights, int step) {
+            const unsigned hook = weights[3].register_hook(MaskedGradient);
+            backward(loss, weights, step);
+            weights[3].remove_hook(hook);
+          },
+          NewAdam};
+}
+Program HookBeforeANode() {
+  return {"HookBeforeANode",
+          [](const Tensor& x, const Tensors& weights) {
+            Tensor h = x;
+            for (int i = 0; i < 5; ++i) h = at::relu(h.mm(weights[i]));
+            h.grad_fn()->add_pre_hook(std::make_unique<BeforeNode>());
+            return Layers(h, {weights[5]});
+          },
+          CallBackward, NewAdam};
+}
+Program HookWithinTheScope() {
+  Program program = HookOnAWeight("HookWithinTheScope", CallBackward);
+  program.scope_is_around_all = true;
+  return program;
+}
+
 // A scope around a whole step, and then an evaluation that allocates more than any target in total,
 // but little at a time.
 Program BackwardWithinTheScope() {
@@ -285,15 +333,17 @@ TEST_P(TargetPrograms, KeepWithinEachTargetFromTheFirstStepOn) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Programs, TargetPrograms,
-                         ::testing::Values(Normalised(), Augmented(), Masked(), FrozenBackbone(),
-                                           Indexed(), Views(), Momentum(), Adam(), AdamW(),
-                                           Accumulated(), SeveralGradientsAtOnce(), NeverCleared(),
-                                           OnAnotherThread(), SecondOrder(),
-                                           SecondOrderEverySecondStep(), ByGrad(),
-                                           ByTheBaseEngine(), Retained(), Verified(),
-                                           LossBehindTheScope(), BackwardWithinTheScope()),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Programs, TargetPrograms,
+    ::testing::Values(
+        Normalised(), Augmented(), Masked(), FrozenBackbone(), Indexed(), Views(), Momentum(),
+        Adam(), AdamW(), Accumulated(), SeveralGradientsAtOnce(), NeverCleared(), OnAnotherThread(),
+        SecondOrder(), SecondOrderEverySecondStep(), ByGrad(), ByTheBaseEngine(), Retained(),
+        Verified(), LossBehindTheScope(), BackwardWithinTheScope(), HookOnAnActivation(),
+        HookBeforeANode(), HookOnAWeight("HookOnAWeight", CallBackward),
+        HookOnAWeight("HookByGrad", ByGrad().backward),
+        HookOnAWeight("HookByTheBaseEngine", ByTheBaseEngine().backward), HookWithinTheScope()),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace target_programs_test
 }  // namespace pinion::testing

@@ -13,10 +13,12 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <set>
 #include <thread>
@@ -28,6 +30,7 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/tests/hooks/support/cpu_profiler.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
@@ -44,19 +47,27 @@ class Peaks : public MemoryObserver {
     int64_t calls = 0;
     int64_t peak_bytes = 0;
     int64_t last_bytes = 0;
+    int64_t added_bytes = 0;
+    int64_t unobserved = 0;
     std::set<std::thread::id> threads;
     std::vector<const c10::TensorImpl*> leaves;
   };
 
   explicit Peaks(c10::Device device) : device_(device) {}
 
-  void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, const void* freed) override {
+  void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, int64_t added_bytes,
+                     const void* freed) override {
     if (device != device_) return;
     MutexLock lock(mu_);
     ++told_.calls;
     told_.peak_bytes = std::max(told_.peak_bytes, allocated_bytes);
     told_.last_bytes = allocated_bytes;
+    told_.added_bytes += added_bytes;
     told_.threads.insert(std::this_thread::get_id());
+  }
+  void OnUnobserved() override {
+    MutexLock lock(mu_);
+    ++told_.unobserved;
   }
   void OnAccumulate(const at::Tensor& leaf) override {
     MutexLock lock(mu_);
@@ -129,6 +140,7 @@ TEST_F(MemoryObserverTest, WhatOperatorsAllocateInAScopeIsToldWithItsPeaks) {
   const Peaks::Told told = peaks_->Take();
   EXPECT_EQ(told.peak_bytes, before + 2 * kTensorBytes);
   EXPECT_EQ(told.last_bytes, before);
+  EXPECT_EQ(told.added_bytes, 3 * kTensorBytes);
   EXPECT_EQ(told.calls, 4);
 }
 
@@ -213,6 +225,64 @@ TEST_F(MemoryObserverTest, ABackwardThatPassesNoEngineOfOursIsObserved) {
   });
 }
 
+// As a program does: by a hook on a tensor, of a leaf or not, and before a node.
+using SetHook = std::function<void(const at::Tensor& leaf, const at::Tensor& y,
+                                   const std::function<at::Tensor(const at::Tensor&)>& hook)>;
+struct BeforeNode final : torch::autograd::FunctionPreHook {
+  explicit BeforeNode(std::function<at::Tensor(const at::Tensor&)> of_each)
+      : hook(std::move(of_each)) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
+    return {hook(grads.front())};
+  }
+  const std::function<at::Tensor(const at::Tensor&)> hook;
+};
+const SetHook kSetHooks[] = {
+    [](const at::Tensor& leaf, const at::Tensor&, const auto& hook) { leaf.register_hook(hook); },
+    [](const at::Tensor&, const at::Tensor& y, const auto& hook) { y.register_hook(hook); },
+    [](const at::Tensor&, const at::Tensor& y, const auto& hook) {
+      y.grad_fn()->add_pre_hook(std::make_unique<BeforeNode>(hook));
+    },
+};
+
+// The engine calls hooks before it tells of their node.
+TEST_F(MemoryObserverTest, HooksOfABackwardAreObserved) {
+  { const SavedTensorScope scope(nullptr); }  // the engine is ours from now on
+  for (const SetHook& set_hook : kSetHooks) {
+    for (const bool by_grad : {false, true}) {
+      const at::Tensor leaf = Ones(4).requires_grad_(true);
+      const at::Tensor y = leaf * 2;
+      set_hook(leaf, y, [this](const at::Tensor& grad) {
+        Ones(kTensorBytes);
+        return grad;
+      });
+      const Peaks::Told told = ExpectObserved([&] {
+        if (by_grad) {
+          torch::autograd::grad({y}, {leaf});
+        } else {
+          y.backward();
+        }
+      });
+      EXPECT_EQ(told.unobserved, 0);
+      EXPECT_EQ(peaks_.use_count(), 1) << "a backward that has ended keeps no observer";
+      EXPECT_FALSE(c10::memoryProfilingEnabled());
+    }
+  }
+}
+
+TEST_F(MemoryObserverTest, ABackwardThatPassesNoEngineOfOursTellsThatItsHooksAreUnobserved) {
+  const at::Tensor y = Ones(4).requires_grad_(true) * 2;
+  const auto backward = [&] {
+    torch::autograd::Engine::get_base_engine().execute(
+        {torch::autograd::impl::gradient_edge(y)}, {at::ones_like(y)}, /*keep_graph=*/true,
+        /*create_graph=*/false, /*accumulate_grad=*/true);
+    return peaks_->Take().unobserved;
+  };
+  ObserveBackwards(peaks_);
+  EXPECT_GT(backward(), 0);
+  const MemoryScope scope(peaks_);
+  EXPECT_EQ(backward(), 0) << "LibTorch carries the scope to its workers";
+}
+
 // Observes what backward operators allocate, and the sum of two gradients.
 TEST_F(MemoryObserverTest, NodesThatReadNothingThatWasSavedAreObserved) {
   const at::Tensor x = Ones(kTensorBytes).requires_grad_(true);
@@ -266,7 +336,9 @@ TEST_F(MemoryObserverTest, InARunningProfilerBackwardsAreNotObserved) {
   StartCpuProfiler();
   RunBackward();
   EXPECT_TRUE(StopProfiler());
-  EXPECT_EQ(peaks_->Take().calls, 0);
+  const Peaks::Told told = peaks_->Take();
+  EXPECT_EQ(told.calls, 0);
+  EXPECT_EQ(told.unobserved, 0);
 }
 
 TEST_F(MemoryObserverTest, AProfilerMayStartBehindAScope) {

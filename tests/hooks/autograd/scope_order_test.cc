@@ -181,7 +181,7 @@ TEST(ScopeOrder, ANewScopeInsideOfOneThatHasEndedElsewhereIsTheOnlyOne) {
 
 class Counter : public MemoryObserver {
  public:
-  void OnDeviceBytes(c10::Device, int64_t, const void*) override { ++told; }
+  void OnDeviceBytes(c10::Device, int64_t, int64_t, const void*) override { ++told; }
   int told = 0;
 };
 

@@ -29,6 +29,14 @@ TEST(DevicePeaks, PeaksAreThoseSinceTheLastMoment) {
       << "what is allocated at both moments";
 }
 
+TEST(DevicePeaks, AllocationsAreCountedSinceTheLastMoment) {
+  DevicePeaks peaks;
+  peaks.OnDeviceBytes(50, nullptr, /*added_bytes=*/20);
+  peaks.OnDeviceBytes(60, nullptr, /*added_bytes=*/10);
+  EXPECT_EQ(peaks.Take(60, /*frees=*/std::nullopt).added_bytes, 30);
+  EXPECT_EQ(peaks.Take(60, /*frees=*/std::nullopt).added_bytes, 0);
+}
+
 TEST(DevicePeaks, WhatIsHeldIsToldWhenItGoesWithThePeakFromThenOn) {
   DevicePeaks peaks;
   const char held[2] = {};

@@ -50,7 +50,8 @@ constexpr std::array<absl::string_view, kOpKinds> kNames = {"add",
                                                             "checkpoint",
                                                             "planned_checkpoint",
                                                             "whole_checkpoint",
-                                                            "recurrent"};
+                                                            "recurrent",
+                                                            "hook"};
 
 constexpr Setting kSettings[] = {
     {"seed", &Program::seed},
@@ -259,6 +260,9 @@ Program Program::Draw(uint64_t seed) {
   Draws option_draws(~seed);
   DrawOptions(option_draws, program);
   program.guarded_segments = option_draws.OneIn(3);
+  for (int i = option_draws.OneIn(4) * 2; i > 0; --i) {
+    program.ops[static_cast<size_t>(option_draws.Below(ops))].kind = OpKind::kHook;
+  }
   return program;
 }
 

@@ -55,8 +55,10 @@ enum class OpKind {
   kPlannedCheckpoint,
   kWholeCheckpoint,  // early_stop = false
   kRecurrent,
+  // A hook on a gradient, which needs temporary memory: `in`'s, or with odd extra a matrix's.
+  kHook,
 };
-inline constexpr int kOpKinds = static_cast<int>(OpKind::kRecurrent) + 1;
+inline constexpr int kOpKinds = static_cast<int>(OpKind::kHook) + 1;
 
 constexpr bool IsCheckpoint(OpKind kind) {
   return kind >= OpKind::kCheckpoint && kind <= OpKind::kWholeCheckpoint;

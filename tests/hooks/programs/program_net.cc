@@ -83,6 +83,12 @@ class [[nodiscard]] Guard {
   Tensor count_;
 };
 
+// Halves a gradient, by several times its memory.
+Tensor HalvedByParts(const Tensor& gradient) {
+  const Tensor wide = at::cat({gradient, gradient, gradient, gradient});
+  return (wide * 0.125).chunk(4).front() + gradient * 0.375;
+}
+
 // tanh(a / 2), which saves what `variant` says.
 enum Variant { kSavesInput, kSavesOutput, kSavesIntermediate, kReadsStartOfStorage, kVariants };
 struct Custom : torch::autograd::Function<Custom> {
@@ -129,6 +135,12 @@ ProgramNet::ProgramNet(const Program& program, bool checkpoints)
     for (const size_t gates : {kInputGates, kHiddenGates}) {
       append(gates, at::randn({3 * kHidden, kHidden}) * 0.2);
     }
+  }
+  for (const Op& op : program.ops) {
+    const size_t matrix = static_cast<size_t>(op.extra) / 2 % kMatrices;
+    const bool is_hook = op.kind == OpKind::kHook && op.extra % 2 == 1;
+    if (is_hook && Parameter(matrix).requires_grad())
+      Parameter(matrix).register_hook(HalvedByParts);
   }
   running_mean_ = at::zeros({width});
   running_variance_ = at::ones({width});
@@ -310,6 +322,9 @@ Tensor ProgramNet::Apply(const Op& op, const Tensor& a, const Tensor& b) {
     case OpKind::kRecurrent:
       // emu does not differentiate such layers twice.
       return program_.create_graph != 0 ? a.tanh() : Recurrent(a);
+    case OpKind::kHook:
+      if (op.extra % 2 == 0 && a.requires_grad()) a.register_hook(HalvedByParts);
+      return a;
     default:
       return a;  // checkpoints are in RunOps
   }
