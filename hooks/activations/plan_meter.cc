@@ -67,6 +67,7 @@ std::optional<bool> PlanMeter::BeginStep(const std::shared_ptr<const CachedPlan>
     const bool is_recorded_again = next.is_recorded && had_gradients == next.has_gradients;
     // Replan after a planned step exceeded the target, at exponentially growing intervals.
     if (was_over && last != nullptr && !is_recorded_again && std::has_single_bit(++plans_over_)) {
+      step_.reset();  // nobody has noted where the step ended
       return had_gradients;
     }
     // Read before OnStep: the step's first scope used it to decide whether to observe memory.

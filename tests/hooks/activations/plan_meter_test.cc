@@ -1,0 +1,60 @@
+// Checks which steps are measured, and that a measurement spans one step.
+
+#include "pinion/hooks/activations/plan_meter.h"
+
+#include <ATen/ops/ones.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "gtest/gtest.h"
+#include "pinion/engine/planner/step_plan.h"
+#include "pinion/engine/planner/step_trace.h"
+#include "pinion/engine/schedule/cached_plan.h"
+#include "pinion/engine/schedule/plan_validator.h"
+#include "pinion/engine/stream/stream_clock.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
+
+namespace pinion::testing {
+namespace plan_meter_test {
+
+std::shared_ptr<const CachedPlan> SomePlan() {
+  StepTrace step;
+  step.objects.resize(1);
+  step.accesses = {0, 0};
+  step.intervals.resize(3);
+  StepPlan plan;
+  plan.step_us = 1;
+  return std::make_shared<const CachedPlan>(step, plan);
+}
+
+// A step above its target is planned again at once. Nobody notes the end of its measurement.
+TEST(PlanMeter, AMeasuredStepAboveItsTargetIsNotMeasuredTogetherWithTheNext) {
+  EmuWorld world;
+  if (TestsRunOnGpu()) GTEST_SKIP() << "times are never the same twice";
+  constexpr int64_t kTargetBytes = 100;
+  PlanMeter meter(world.device(), std::make_shared<StreamClock>(world.backend().Open(0).value()),
+                  kTargetBytes);
+  const std::shared_ptr<const CachedPlan> plan = SomePlan();
+  const auto run_step = [&](bool is_over) {
+    const std::optional<bool> is_off = meter.BeginStep(plan, {});
+    for (int i = 0; i < 16; ++i) at::ones({1 << 16}, at::TensorOptions(world.device()));
+    if (is_over) meter.OnDeviceBytes(kTargetBytes + 1, 0, 0);
+    meter.EndStep();
+    EXPECT_TRUE(world.Synchronize().ok());
+    return is_off.has_value();
+  };
+  // How long a step takes is learned from the first measurement.
+  while (!run_step(false)) {
+  }
+  while (!meter.IsDue()) run_step(false);
+  ASSERT_FALSE(run_step(true));
+  EXPECT_TRUE(run_step(false)) << "the last step was above its target";
+  for (uint64_t step = 0; step < 8 * PlanValidator::kEvery; ++step) {
+    EXPECT_FALSE(run_step(false)) << step;
+  }
+}
+
+}  // namespace plan_meter_test
+}  // namespace pinion::testing
