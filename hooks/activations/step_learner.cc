@@ -284,7 +284,7 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
     const auto plan_with = [&](uint64_t added_bytes) {
       StepTrace step = cached->step().WithMore(added_bytes);
       step.begins_with_gradients = has_gradients_;
-      return Plan(std::move(step), /*mixes=*/false, wanted);
+      return Plan(std::move(step), /*may_recompute=*/false, wanted);
     };
     auto raised = plan_with(more_bytes + *target_bytes / 256);
     if (!raised.ok() || !(*raised)->shortfall().ok()) raised = plan_with(more_bytes);
