@@ -189,6 +189,26 @@ TEST_F(OffloadTargetReads, WhatANodeHasReadOfAGroupIsThereUntilTheNodeIsDone) {
       << "a planned step fetches both at once";
 }
 
+// For example a checkpoint of the program's own, or an implicit layer.
+TEST_F(OffloadTargetReads, WhatANodeHasReadIsThereWhileItRunsABackwardOfItsOwn) {
+  const at::Tensor leaf = NewCarrier(world_);
+  // Enough for what the inner node reads, and not for what the outer one has read as well.
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(
+      WithTarget(world_.device_bytes() + kTransientBytes + kTensorBytes + kTensorBytes / 2));
+  for (int step = 0; step < 3; ++step) {
+    RunStep(session, /*backwards=*/1, {2, 1}, [&](at::Tensor& y) {
+      const at::Tensor inner = Node(leaf, activation(2), kTransientBytes);
+      y = Probe(y, {activation(1)}, [this, inner](const at::Tensor& grad, const UnpackSaved& read) {
+        const std::vector<at::Tensor> outer = read();
+        inner.backward();
+        seen_.push_back(outer.front()[0].to(at::kCPU).item<float>());
+        return grad;
+      });
+    });
+  }
+  EXPECT_THAT(session->PlannedSteps(0).front().note, ::testing::HasSubstr("not run as planned"));
+}
+
 // The program references the tensor in the first backward. There the second reader deviates from
 // the plan, so resident tensors are offloaded between the two reads.
 TEST_F(OffloadTargetReads, WhoHasReadInTheBackwardInWhichItLeftReadsAnewInTheNext) {
