@@ -3,8 +3,9 @@
 # CUDA Toolkit 12 (if this machine has the folder), and as on a machine without a toolkit. A mount namespace
 # hides this machine's toolkit; without one the check is skipped with status 77.
 # README's first command builds //examples:train_gpt, which takes minutes more: all layers, with LibTorch's
-# headers. Nothing of it looks for CUDA outside of //device/cuda. The wheels are those in .venv, since to
-# install them again would be a download of 0.5 GB.
+# headers. It is analysed, as all else is, so that whatever looks for CUDA finds the wheels.
+# The wheels are those in .venv, since to install them again would be a download of 0.5 GB. Exception: the
+# smallest one, which holds headers of CUDA, is installed into an empty .venv.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -22,6 +23,15 @@ fi
 work=$(mktemp -d)
 # Bazel's output folders are read-only.
 trap 'chmod -R u+w "$work" && rm -rf "$work"' EXIT
+
+# A .venv of before a wheel was needed has no marker of it. This one is empty besides.
+mkdir -p "$work/fresh/.venv"
+cp -r bazelw tools "$work/fresh"
+for marker in .venv/pinion-*; do
+  [[ $marker == *cuda-crt* ]] || touch "$work/fresh/$marker"
+done
+"$work/fresh/bazelw" --batch --output_base="$work/help" help >/dev/null
+[[ -e $(echo "$work"/fresh/.venv/lib/python3*/site-packages/nvidia/cu13/include/crt/host_defines.h) ]]
 
 # Runs as a user other than root if possible, in a clone with an empty home.
 tree=$PWD
@@ -45,7 +55,9 @@ AS_USER=$as_user "${hide[@]}" bash -euo pipefail -c '
   [[ ! -e /usr/local/cuda/include && ! -e /usr/local/include/crt ]]
   unset CUDA_PATH
   takes_the_wheels() {
-    $AS_USER ./bazelw --batch --output_base="$work/bazel" build --noshow_progress --config=opt //device/cuda/...
+    bazel_build() { $AS_USER ./bazelw --batch --output_base="$work/bazel" build --noshow_progress --config=opt "$@"; }
+    bazel_build //device/cuda/...
+    bazel_build --nobuild //examples:train_gpt //...
     [[ $(readlink -f "$work/bazel/external/local_config_cuda/include") == "$(readlink -f .venv)"/* ]]
   }
   if [[ -d /usr/local/cuda ]]; then
