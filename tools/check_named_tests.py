@@ -24,7 +24,7 @@ _RULE = re.compile(r"\|[-:| ]+\|?\s*")  # |---|---|, below a table's head
 def tests_by_file(directory):
     """Returns {"rules_test": {"Suite.Test", ...}, ...}. Files of one name are merged."""
     tests = {}
-    for path in (directory / "tests").rglob("*.cc"):
+    for path in (directory / "tests").rglob("*.[ch]*"):  # a suite of several programs is in a header
         tests.setdefault(path.stem, set()).update(map(".".join, _TEST.findall(path.read_text())))
     return tests
 

@@ -34,6 +34,20 @@ absl::Status Check(EventHandle event) {
   return absl::InvalidArgumentError("a default-constructed EventHandle names no event");
 }
 
+absl::Status Check(absl::Span<const CopyPiece> pieces) {
+  if (pieces.empty()) return absl::InvalidArgumentError("CopyAsync: no pieces");
+  for (const CopyPiece& piece : pieces) {
+    if (piece.size_bytes == 0) {
+      return absl::InvalidArgumentError("CopyAsync: a piece has size_bytes 0");
+    }
+    if (piece.dst == nullptr || piece.src == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "CopyAsync: a piece of ", HumanBytes(piece.size_bytes), " is at a null pointer"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 cudaStream_t Native(StreamHandle stream) { return static_cast<cudaStream_t>(stream.native()); }
 
 cudaEvent_t Native(EventHandle event) { return static_cast<cudaEvent_t>(event.native()); }
@@ -106,6 +120,7 @@ absl::StatusOr<void*> CudaDevice::Allocate(uint64_t size_bytes, StreamHandle str
 
 absl::Status CudaDevice::Free(void* data, StreamHandle stream) {
   PINION_RETURN_IF_ERROR(Check(stream));
+  if (data == nullptr) return absl::InvalidArgumentError("Free: data is null");
   return CallRelaxed("cudaFreeAsync", [&] { return api_.FreeAsync(data, Native(stream)); });
 }
 
@@ -221,7 +236,7 @@ absl::Status CudaDevice::WaitEvent(EventHandle event, absl::Duration timeout) {
 absl::Status CudaDevice::CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                                    StreamHandle stream) {
   PINION_RETURN_IF_ERROR(Check(stream));
-  if (pieces.empty()) return absl::InvalidArgumentError("CopyAsync: no pieces");
+  PINION_RETURN_IF_ERROR(Check(pieces));
   const cudaMemcpyKind kind =
       direction == CopyDirection::kHostToDevice ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;
   const absl::Status copied = Call("cudaMemcpyAsync", [&] {

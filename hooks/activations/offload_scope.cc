@@ -19,7 +19,8 @@ namespace {
 
 // Returns null, which switches hooks off, if the session is not enabled.
 std::shared_ptr<PackTarget> TargetOf(const std::shared_ptr<OffloadSession>& session) {
-  PINION_CHECK(session != nullptr) << "OffloadScope needs a session";
+  PINION_CHECK(session != nullptr)
+      << "OffloadScope needs a session: pass what OffloadSession::Create has returned";
   if (!session->options().enabled) return nullptr;
   auto target = std::dynamic_pointer_cast<PackTarget>(session);
   PINION_CHECK(target != nullptr) << "this OffloadSession was not made by OffloadSession::Create";

@@ -14,6 +14,9 @@
 namespace pinion {
 namespace {
 
+// A row takes some 60 bytes of host memory.
+constexpr int64_t kMostTargetRows = int64_t{1} << 28;
+
 // Selects `index` in the dimensions behind the first. LibTorch would count a negative index from
 // the end. `whose` is "" or " of row 3".
 at::Tensor SelectIndex(const at::Tensor& output, const std::vector<int64_t>& index,
@@ -77,8 +80,10 @@ Target Target::OfRows(int64_t begin, int64_t count, int64_t repeats) const {
   TORCH_CHECK(0 <= begin && begin <= examples && 0 <= count && count <= examples - begin,
               "targets of examples [", begin, ", +", count, "), and there are ", examples,
               " targets: give examples that have one");
-  TORCH_CHECK(repeats >= 0 && !c10::mul_overflows(repeats, count, &rows_count), "targets of ",
-              count, " examples ", repeats, " times: their number must fit 63 bits");
+  TORCH_CHECK(repeats >= 0 && !c10::mul_overflows(repeats, count, &rows_count) &&
+                  rows_count <= kMostTargetRows,
+              "targets of ", count, " examples ", repeats,
+              " times: repeats is at least 0, and there are at most 2^28 rows");
   Target rows(kind_, {});
   for (int64_t i = 0; i < rows_count; ++i) {
     rows.indices_.push_back(indices_[static_cast<size_t>(begin + i % count)]);

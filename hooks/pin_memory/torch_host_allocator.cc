@@ -226,8 +226,9 @@ absl::StatusOr<TorchHostAllocator*> Installed(const std::string& device_type) {
   if (allocator == nullptr) {
     return absl::NotFoundError(absl::StrCat(
         "Pinion's host allocator is not installed for ", device_type,
-        SwitchedOnByEnvironment("PINION_DISABLE") ? ": PINION_DISABLE=1 is in the environment"
-                                                  : ""));
+        SwitchedOnByEnvironment("PINION_DISABLE")
+            ? ": PINION_DISABLE=1 is in the environment; unset it"
+            : ": call InstallTorchHostAllocator, in C pinion_install_torch_host_allocator, first"));
   }
   if (allocator->InForkedChild()) return allocator->Refusal();
   return allocator;
@@ -275,8 +276,9 @@ absl::Status InstallTorchHostAllocator(const AllocatorOptions& options,
     return absl::OkStatus();
   }
   const auto installed = [&backend] {
-    return absl::AlreadyExistsError(
-        absl::StrCat("Pinion's host allocator is installed for ", backend.type_name, " already"));
+    return absl::AlreadyExistsError(absl::StrCat("Pinion's host allocator is installed for ",
+                                                 backend.type_name,
+                                                 " already: install it once in a process"));
   };
   if (InstalledFor(type) != nullptr) return installed();
   HostTierOptions tier_options;

@@ -340,6 +340,24 @@ TEST_P(DeviceConformanceTest, EmptyStreamHandleIsRefusedEverywhere) {
   refused(device().CopyAsync(CopyDirection::kDeviceToHost, {&piece, 1}, none));
 }
 
+TEST_P(DeviceConformanceTest, NullPointersAndPiecesOfNoBytesAreRefusedAndNothingIsCopied) {
+  constexpr uint64_t kBytes = 64;
+  uint8_t* const data = OnDevice(kBytes);
+  uint8_t* const host = Pinned(kBytes);
+  std::memset(host, 1, kBytes);
+  Fill(data, 2, kBytes, stream_);
+  for (const CopyPiece& bad : {CopyPiece{nullptr, host, kBytes}, CopyPiece{data, nullptr, kBytes},
+                               CopyPiece{data, host, 0}}) {
+    const CopyPiece pieces[] = {{data, host, kBytes}, bad};
+    EXPECT_TRUE(
+        absl::IsInvalidArgument(device().CopyAsync(CopyDirection::kHostToDevice, pieces, stream_)));
+  }
+  EXPECT_TRUE(absl::IsInvalidArgument(device().Free(nullptr, stream_)));
+  ToHost(host, data, kBytes, stream_);
+  Synchronize(stream_);
+  ExpectBytes(host, 2, kBytes);
+}
+
 TEST_P(DeviceConformanceTest, StreamDoesNotCaptureUnlessAsked) {
   EXPECT_FALSE(device().IsCapturing(stream_).value());
 }

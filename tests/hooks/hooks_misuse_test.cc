@@ -243,7 +243,8 @@ TEST(OffloadSessionMisuseTest, ADisabledSessionRefusesADeviceThatLibTorchCannotH
 
 TEST(OffloadScopeMisuseDeathTest, NoSessionNoRecorderAndNoHeadAreNamed) {
   EmuWorld world;
-  EXPECT_DEATH(OffloadScope{nullptr}, "OffloadScope needs a session");
+  EXPECT_DEATH(OffloadScope{nullptr},
+               "OffloadScope needs a session: pass what OffloadSession::Create");
   EXPECT_DEATH(RecordScope{nullptr}, "RecordScope needs a recorder");
   struct Foreign : StepRecorder {
     absl::StatusOr<std::map<int, StepTrace>> Finish() override {

@@ -269,7 +269,7 @@ TEST_F(AttributionMisuseTest, RowsThatHaveNoTargetAreNotSelected) {
                   AllOf(HasSubstr("targets of examples [" + std::to_string(row.begin)),
                         HasSubstr("there are 3 targets: give")));
     }
-    for (const int64_t repeats : {int64_t{-1}, INT64_MAX}) {
+    for (const int64_t repeats : {int64_t{-1}, int64_t{1} << 27, int64_t{1} << 50, INT64_MAX}) {
       EXPECT_THAT(ErrorOf([&] { three.OfRows(0, 3, repeats); }),
                   HasSubstr("3 examples " + std::to_string(repeats) + " times"));
     }
