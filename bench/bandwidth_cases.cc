@@ -2,257 +2,23 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <memory>
 #include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pinned_allocator.h"
-#include "pinion/allocator/sources/numa.h"
+#include "pinion/bench/goals.h"
+#include "pinion/bench/link_workspace.h"
 #include "pinion/bench/pool_options.h"
-#include "pinion/bench/statistics.h"
-#include "pinion/bench/test_pattern.h"
-#include "pinion/device/device.h"
 #include "pinion/engine/link/calibrate_link.h"
 #include "pinion/engine/link/link_calibration.h"
-#include "pinion/engine/link/link_meter.h"
 #include "pinion/programs/command_line.h"
 
 namespace pinion {
 namespace {
-
-// The samples of one size.
-struct SamplePlan {
-  int samples = 10;
-  int copies = 1;  // per sample, timed together
-};
-
-// Microseconds per copy, one value per sample.
-using SampleTimes = std::vector<double>;
-
-// Memory of one device's bandwidth measurements, with verified samples.
-//
-// Copies of a sample have separate places if memory allows. Before a size is measured its
-// destinations are filled with bytes that the sources lack. They are compared with the sources
-// afterwards, so a wrong or missing copy is an error.
-class LinkWorkspace {
- public:
-  // `near` is pinned memory near the device, for the gate and for traffic.
-  static absl::StatusOr<std::unique_ptr<LinkWorkspace>> Create(std::shared_ptr<Device> device,
-                                                               const MemoryKind& near);
-  ~LinkWorkspace();
-  LinkWorkspace(const LinkWorkspace&) = delete;
-  LinkWorkspace& operator=(const LinkWorkspace&) = delete;
-
-  Device& device() { return *device_; }
-  LinkMeter& meter() { return *meter_; }
-  // Returns two places that overlap no measured memory, for keeping the link busy.
-  LinkBuffer traffic(CopyDirection direction) const;
-
-  // Switches measurements to `kind` and frees the previous memory. ResourceExhausted if the host or
-  // the device lacks `size_bytes`.
-  absl::Status Use(const MemoryKind& kind, uint64_t size_bytes);
-  uint64_t size_bytes() const { return measured_.size_bytes; }
-  int numa_node() const { return host_.numa_node; }  // the memory's; -1: unknown
-
-  // Measures samples, gated for pinned memory. DataLoss describes wrong bytes.
-  absl::StatusOr<SampleTimes> Measure(CopyDirection direction, uint64_t size_bytes,
-                                      const SamplePlan& plan);
-
- private:
-  LinkWorkspace(std::shared_ptr<Device> device, const MemoryKind& near)
-      : device_(std::move(device)), near_(near) {}
-
-  absl::Status Init();
-  absl::Status GiveBack();
-  absl::Status FillSource(CopyDirection direction, uint64_t size_bytes);
-  absl::Status WriteDevice(const TestPattern& pattern, uint64_t size_bytes);
-  absl::Status Verify(CopyDirection direction, uint64_t size_bytes);
-  absl::Status CopyPart(CopyDirection direction, uint64_t offset_bytes, uint64_t size_bytes);
-  LinkBuffer Stage() const;
-
-  const std::shared_ptr<Device> device_;
-  const MemoryKind near_;
-  const TestPattern sent_{0xBAADF00D};
-  const TestPattern stale_{0xCAFEBABE};
-  std::unique_ptr<LinkMeter> meter_;
-
-  // Near memory: the gate, which also stages verification, and two kinds of traffic.
-  HostSegment near_host_;
-  void* near_device_ = nullptr;
-
-  MemoryKind kind_;
-  HostSegment host_;
-  LinkBuffer measured_;
-  // The part of the source that has its pattern, for the last measured direction.
-  std::optional<CopyDirection> source_of_;
-  uint64_t source_bytes_ = 0;
-};
-
-// Covers the submission of a sample with few copies on the fastest link.
-constexpr uint64_t kNearPartBytes = 8 * kMiB;
-constexpr uint64_t kNearBytes = 3 * kNearPartBytes;
-
-absl::StatusOr<HostSegment> AllocateHost(const MemoryKind& kind, uint64_t size_bytes) {
-  // The first touch, here or in the driver, allocates pages on the calling thread's node.
-  ScopedNumaThread near(kind.numa_node);
-  return kind.source->Allocate(AlignUp(size_bytes, kind.source->granularity_bytes()));
-}
-
-absl::StatusOr<std::unique_ptr<LinkWorkspace>> LinkWorkspace::Create(std::shared_ptr<Device> device,
-                                                                     const MemoryKind& near) {
-  std::unique_ptr<LinkWorkspace> workspace(new LinkWorkspace(std::move(device), near));
-  PINION_RETURN_IF_ERROR(workspace->Init());
-  return workspace;
-}
-
-absl::Status LinkWorkspace::Init() {
-  PINION_ASSIGN_OR_RETURN(meter_, LinkMeter::Create(*device_));
-  PINION_ASSIGN_OR_RETURN(near_host_, AllocateHost(near_, kNearBytes));
-  PINION_ASSIGN_OR_RETURN(near_device_, device_->Allocate(kNearBytes, meter_->stream()));
-  // Afterwards streams of every device may use the memory.
-  PINION_RETURN_IF_ERROR(device_->SynchronizeStream(meter_->stream()));
-  meter_->SetGate(Stage());
-  return absl::OkStatus();
-}
-
-LinkWorkspace::~LinkWorkspace() {
-  if (meter_ == nullptr) return;
-  const absl::Status given_back = [this] {
-    PINION_RETURN_IF_ERROR(GiveBack());
-    if (near_device_ != nullptr) {
-      PINION_RETURN_IF_ERROR(device_->Free(near_device_, meter_->stream()));
-    }
-    return near_host_.data == nullptr ? absl::OkStatus() : near_.source->Free(near_host_);
-  }();
-  if (!given_back.ok()) {
-    PINION_LOG(kWarning) << "bandwidth: memory of " << device_->name()
-                         << " leaks: " << given_back.message();
-  }
-}
-
-absl::Status LinkWorkspace::GiveBack() {
-  PINION_RETURN_IF_ERROR(meter_->Settle());
-  source_of_.reset();
-  if (void* const data = std::exchange(measured_, {}).device; data != nullptr) {
-    PINION_RETURN_IF_ERROR(device_->Free(data, meter_->stream()));
-  }
-  const HostSegment host = std::exchange(host_, {});
-  return host.data == nullptr ? absl::OkStatus() : kind_.source->Free(host);
-}
-
-LinkBuffer LinkWorkspace::Stage() const {
-  return LinkBuffer{near_host_.data, near_device_, kNearBytes}.Part(0, kNearPartBytes);
-}
-
-LinkBuffer LinkWorkspace::traffic(CopyDirection direction) const {
-  return LinkBuffer{near_host_.data, near_device_, kNearBytes}.Part(
-      direction == CopyDirection::kHostToDevice ? kNearPartBytes : 2 * kNearPartBytes,
-      kNearPartBytes);
-}
-
-absl::Status LinkWorkspace::Use(const MemoryKind& kind, uint64_t size_bytes) {
-  PINION_RETURN_IF_ERROR(GiveBack());
-  kind_ = kind;
-  PINION_ASSIGN_OR_RETURN(host_, AllocateHost(kind, size_bytes));
-  absl::StatusOr<void*> on_device = device_->Allocate(size_bytes, meter_->stream());
-  if (!on_device.ok()) {
-    PINION_RETURN_IF_ERROR(GiveBack());
-    return on_device.status();
-  }
-  measured_ = {host_.data, *on_device, size_bytes};
-  return absl::OkStatus();
-}
-
-absl::StatusOr<SampleTimes> LinkWorkspace::Measure(CopyDirection direction, uint64_t size_bytes,
-                                                   const SamplePlan& plan) {
-  PINION_CHECK(size_bytes > 0 && size_bytes <= measured_.size_bytes)
-      << size_bytes << " of " << measured_.size_bytes;
-  const uint64_t wanted_places = static_cast<uint64_t>(plan.samples) * plan.copies;
-  const uint64_t places = std::min(wanted_places, measured_.size_bytes / size_bytes);
-  PINION_RETURN_IF_ERROR(FillSource(direction, places * size_bytes));
-  if (direction == CopyDirection::kHostToDevice) {
-    PINION_RETURN_IF_ERROR(WriteDevice(stale_, places * size_bytes));
-  } else {
-    stale_.Fill(measured_.host, 0, places * size_bytes);
-  }
-
-  SampleTimes times;
-  uint64_t place = 0;
-  for (int sample = 0; sample < plan.samples; ++sample) {
-    LinkLoad load;
-    load.direction = direction;
-    for (int i = 0; i < plan.copies; ++i, place = (place + 1) % places) {
-      load.pieces.push_back(measured_.Part(place * size_bytes, size_bytes).Piece(direction));
-    }
-    PINION_ASSIGN_OR_RETURN(
-        const double us, kind_.pinned ? meter_->MeasureUs(load) : meter_->MeasureUngatedUs(load));
-    times.push_back(us);
-  }
-  PINION_RETURN_IF_ERROR(Verify(direction, places * size_bytes));
-  return times;
-}
-
-absl::Status LinkWorkspace::FillSource(CopyDirection direction, uint64_t size_bytes) {
-  if (source_of_ == direction && source_bytes_ >= size_bytes) return absl::OkStatus();
-  source_of_.reset();
-  if (direction == CopyDirection::kHostToDevice) {
-    sent_.Fill(measured_.host, 0, size_bytes);
-  } else {
-    PINION_RETURN_IF_ERROR(WriteDevice(sent_, size_bytes));
-  }
-  source_of_ = direction;
-  source_bytes_ = size_bytes;
-  return absl::OkStatus();
-}
-
-absl::Status LinkWorkspace::CopyPart(CopyDirection direction, uint64_t offset_bytes,
-                                     uint64_t size_bytes) {
-  const LinkBuffer part = {Stage().host, measured_.Part(offset_bytes, size_bytes).device,
-                           size_bytes};
-  const CopyPiece piece = part.Piece(direction);
-  PINION_RETURN_IF_ERROR(device_->CopyAsync(direction, {&piece, 1}, meter_->stream()));
-  return meter_->Settle();
-}
-
-absl::Status LinkWorkspace::WriteDevice(const TestPattern& pattern, uint64_t size_bytes) {
-  const uint64_t stage_bytes = Stage().size_bytes;
-  for (uint64_t offset = 0; offset < size_bytes; offset += stage_bytes) {
-    const uint64_t part_bytes = std::min(stage_bytes, size_bytes - offset);
-    pattern.Fill(Stage().host, offset, part_bytes);
-    PINION_RETURN_IF_ERROR(CopyPart(CopyDirection::kHostToDevice, offset, part_bytes));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status LinkWorkspace::Verify(CopyDirection direction, uint64_t size_bytes) {
-  const uint64_t stage_bytes = Stage().size_bytes;
-  for (uint64_t offset = 0; offset < size_bytes; offset += stage_bytes) {
-    const uint64_t part_bytes = std::min(stage_bytes, size_bytes - offset);
-    const void* arrived = measured_.Part(offset, part_bytes).host;
-    if (direction == CopyDirection::kHostToDevice) {
-      PINION_RETURN_IF_ERROR(CopyPart(CopyDirection::kDeviceToHost, offset, part_bytes));
-      arrived = Stage().host;
-    }
-    if (const std::optional<uint64_t> wrong = sent_.FirstDifference(arrived, offset, part_bytes)) {
-      return absl::DataLossError(absl::StrCat(
-          device_->name(), " ", CopyDirectionName(direction), ": byte ", offset + *wrong, " of ",
-          HumanBytes(size_bytes),
-          " did not arrive as it was sent: a copy changed it, missed its place or never happened"));
-    }
-  }
-  return absl::OkStatus();
-}
 
 constexpr CopyDirection kH2d = CopyDirection::kHostToDevice;
 constexpr CopyDirection kD2h = CopyDirection::kDeviceToHost;
@@ -296,7 +62,7 @@ class Run {
     }
     for (const CaseSpec& spec : BandwidthCases()) {
       if (Wanted(spec.name))
-        AddCase(spec.name, spec.description).bidirectional = spec.bidirectional;
+        AddCase(spec.name, spec.description()).bidirectional = spec.bidirectional;
     }
   }
 
@@ -349,6 +115,17 @@ class Run {
     for (CaseResult& result : result_.cases) Fail(result, why);
   }
 
+  Series SeriesOf(size_t column, const MemoryKind& kind, CopyDirection direction) const {
+    Series series;
+    series.column = static_cast<int>(column);
+    series.device = devices_[column].device->name();
+    series.memory = kind.name;
+    series.numa_node = workspaces_[column]->numa_node();
+    series.remote = kind.remote;
+    series.direction = direction;
+    return series;
+  }
+
   void RunWithMemory(size_t column, const MemoryKind& kind) {
     LinkWorkspace& workspace = *workspaces_[column];
     const bool near = &kind == &devices_[column].memory.front();
@@ -362,13 +139,7 @@ class Run {
       CaseResult& result = CaseOf(spec);
       if (result.status == CaseStatus::kError || StopSignal() != 0) continue;
       progress_(absl::StrCat(spec.name, ", ", where));
-      Series series;
-      series.column = static_cast<int>(column);
-      series.device = workspace.device().name();
-      series.memory = kind.name;
-      series.numa_node = workspace.numa_node();
-      series.remote = kind.remote;
-      series.direction = spec.direction;
+      Series series = SeriesOf(column, kind, spec.direction);
       absl::Status ran = got;
       if (ran.ok()) ran = AddTraffic(spec, column);
       if (ran.ok()) ran = Sweep(spec, workspace, series);
@@ -472,12 +243,7 @@ class Run {
       progress_(absl::StrCat(kCeLatency, ", ", workspace.device().name()));
       PINION_RETURN_IF_ERROR(workspace.Use(devices_[column].memory.front(), kMiB));
       for (const CopyDirection direction : {kH2d, kD2h}) {
-        Series series;
-        series.column = static_cast<int>(column);
-        series.device = workspace.device().name();
-        series.memory = devices_[column].memory.front().name;
-        series.numa_node = workspace.numa_node();
-        series.direction = direction;
+        Series series = SeriesOf(column, devices_[column].memory.front(), direction);
         const SamplePlan plan = {.samples = options_.samples, .copies = 1};
         PINION_ASSIGN_OR_RETURN(SampleTimes us, workspace.Measure(direction, kLatencyBytes, plan));
         series.points.push_back({kLatencyBytes, plan.copies, Summarize(std::move(us))});
@@ -502,10 +268,8 @@ class Run {
         if (!ns.ok()) return Fail(result, ns.status());
         us.push_back(*ns * 1e-3);
       }
-      Series series;
-      series.column = static_cast<int>(column);
-      series.device = device.device->name();
-      series.memory = device.memory.front().name;
+      Series series = SeriesOf(column, device.memory.front(), kH2d);
+      series.numa_node = -1;
       series.points.push_back({/*size_bytes=*/0, /*copies=*/1, Summarize(std::move(us))});
       result.series.push_back(std::move(series));
     }
@@ -536,24 +300,22 @@ class Run {
 
 }  // namespace
 
+std::string CaseSpec::description() const {
+  const char* const arrow = bidirectional ? "<->" : direction == kH2d ? "->" : "<-";
+  return absl::StrCat("memcpy CE CPU(row) ", arrow, " GPU(column) bandwidth (GB/s)");
+}
+
 const std::vector<CaseSpec>& BandwidthCases() {
+  constexpr bool kBidirectional = true, kAll = true;
   static const auto& cases = *new std::vector<CaseSpec>{
-      {"host_to_device_memcpy_ce", "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)", kH2d,
-       false, false},
-      {"device_to_host_memcpy_ce", "memcpy CE CPU(row) <- GPU(column) bandwidth (GB/s)", kD2h,
-       false, false},
-      {"host_to_device_bidirectional_memcpy_ce",
-       "memcpy CE CPU(row) <-> GPU(column) bandwidth (GB/s)", kH2d, true, false},
-      {"device_to_host_bidirectional_memcpy_ce",
-       "memcpy CE CPU(row) <-> GPU(column) bandwidth (GB/s)", kD2h, true, false},
-      {"all_to_host_memcpy_ce", "memcpy CE CPU(row) <- GPU(column) bandwidth (GB/s)", kD2h, false,
-       true},
-      {"all_to_host_bidirectional_memcpy_ce", "memcpy CE CPU(row) <-> GPU(column) bandwidth (GB/s)",
-       kD2h, true, true},
-      {"host_to_all_memcpy_ce", "memcpy CE CPU(row) -> GPU(column) bandwidth (GB/s)", kH2d, false,
-       true},
-      {"host_to_all_bidirectional_memcpy_ce", "memcpy CE CPU(row) <-> GPU(column) bandwidth (GB/s)",
-       kH2d, true, true},
+      {"host_to_device_memcpy_ce", kH2d},
+      {"device_to_host_memcpy_ce", kD2h},
+      {"host_to_device_bidirectional_memcpy_ce", kH2d, kBidirectional},
+      {"device_to_host_bidirectional_memcpy_ce", kD2h, kBidirectional},
+      {"all_to_host_memcpy_ce", kD2h, false, kAll},
+      {"all_to_host_bidirectional_memcpy_ce", kD2h, kBidirectional, kAll},
+      {"host_to_all_memcpy_ce", kH2d, false, kAll},
+      {"host_to_all_bidirectional_memcpy_ce", kH2d, kBidirectional, kAll},
   };
   return cases;
 }

@@ -20,8 +20,9 @@
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/host_memory_source.h"
-#include "pinion/bench/bandwidth_result.h"
+#include "pinion/bench/bandwidth_reports.h"
 #include "pinion/device/device.h"
+#include "pinion/device/device_backend.h"
 
 namespace pinion {
 
@@ -58,10 +59,11 @@ struct BenchDevice {
 
 struct CaseSpec {
   const char* name;
-  const char* description;
   CopyDirection direction;
-  bool bidirectional;
-  bool all_devices;
+  bool bidirectional = false;
+  bool all_devices = false;
+
+  std::string description() const;  // as nvbandwidth prints it
 };
 
 // All cases except the two latency cases, which have no direction.
@@ -75,6 +77,28 @@ using Progress = std::function<void(const std::string& what)>;
 // Never fails as a whole: cases and warnings contain the errors.
 BandwidthResult RunBandwidth(const std::vector<BenchDevice>& devices,
                              const BandwidthOptions& options, const Progress& progress);
+
+// Opens the devices to measure, with their host memory. The devices live as long as what was
+// opened.
+struct DeviceChoice {
+  // All devices of a kind ("cuda", "emu") or one ("cuda:N", "emu:N"). Empty: "cuda" if there is a
+  // CUDA device, else "emu".
+  std::string device;
+  std::string preset = "h100_pcie5";  // of emulated devices
+  int emulated_devices = 1;
+  uint64_t emulated_memory_bytes = 0;  // of each
+};
+
+struct BenchDevices {
+  DeviceBackend backend;  // keeps the devices alive
+  std::vector<BenchDevice> devices;
+  int cuda_runtime_version = 0;  // 0: no CUDA
+  std::string driver_version;
+  std::vector<std::string> notes;  // bad settings
+};
+
+// NotFound if there is no such device; InvalidArgument for other names.
+absl::StatusOr<BenchDevices> OpenBenchDevices(const DeviceChoice& choice);
 
 }  // namespace pinion
 

@@ -1,5 +1,3 @@
-#include "pinion/bench/bench_devices.h"
-
 #include <cstdlib>
 #include <fstream>
 #include <optional>
@@ -13,6 +11,7 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/sources/mmap_source.h"
 #include "pinion/allocator/sources/numa.h"
+#include "pinion/bench/bandwidth_cases.h"
 #include "pinion/bench/host_latency.h"
 #include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/cuda/cuda_backend.h"

@@ -4,12 +4,10 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
-#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/allocator_options.h"
@@ -20,16 +18,15 @@
 #include "pinion/bench/pool_options.h"
 #include "pinion/bench/test_pattern.h"
 #include "pinion/engine/copy_batch.h"
-#include "pinion/engine/transfer_engine.h"
 
 namespace pinion {
 namespace {
 
+// Sent is what the source has; Stale is what the destination has before a copy.
 const TestPattern& Sent() {
   static const auto* const pattern = new TestPattern(1);
   return *pattern;
 }
-
 const TestPattern& Stale() {
   static const auto* const pattern = new TestPattern(2);
   return *pattern;
@@ -51,80 +48,72 @@ struct CopyLane {
   std::shared_ptr<void> device;
 
   uint64_t size_bytes() const { return pieces * piece_bytes; }
+
   std::vector<CopyPiece> Pieces() const { return PiecesFor(direction); }
-  CopyBatch Batch() const;
+
+  CopyBatch Batch() const {
+    CopyBatch batch(direction);
+    for (uint64_t i = 0; i < pieces; ++i) {
+      batch.Add(host, i * piece_bytes, DevicePiece(i), piece_bytes);
+    }
+    return batch;
+  }
 
   // Writes a pattern to the source and other bytes to the destination, and waits for both.
-  absl::Status Prepare(CopyWorld& world) const;
+  absl::Status Prepare(CopyWorld& world) const {
+    const bool out = direction == CopyDirection::kDeviceToHost;
+    Fill(out ? Sent() : Stale());
+    PINION_RETURN_IF_ERROR(CopyNow(world, CopyDirection::kHostToDevice));
+    Fill(out ? Stale() : Sent());
+    return absl::OkStatus();
+  }
+
   // Returns DataLoss unless the destination has the pattern. Call it when no copy is in flight.
   // Overwrites the host's bytes.
-  absl::Status Verify(CopyWorld& world) const;
+  absl::Status Verify(CopyWorld& world) const {
+    if (direction == CopyDirection::kHostToDevice) {
+      Fill(Stale());
+      PINION_RETURN_IF_ERROR(CopyNow(world, CopyDirection::kDeviceToHost));
+    }
+    for (uint64_t i = 0; i < pieces; ++i) {
+      const std::optional<uint64_t> wrong =
+          Sent().FirstDifference(HostPiece(i), PatternOffset(i), piece_bytes);
+      if (!wrong.has_value()) continue;
+      return absl::DataLossError(absl::StrCat(CopyDirectionName(direction),
+                                              " left a wrong byte at ", i * piece_bytes + *wrong,
+                                              " of ", size_bytes()));
+    }
+    return absl::OkStatus();
+  }
 
  private:
   char* HostPiece(uint64_t i) const { return static_cast<char*>(host->data()) + i * piece_bytes; }
+  char* DevicePiece(uint64_t i) const {
+    return static_cast<char*>(device.get()) + i * device_stride_bytes;
+  }
   // Each piece begins with unique bytes.
   uint64_t PatternOffset(uint64_t i) const { return i * AlignUp(piece_bytes, 64 * kKiB); }
-  void Fill(const TestPattern& pattern) const;
-  std::vector<CopyPiece> PiecesFor(CopyDirection direction) const;
-  absl::Status CopyNow(CopyWorld& world, CopyDirection direction) const;
-};
 
-std::vector<CopyPiece> CopyLane::PiecesFor(CopyDirection to) const {
-  std::vector<CopyPiece> result;
-  result.reserve(pieces);
-  for (uint64_t i = 0; i < pieces; ++i) {
-    char* const on_device = static_cast<char*>(device.get()) + i * device_stride_bytes;
-    char* const on_host = HostPiece(i);
-    if (to == CopyDirection::kHostToDevice) {
-      result.push_back({on_device, on_host, piece_bytes});
-    } else {
-      result.push_back({on_host, on_device, piece_bytes});
+  void Fill(const TestPattern& pattern) const {
+    for (uint64_t i = 0; i < pieces; ++i) pattern.Fill(HostPiece(i), PatternOffset(i), piece_bytes);
+  }
+
+  std::vector<CopyPiece> PiecesFor(CopyDirection to) const {
+    std::vector<CopyPiece> result;
+    for (uint64_t i = 0; i < pieces; ++i) {
+      const bool in = to == CopyDirection::kHostToDevice;
+      result.push_back(
+          {in ? DevicePiece(i) : HostPiece(i), in ? HostPiece(i) : DevicePiece(i), piece_bytes});
     }
+    return result;
   }
-  return result;
-}
 
-CopyBatch CopyLane::Batch() const {
-  CopyBatch batch(direction);
-  for (uint64_t i = 0; i < pieces; ++i) {
-    batch.Add(host, i * piece_bytes, static_cast<char*>(device.get()) + i * device_stride_bytes,
-              piece_bytes);
+  absl::Status CopyNow(CopyWorld& world, CopyDirection to) const {
+    PINION_RETURN_IF_ERROR(world.SynchronizeAll());
+    PINION_RETURN_IF_ERROR(world.device().CopyAsync(to, PiecesFor(to), world.raw(to)));
+    return world.SynchronizeAll();
   }
-  return batch;
-}
-
-absl::Status CopyLane::CopyNow(CopyWorld& world, CopyDirection to) const {
-  PINION_RETURN_IF_ERROR(world.SynchronizeAll());
-  PINION_RETURN_IF_ERROR(world.device().CopyAsync(to, PiecesFor(to), world.raw(to)));
-  return world.SynchronizeAll();
-}
-
-void CopyLane::Fill(const TestPattern& pattern) const {
-  for (uint64_t i = 0; i < pieces; ++i) pattern.Fill(HostPiece(i), PatternOffset(i), piece_bytes);
-}
-
-absl::Status CopyLane::Prepare(CopyWorld& world) const {
-  const bool out = direction == CopyDirection::kDeviceToHost;
-  Fill(out ? Sent() : Stale());
-  PINION_RETURN_IF_ERROR(CopyNow(world, CopyDirection::kHostToDevice));
-  Fill(out ? Stale() : Sent());
-  return absl::OkStatus();
-}
-
-absl::Status CopyLane::Verify(CopyWorld& world) const {
-  if (direction == CopyDirection::kHostToDevice) {
-    Fill(Stale());
-    PINION_RETURN_IF_ERROR(CopyNow(world, CopyDirection::kDeviceToHost));
-  }
-  for (uint64_t i = 0; i < pieces; ++i) {
-    const std::optional<uint64_t> wrong =
-        Sent().FirstDifference(HostPiece(i), PatternOffset(i), piece_bytes);
-    if (!wrong.has_value()) continue;
-    return absl::DataLossError(absl::StrCat(CopyDirectionName(direction), " left a wrong byte at ",
-                                            i * piece_bytes + *wrong, " of ", size_bytes()));
-  }
-  return absl::OkStatus();
-}
+};
 
 // Returns a lane with its own memory. Device pieces are not adjacent, so that none are merged.
 absl::StatusOr<CopyLane> NewLane(CopyWorld& world, CopyDirection direction, uint64_t pieces,
@@ -160,11 +149,7 @@ class RawCopies final : public LaneCopies {
       : LaneCopies(world, std::move(lanes)), order_(order) {
     for (const CopyLane& lane : lanes_) pieces_.push_back(lane.Pieces());
   }
-  ~RawCopies() override {
-    if (absl::Status destroyed = world_.device().DestroyEvent(order_); !destroyed.ok()) {
-      PINION_LOG(kWarning) << "an event was leaked: " << destroyed.message();
-    }
-  }
+  ~RawCopies() override { WarnOfLeak("an event", world_.device().DestroyEvent(order_)); }
 
   absl::Status Submit(StreamHandle after) override {
     Device& device = world_.device();
@@ -216,11 +201,10 @@ class EngineCopies final : public LaneCopies {
 // Returns prepared lanes, each with its own memory.
 absl::StatusOr<std::vector<CopyLane>> NewLanes(CopyWorld& world, const BenchCase& of) {
   std::vector<CopyLane> lanes;
-  for (const auto& [flow, direction] :
-       {std::pair(BenchFlow::kDeviceToHost, CopyDirection::kDeviceToHost),
-        std::pair(BenchFlow::kHostToDevice, CopyDirection::kHostToDevice)}) {
+  for (const BenchFlow flow : {BenchFlow::kDeviceToHost, BenchFlow::kHostToDevice}) {
     if (of.flow != flow && of.flow != BenchFlow::kDuplex) continue;
-    PINION_ASSIGN_OR_RETURN(CopyLane lane, NewLane(world, direction, of.pieces, of.piece_bytes));
+    PINION_ASSIGN_OR_RETURN(CopyLane lane,
+                            NewLane(world, DirectionOf(flow), of.pieces, of.piece_bytes));
     PINION_RETURN_IF_ERROR(lane.Prepare(world));
     lanes.push_back(std::move(lane));
   }
@@ -236,65 +220,42 @@ void UseMemoryOf(const at::Tensor& tensor, CopyLane& lane) {
   lane.device = std::shared_ptr<void>(tensor.data_ptr(), [tensor](void*) {});
 }
 
-class PackedCopies : public CopyMethod {
+// One piece for many, which are views of it.
+class PackedCopies final : public CopyMethod {
  public:
-  PackedCopies(CopyWorld& world, CopyLane lane) : world_(world), lane_(std::move(lane)) {}
+  // `pieces` are those to send, which always come from the compute stream.
+  PackedCopies(CopyWorld& world, CopyLane lane, c10::Device device, std::vector<at::Tensor> pieces)
+      : world_(world), lane_(std::move(lane)), device_(device), pieces_(std::move(pieces)) {}
 
-  absl::Status Wait() override { return transfer_.Wait(absl::Minutes(1)); }
-  absl::Status Verify() override { return lane_.Verify(world_); }
-
- protected:
-  // Copies between the host's memory and `packed` as one piece.
-  absl::Status SubmitPacked(const at::Tensor& packed) {
+  // The measured time of a fetch includes allocating the pieces and making their views; a loop's
+  // pieces exist.
+  absl::Status Submit(StreamHandle after) override {
+    const bool out = lane_.direction == CopyDirection::kDeviceToHost;
+    packed_ = out ? at::cat(pieces_) : NewBytes(device_, lane_.size_bytes());
+    if (!out) UseMemoryOf(packed_, lane_);
     CopyBatch batch(lane_.direction);
-    batch.Add(lane_.host, 0, packed.data_ptr(), lane_.size_bytes());
+    batch.Add(lane_.host, 0, packed_.data_ptr(), lane_.size_bytes());
     PINION_ASSIGN_OR_RETURN(transfer_, world_.engine().Submit(batch, world_.compute()));
+    if (!out) pieces_ = packed_.view({static_cast<int64_t>(lane_.pieces), -1}).unbind();
     return absl::OkStatus();
   }
-
-  CopyWorld& world_;
-  CopyLane lane_;
+  absl::Status Wait() override { return transfer_.Wait(kTimeout); }
+  absl::Status Verify() override { return lane_.Verify(world_); }
 
  private:
+  CopyWorld& world_;
+  CopyLane lane_;
+  const c10::Device device_;
+  std::vector<at::Tensor> pieces_;
+  at::Tensor packed_;
   Transfer transfer_;
 };
 
-class PackedOut final : public PackedCopies {
- public:
-  PackedOut(CopyWorld& world, CopyLane lane, std::vector<at::Tensor> pieces)
-      : PackedCopies(world, std::move(lane)), pieces_(std::move(pieces)) {}
-
-  // The pieces always come from the compute stream.
-  absl::Status Submit(StreamHandle after) override {
-    packed_ = at::cat(pieces_);
-    return SubmitPacked(packed_);
-  }
-
- private:
-  const std::vector<at::Tensor> pieces_;
-  at::Tensor packed_;
-};
-
-class PackedIn final : public PackedCopies {
- public:
-  PackedIn(CopyWorld& world, CopyLane lane, c10::Device device)
-      : PackedCopies(world, std::move(lane)), device_(device) {}
-
-  // The measured time includes allocating the pieces and making their views; a loop's pieces exist.
-  absl::Status Submit(StreamHandle after) override {
-    const at::Tensor packed = NewBytes(device_, lane_.size_bytes());
-    UseMemoryOf(packed, lane_);
-    PINION_RETURN_IF_ERROR(SubmitPacked(packed));
-    pieces_ = packed.view({static_cast<int64_t>(lane_.pieces), -1}).unbind();
-    return absl::OkStatus();
-  }
-
- private:
-  const c10::Device device_;
-  std::vector<at::Tensor> pieces_;
-};
-
 }  // namespace
+
+void WarnOfLeak(const char* what, const absl::Status& freed) {
+  if (!freed.ok()) PINION_LOG(kWarning) << what << " was leaked: " << freed.message();
+}
 
 absl::StatusOr<std::unique_ptr<CopyWorld>> CopyWorld::Create(std::shared_ptr<Device> device,
                                                              StreamHandle compute,
@@ -312,9 +273,7 @@ absl::StatusOr<std::unique_ptr<CopyWorld>> CopyWorld::Create(std::shared_ptr<Dev
 CopyWorld::~CopyWorld() {
   for (const StreamHandle stream : {raw_h2d_, raw_d2h_, idle_}) {
     if (!stream.valid()) continue;
-    if (absl::Status destroyed = device_->DestroyStream(stream); !destroyed.ok()) {
-      PINION_LOG(kWarning) << "a stream was leaked: " << destroyed.message();
-    }
+    WarnOfLeak("a stream", device_->DestroyStream(stream));
   }
 }
 
@@ -326,14 +285,12 @@ absl::StatusOr<std::shared_ptr<HostBuffer>> CopyWorld::NewHostMemory(uint64_t si
 absl::StatusOr<std::shared_ptr<void>> CopyWorld::NewDeviceMemory(uint64_t size_bytes) {
   PINION_ASSIGN_OR_RETURN(void* const data, device_->Allocate(size_bytes, compute_));
   return std::shared_ptr<void>(data, [device = device_, stream = compute_](void* memory) {
-    if (absl::Status freed = device->Free(memory, stream); !freed.ok()) {
-      PINION_LOG(kWarning) << "device memory was leaked: " << freed.message();
-    }
+    WarnOfLeak("device memory", device->Free(memory, stream));
   });
 }
 
 absl::Status CopyWorld::SynchronizeAll() {
-  PINION_RETURN_IF_ERROR(engine_->Drain(absl::Minutes(1)));
+  PINION_RETURN_IF_ERROR(engine_->Drain(kTimeout));
   for (const StreamHandle stream : {compute_, raw_h2d_, raw_d2h_}) {
     PINION_RETURN_IF_ERROR(device_->SynchronizeStream(stream));
   }
@@ -363,24 +320,22 @@ absl::StatusOr<BenchTime> TimeCopies(CopyWorld& world, CopyMethod& method, uint6
 
 absl::StatusOr<std::unique_ptr<CopyMethod>> NewPackedCopies(CopyWorld& world, c10::Device device,
                                                             const BenchCase& of) {
-  const bool out = of.flow == BenchFlow::kDeviceToHost;
-  PINION_ASSIGN_OR_RETURN(
-      CopyLane lane,
-      NewLane(world, out ? CopyDirection::kDeviceToHost : CopyDirection::kHostToDevice, of.pieces,
-              of.piece_bytes));
-  if (out) {
+  PINION_ASSIGN_OR_RETURN(CopyLane lane,
+                          NewLane(world, DirectionOf(of.flow), of.pieces, of.piece_bytes));
+  std::vector<at::Tensor> pieces;
+  if (of.flow == BenchFlow::kDeviceToHost) {
     const at::Tensor memory = NewBytes(device, lane.pieces * lane.device_stride_bytes);
     UseMemoryOf(memory, lane);
     PINION_RETURN_IF_ERROR(lane.Prepare(world));
-    std::vector<at::Tensor> pieces = memory.view({static_cast<int64_t>(lane.pieces), -1})
-                                         .narrow(1, 0, static_cast<int64_t>(lane.piece_bytes))
-                                         .unbind();
-    return std::make_unique<PackedOut>(world, std::move(lane), std::move(pieces));
+    pieces = memory.view({static_cast<int64_t>(lane.pieces), -1})
+                 .narrow(1, 0, static_cast<int64_t>(lane.piece_bytes))
+                 .unbind();
+  } else {
+    lane.device_stride_bytes = lane.piece_bytes;
+    PINION_RETURN_IF_ERROR(lane.Prepare(world));
+    lane.device = nullptr;
   }
-  lane.device_stride_bytes = lane.piece_bytes;
-  PINION_RETURN_IF_ERROR(lane.Prepare(world));
-  lane.device = nullptr;
-  return std::make_unique<PackedIn>(world, std::move(lane), device);
+  return std::make_unique<PackedCopies>(world, std::move(lane), device, std::move(pieces));
 }
 
 }  // namespace pinion

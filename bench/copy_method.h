@@ -92,6 +92,9 @@ absl::StatusOr<std::unique_ptr<CopyMethod>> NewCopies(CopyWorld& world, const Be
 absl::StatusOr<std::unique_ptr<CopyMethod>> NewPackedCopies(CopyWorld& world, c10::Device device,
                                                             const BenchCase& of);
 
+// Logs a warning that `what` leaks, unless it was freed.
+void WarnOfLeak(const char* what, const absl::Status& freed);
+
 // Times `transfers` transfers back to back.
 absl::StatusOr<BenchTime> TimeCopies(CopyWorld& world, CopyMethod& method, uint64_t transfers);
 

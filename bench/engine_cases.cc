@@ -47,11 +47,8 @@ void AddCopies(bool quick, std::vector<BenchCase>& cases) {
       if (flow == BenchFlow::kDuplex && size_bytes > kMostDuplexBytes) continue;
       for (const uint64_t transfers : {uint64_t{1}, BackToBack(size_bytes)}) {
         for (const BenchMethod method : kRawAndEngine) {
-          cases.push_back({.section = BenchSection::kCopies,
-                           .flow = flow,
-                           .method = method,
-                           .transfers = transfers,
-                           .piece_bytes = size_bytes});
+          cases.push_back({BenchSection::kCopies, flow, method, BenchSetting::kIdle, transfers,
+                           /*pieces=*/1, size_bytes});
         }
       }
     }
@@ -68,11 +65,8 @@ void AddPieces(bool quick, std::vector<BenchCase>& cases) {
       for (const uint64_t count : counts) {
         for (const BenchMethod method :
              {BenchMethod::kRaw, BenchMethod::kEngine, BenchMethod::kPacked}) {
-          cases.push_back({.section = BenchSection::kPieces,
-                           .flow = flow,
-                           .method = method,
-                           .pieces = count,
-                           .piece_bytes = size_bytes});
+          cases.push_back({BenchSection::kPieces, flow, method, BenchSetting::kIdle,
+                           /*transfers=*/1, count, size_bytes});
         }
       }
     }
@@ -86,12 +80,8 @@ void AddCompute(bool quick, std::vector<BenchCase>& cases) {
       for (const uint64_t size_bytes : kComputeBytes) {
         if (quick && size_bytes > kMostQuickComputeBytes) continue;
         for (const BenchMethod method : kRawAndEngine) {
-          cases.push_back({.section = BenchSection::kCompute,
-                           .flow = flow,
-                           .method = method,
-                           .setting = setting,
-                           .transfers = kComputeTransfers,
-                           .piece_bytes = size_bytes});
+          cases.push_back({BenchSection::kCompute, flow, method, setting, kComputeTransfers,
+                           /*pieces=*/1, size_bytes});
         }
       }
     }
@@ -106,12 +96,8 @@ void AddSubmit(bool quick, std::vector<BenchCase>& cases) {
           // One piece has no neighbours.
           if (pieces == 1 && method == BenchMethod::kScattered) continue;
           if (quick && pieces > kMostQuickSubmitPieces) continue;
-          cases.push_back({.section = BenchSection::kSubmit,
-                           .flow = flow,
-                           .method = method,
-                           .setting = setting,
-                           .pieces = pieces,
-                           .piece_bytes = kSubmitPieceBytes});
+          cases.push_back({BenchSection::kSubmit, flow, method, setting, /*transfers=*/1, pieces,
+                           kSubmitPieceBytes});
         }
       }
     }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "pinion/bench/goals.h"
+#include "pinion/device/device.h"
 #include "pinion/engine/link/link_calibration.h"
 
 namespace pinion {
@@ -22,6 +23,12 @@ enum class BenchSection {
 };
 
 enum class BenchFlow { kDeviceToHost, kHostToDevice, kDuplex };
+
+// The direction of a flow that is not duplex.
+inline CopyDirection DirectionOf(BenchFlow flow) {
+  return flow == BenchFlow::kDeviceToHost ? CopyDirection::kDeviceToHost
+                                          : CopyDirection::kHostToDevice;
+}
 
 enum class BenchMethod {
   kRaw,        // one device call per piece, without an engine

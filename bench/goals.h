@@ -18,6 +18,7 @@
 #define PINION_BENCH_GOALS_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -26,6 +27,7 @@
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "pinion/allocator/base/bytes.h"
 
 namespace pinion {
 
@@ -109,6 +111,23 @@ class BenchReport {
 
 // Prints an error to stderr. Returns 0; 1 for missed goals (OutOfRange); 2 for other errors.
 int ExitCode(const char* program, const absl::Status& status);
+
+struct Summary {
+  int samples = 0;
+  double median = 0;
+  double p5 = 0;
+  double p95 = 0;
+  double cv = 0;  // coefficient of variation: standard deviation / mean, as a fraction; 0 for one
+};
+
+// Returns the value below which `share` of the sorted, nonempty values lie, linearly interpolated
+// between its neighbours.
+double Quantile(const std::vector<double>& sorted, double share);
+
+// Summarizes at least one value, in any order.
+Summary Summarize(std::vector<double> values);
+
+inline double Mib(uint64_t bytes) { return static_cast<double>(bytes) / kMiB; }
 
 }  // namespace pinion
 

@@ -31,12 +31,10 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/ram/ram_probe.h"
-#include "pinion/bench/checked_benchmarks.h"
+#include "pinion/bench/bench_main.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/null_device.h"
 #include "pinion/bench/null_torch_device.h"
-#include "pinion/bench/saving_step.h"
-#include "pinion/bench/statistics.h"
 #include "pinion/device/device.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
@@ -164,19 +162,19 @@ struct RecordedStepCost {
 
 // Alternates two kinds of steps: a large one, and a small one whose begin pays for reading and
 // planning the large one's record.
-class TurnTaker {
- public:
+struct TurnTaker {
   // The target has room for half of the saved bytes.
   static absl::StatusOr<TurnTaker> Create(const SavingStep& step, std::shared_ptr<Device> device) {
     OffloadOptions options;
     options.memory_target_bytes = step.tensors * step.tensor_bytes / 2;
     PINION_ASSIGN_OR_RETURN(std::shared_ptr<OffloadSession> session,
                             NewSession(options, std::move(device)));
-    return TurnTaker(step, std::move(session));
+    const auto scope = [session] { return std::make_shared<OffloadScope>(session); };
+    return TurnTaker{step, {.tensors = 1, .tensor_bytes = step.tensor_bytes}, scope};
   }
 
-  double LargeUs() const { return large_.RunUs(Scope()); }
-  double SmallUs() const { return small_.RunUs(Scope()); }
+  double LargeUs() const { return large.RunUs(scope); }
+  double SmallUs() const { return small.RunUs(scope); }
   // Afterwards both are known. The next large step is the last recorded one.
   void BeginToKnow() const {
     LargeUs();
@@ -187,28 +185,10 @@ class TurnTaker {
     for (int i = 0; i < 3; ++i) BeginToKnow();
   }
 
- private:
-  TurnTaker(const SavingStep& step, std::shared_ptr<OffloadSession> session)
-      : large_(step),
-        small_({.tensors = 1, .tensor_bytes = step.tensor_bytes}),
-        session_(std::move(session)) {}
-
-  SavingStep::MakeScope Scope() const {
-    return [this] { return std::make_shared<OffloadScope>(session_); };
-  }
-
-  const SavingStep large_;
-  const SavingStep small_;
-  const std::shared_ptr<OffloadSession> session_;
+  const SavingStep large;
+  const SavingStep small;
+  const SavingStep::MakeScope scope;
 };
-
-// Counts the events of one step in a separate run, since counting takes time.
-template <typename Run>
-double EventsOf(const SavingStep& step, const CountingNullDevice& device, Run run) {
-  const uint64_t before = device.calls().events;
-  run();
-  return static_cast<double>(device.calls().events - before) / step.tensors;
-}
 
 // Measures what recording costs a step. Internal if recording was on or off against expectation.
 absl::StatusOr<RecordedStepCost> MeasureRecordedStep(const SavingStep& step, int repeats) {
@@ -217,9 +197,15 @@ absl::StatusOr<RecordedStepCost> MeasureRecordedStep(const SavingStep& step, int
   const auto device = std::make_shared<CountingNullDevice>();
   PINION_ASSIGN_OR_RETURN(const TurnTaker counted, TurnTaker::Create(step, device));
   counted.BeginToKnow();
-  cost.recorded_events = EventsOf(step, *device, [&] { counted.LargeUs(); });
+  // Counts in a separate run, since counting takes time.
+  const auto events = [&] {
+    const uint64_t before = device->calls().events;
+    counted.LargeUs();
+    return static_cast<double>(device->calls().events - before) / step.tensors;
+  };
+  cost.recorded_events = events();
   counted.KnowWell();
-  cost.planned_events = EventsOf(step, *device, [&] { counted.LargeUs(); });
+  cost.planned_events = events();
   // Each save and each read lies between two events.
   if (cost.recorded_events < cost.planned_events + 4) {
     return absl::InternalError(
@@ -303,23 +289,6 @@ BenchReport HooksReport(const std::vector<HooksRow>& rows,
   return report;
 }
 
-class HooksBench {
- public:
-  void Register(const HooksCase& of, int repeats);
-  // Registers recorded steps of `tensors` tensors of 1 MiB.
-  void RegisterRecorded(int tensors, int repeats);
-  BenchReport Report() const { return HooksReport(rows_, recorded_); }
-  CheckedBenchmarks& benchmarks() { return benchmarks_; }
-
- private:
-  absl::Status Measure(const HooksCase& of, benchmark::State& state);
-  absl::Status Count(HooksRow& row);
-
-  std::vector<HooksRow> rows_;
-  std::vector<RecordedStepCost> recorded_;
-  CheckedBenchmarks benchmarks_;
-};
-
 // Counts a step's calls of the device in a separate session, since counting takes time.
 absl::StatusOr<CountingNullDevice::Calls> CallsOf(const HooksCase& of) {
   const auto device = std::make_shared<CountingNullDevice>();
@@ -336,7 +305,7 @@ absl::StatusOr<CountingNullDevice::Calls> CallsOf(const HooksCase& of) {
       .capture_queries = after.capture_queries - before.capture_queries};
 }
 
-absl::Status HooksBench::Count(HooksRow& row) {
+absl::Status Count(HooksRow& row) {
   const double tensors = row.of.step.tensors;
   PINION_ASSIGN_OR_RETURN(const CountingNullDevice::Calls calls, CallsOf(row.of));
   row.device_calls = static_cast<double>(calls.events + calls.copies) / tensors;
@@ -347,7 +316,7 @@ absl::Status HooksBench::Count(HooksRow& row) {
   return absl::OkStatus();
 }
 
-absl::Status HooksBench::Measure(const HooksCase& of, benchmark::State& state) {
+absl::StatusOr<HooksRow> Measure(const HooksCase& of, benchmark::State& state) {
   PINION_ASSIGN_OR_RETURN(
       const std::shared_ptr<OffloadSession> session,
       NewSession(Windows(of.leaves), std::make_shared<NullDevice>(NullDevice::Events::kDone)));
@@ -374,43 +343,42 @@ absl::Status HooksBench::Measure(const HooksCase& of, benchmark::State& state) {
   state.counters["calls"] = row.device_calls;
   state.counters["captures"] = row.capture_queries;
   state.counters["captures_side"] = row.capture_queries_side;
-  rows_.push_back(row);
-  return absl::OkStatus();
-}
-
-void HooksBench::Register(const HooksCase& of, int repeats) {
-  benchmarks_.Register(of.Name(), benchmark::kMicrosecond, repeats,
-                       [this, of](benchmark::State& state) { return Measure(of, state); });
-}
-
-void HooksBench::RegisterRecorded(int tensors, int repeats) {
-  const auto measure = [this, tensors, repeats](benchmark::State& state) -> absl::Status {
-    for ([[maybe_unused]] auto _ : state) {
-      PINION_ASSIGN_OR_RETURN(
-          const RecordedStepCost cost,
-          MeasureRecordedStep({.tensors = tensors, .tensor_bytes = kMiB}, repeats));
-      state.SetIterationTime(cost.recorded_us * 1e-6);
-      state.counters["ratio"] = cost.ratio();
-      recorded_.push_back(cost);
-    }
-    return absl::OkStatus();
-  };
-  benchmarks_.Register(absl::StrCat("recorded/", tensors, "x1.00MiB/1_thread"),
-                       benchmark::kMicrosecond, /*iterations=*/1, measure);
+  return row;
 }
 
 absl::Status Run(BenchReport& report) {
   const bool quick = absl::GetFlag(FLAGS_quick);
   RegisterNullTorchDevice();
-  HooksBench bench;
+  std::vector<HooksRow> rows;
+  std::vector<RecordedStepCost> recorded;
+  CheckedBenchmarks benchmarks;
   for (const HooksCase& of : Cases(quick)) {
-    bench.Register(of, quick ? 5 : of.step.tensors == kFewTensors ? 101 : 21);
+    const int repeats = quick ? 5 : of.step.tensors == kFewTensors ? 101 : 21;
+    benchmarks.Register(of.Name(), benchmark::kMicrosecond, repeats,
+                        [&rows, of](benchmark::State& state) -> absl::Status {
+                          PINION_ASSIGN_OR_RETURN(const HooksRow row, Measure(of, state));
+                          rows.push_back(row);
+                          return absl::OkStatus();
+                        });
   }
   for (const int tensors : {kFewTensors, 1000, kManyTensors}) {
-    if (!quick || tensors == kFewTensors)
-      bench.RegisterRecorded(tensors, quick ? 3 : tensors == kManyTensors ? 5 : 11);
+    if (quick && tensors != kFewTensors) continue;
+    const int repeats = quick ? 3 : tensors == kManyTensors ? 5 : 11;
+    const auto measure = [&recorded, tensors, repeats](benchmark::State& state) -> absl::Status {
+      for ([[maybe_unused]] auto _ : state) {
+        PINION_ASSIGN_OR_RETURN(
+            const RecordedStepCost cost,
+            MeasureRecordedStep({.tensors = tensors, .tensor_bytes = kMiB}, repeats));
+        state.SetIterationTime(cost.recorded_us * 1e-6);
+        state.counters["ratio"] = cost.ratio();
+        recorded.push_back(cost);
+      }
+      return absl::OkStatus();
+    };
+    benchmarks.Register(absl::StrCat("recorded/", tensors, "x1.00MiB/1_thread"),
+                        benchmark::kMicrosecond, /*iterations=*/1, measure);
   }
-  return bench.benchmarks().Run([&] { report = bench.Report(); });
+  return benchmarks.Run([&] { report = HooksReport(rows, recorded); });
 }
 
 }  // namespace

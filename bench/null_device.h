@@ -1,9 +1,6 @@
 // A device that does nothing, for measuring the host's cost. Calls return at once; no byte moves,
 // and queries find work complete. Memory is the heap's.
 //
-// Calls are accepted and forgotten: no byte moves, and work is done as soon as it is asked about.
-// Memory is the heap's.
-//
 // CountingNullDevice counts its calls.
 //
 // Thread safety: thread-safe; one event at a time from one thread.
@@ -14,7 +11,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -37,33 +36,68 @@ class NullDevice : public Device {
   std::string name() const override { return "null:0"; }
   int index() const override { return 0; }
   DeviceInfo info() const override { return {}; }
-
-  absl::StatusOr<void*> Allocate(uint64_t size_bytes, StreamHandle stream) override;
-  absl::Status Free(void* data, StreamHandle stream) override;
-  std::shared_ptr<HostMemorySource> pinned_source() override;
-
-  absl::StatusOr<StreamHandle> CreateStream(const std::string& name) override;
+  absl::StatusOr<void*> Allocate(uint64_t size_bytes, StreamHandle stream) override {
+    return operator new(size_bytes, kPage);
+  }
+  absl::Status Free(void* data, StreamHandle stream) override {
+    operator delete(data, kPage);
+    return absl::OkStatus();
+  }
+  std::shared_ptr<HostMemorySource> pinned_source() override {
+    return std::make_shared<PinnedSource>();
+  }
+  absl::StatusOr<StreamHandle> CreateStream(const std::string& name) override {
+    return StreamHandle(reinterpret_cast<void*>(++streams_));
+  }
   absl::Status DestroyStream(StreamHandle stream) override { return absl::OkStatus(); }
   absl::Status SynchronizeStream(StreamHandle stream) override { return absl::OkStatus(); }
   absl::StatusOr<bool> IsCapturing(StreamHandle stream) override { return false; }
-
-  absl::StatusOr<EventHandle> CreateEvent() override;
+  // An event is a flag: whether it is pending.
+  absl::StatusOr<EventHandle> CreateEvent() override { return EventHandle(new bool(false)); }
   absl::StatusOr<EventHandle> CreateTimedEvent() override { return CreateEvent(); }
-  absl::Status DestroyEvent(EventHandle event) override;
-  absl::Status RecordEvent(EventHandle event, StreamHandle stream) override;
+  absl::Status DestroyEvent(EventHandle event) override {
+    delete &Pending(event);
+    return absl::OkStatus();
+  }
+  absl::Status RecordEvent(EventHandle event, StreamHandle stream) override {
+    Pending(event) = events_ == Events::kPending;
+    return absl::OkStatus();
+  }
   absl::Status StreamWaitEvent(StreamHandle stream, EventHandle event) override {
     return absl::OkStatus();
   }
-  absl::StatusOr<bool> QueryEvent(EventHandle event) override;
-  absl::Status WaitEvent(EventHandle event, absl::Duration timeout) override;
+  absl::StatusOr<bool> QueryEvent(EventHandle event) override {
+    return !std::exchange(Pending(event), false);
+  }
+  absl::Status WaitEvent(EventHandle event, absl::Duration timeout) override {
+    Pending(event) = false;
+    return absl::OkStatus();
+  }
   absl::StatusOr<double> ElapsedMs(EventHandle start, EventHandle end) override { return 0.0; }
-
   absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                          StreamHandle stream) override {
     return absl::OkStatus();
   }
 
  private:
+  static constexpr std::align_val_t kPage{4096};
+
+  class PinnedSource final : public HostMemorySource {
+   public:
+    std::string name() const override { return "null pinned"; }
+    bool pinned() const override { return true; }
+    uint64_t granularity_bytes() const override { return static_cast<uint64_t>(kPage); }
+    absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
+      return HostSegment{.data = operator new(size_bytes, kPage), .size_bytes = size_bytes};
+    }
+    absl::Status Free(const HostSegment& segment) override {
+      operator delete(segment.data, kPage);
+      return absl::OkStatus();
+    }
+  };
+
+  static bool& Pending(EventHandle event) { return *static_cast<bool*>(event.native()); }
+
   const Events events_;
   std::atomic<uintptr_t> streams_{0};
 };
@@ -82,15 +116,39 @@ class CountingNullDevice final : public NullDevice {
     return {.events = events_, .copies = copies_, .capture_queries = capture_queries_};
   }
 
-  absl::StatusOr<bool> IsCapturing(StreamHandle stream) override;
-  absl::StatusOr<EventHandle> CreateEvent() override;
-  absl::Status DestroyEvent(EventHandle event) override;
-  absl::Status RecordEvent(EventHandle event, StreamHandle stream) override;
-  absl::Status StreamWaitEvent(StreamHandle stream, EventHandle event) override;
-  absl::StatusOr<bool> QueryEvent(EventHandle event) override;
-  absl::Status WaitEvent(EventHandle event, absl::Duration timeout) override;
+  absl::StatusOr<bool> IsCapturing(StreamHandle stream) override {
+    ++capture_queries_;
+    return NullDevice::IsCapturing(stream);
+  }
+  absl::StatusOr<EventHandle> CreateEvent() override {
+    ++events_;
+    return NullDevice::CreateEvent();
+  }
+  absl::Status DestroyEvent(EventHandle event) override {
+    ++events_;
+    return NullDevice::DestroyEvent(event);
+  }
+  absl::Status RecordEvent(EventHandle event, StreamHandle stream) override {
+    ++events_;
+    return NullDevice::RecordEvent(event, stream);
+  }
+  absl::Status StreamWaitEvent(StreamHandle stream, EventHandle event) override {
+    ++events_;
+    return NullDevice::StreamWaitEvent(stream, event);
+  }
+  absl::StatusOr<bool> QueryEvent(EventHandle event) override {
+    ++events_;
+    return NullDevice::QueryEvent(event);
+  }
+  absl::Status WaitEvent(EventHandle event, absl::Duration timeout) override {
+    ++events_;
+    return NullDevice::WaitEvent(event, timeout);
+  }
   absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
-                         StreamHandle stream) override;
+                         StreamHandle stream) override {
+    ++copies_;
+    return NullDevice::CopyAsync(direction, pieces, stream);
+  }
 
  private:
   std::atomic<uint64_t> events_{0};

@@ -13,7 +13,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <functional>
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -31,9 +30,8 @@
 #include "pinion/bench/allocator/allocation_trace.h"
 #include "pinion/bench/allocator/allocator_cases.h"
 #include "pinion/bench/allocator/peers.h"
-#include "pinion/bench/checked_benchmarks.h"
+#include "pinion/bench/bench_main.h"
 #include "pinion/bench/goals.h"
-#include "pinion/bench/statistics.h"
 #include "pinion/programs/shared_data.h"
 
 ABSL_FLAG(std::string, traces, "", "folder of the recorded traces; default: the repository's");
@@ -73,51 +71,43 @@ class Run {
     const int runs = absl::GetFlag(FLAGS_runs);
     AddMixed<Peers...>(/*threads=*/1);
     for (const AllocationTrace& trace : traces_) {
-      for (int run = 0; run < runs; ++run) {
-        AddThroughLibTorch<PinionInLibTorchPeer>(trace, run);
-        AddThroughLibTorch<LibTorchCachePeer>(trace, run);
-      }
+      AddRuns<PinionInLibTorchPeer, LibTorchCachePeer>(
+          LibTorchName(trace), [&trace]<typename Peer>(int samples) {
+            return MixedTrace<Peer>(trace, /*threads=*/1, samples);
+          });
     }
-    for (int run = 0; run < runs; ++run) {
-      AddRecordPageable<PinionInLibTorchPeer>(run);
-      AddRecordPageable<LibTorchCachePeer>(run);
-    }
-    // Peers run once: no goal compares them.
+    AddRuns<PinionInLibTorchPeer, LibTorchCachePeer>(
+        kRecordPageable, []<typename Peer>(int samples) {
+          return RecordEventOfPageable<Peer>(kBlocksOfRecords, samples);
+        });
     for (int run = 0; run < runs; ++run) {
       for (const uint64_t holes : kHoles) {
-        (AddHoles<Peers>(holes, run, /*most_runs=*/std::is_same_v<Peers, PinionPeer> ? runs : 1),
+        const auto among = [holes]<typename Peer>(int samples) {
+          return AmongHoles<Peer>(holes, samples);
+        };
+        // Peers run once: no goal compares them.
+        (AddIf<Peers>(run == 0 || std::is_same_v<Peers, PinionPeer>, HolesName(holes), run, among),
          ...);
       }
     }
     for (const int threads : kManyThreads) AddMixed<Peers...>(threads);
     for (const AllocationTrace& trace : traces_) {
-      for (int run = 0; run < runs; ++run) {
-        (Add<Peers>(
-             ProducerName(trace), run,
-             [&trace] { return ProducerConsumer<Peers>(trace, absl::GetFlag(FLAGS_samples)); }),
-         ...);
-      }
+      AddRuns<Peers...>(ProducerName(trace), [&trace]<typename Peer>(int samples) {
+        return ProducerConsumer<Peer>(trace, samples);
+      });
     }
     for (const AllocationTrace& trace : traces_) {
-      for (int run = 0; run < runs; ++run) {
-        (Add<Peers>(absl::StrCat("rotating:", trace.name, "/threads:", kRotatingThreads), run,
-                    [&trace] {
-                      return RotatingThreads<Peers>(trace, kRotatingThreads,
-                                                    absl::GetFlag(FLAGS_samples));
-                    }),
-         ...);
-      }
+      AddRuns<Peers...>(absl::StrCat("rotating:", trace.name, "/threads:", kRotatingThreads),
+                        [&trace]<typename Peer>(int samples) {
+                          return RotatingThreads<Peer>(trace, kRotatingThreads, samples);
+                        });
     }
     for (const AllocationTrace& trace : traces_) {
       for (const int held : kHeldByOther) {
-        for (int run = 0; run < runs; ++run) {
-          (Add<Peers>(absl::StrCat("beside_held:", trace.name, "/held:", held), run,
-                      [&trace, held] {
-                        return BesideHeld<Peers>(InPieces(trace), held,
-                                                 absl::GetFlag(FLAGS_samples));
-                      }),
-           ...);
-        }
+        AddRuns<Peers...>(absl::StrCat("beside_held:", trace.name, "/held:", held),
+                          [&trace, held]<typename Peer>(int samples) {
+                            return BesideHeld<Peer>(InPieces(trace), held, samples);
+                          });
       }
     }
   }
@@ -173,8 +163,10 @@ class Run {
     const auto eight = [](const AllocationTrace& trace) { return MixedName(trace, kMostThreads); };
     constexpr Quantity kMedian = &CaseResult::median_ns;
     constexpr Quantity kP99 = &CaseResult::p99_ns;
-    report_.AddGoal("one thread over PyTorch's time (worst trace)", AtMost(wider * 0.6),
-                    Worst(one, PyTorchPeer::kName, kMedian));
+    const auto over_pytorch = [&](const std::string& what, double limit, const auto& name) {
+      report_.AddGoal(what, AtMost(wider * limit), Worst(name, PyTorchPeer::kName, kMedian));
+    };
+    over_pytorch("one thread over PyTorch's time (worst trace)", 0.6, one);
     report_.AddGoal("one thread over RMM's time (worst trace)", AtMost(wider * 0.8),
                     Worst(one, RmmPeer::kName, kMedian));
     report_.AddGoal(
@@ -184,16 +176,14 @@ class Run {
                     AtMost(wider),
                     MedianRatio(Find(kRecordPageable, PinionInLibTorchPeer::kName),
                                 Find(kRecordPageable, LibTorchCachePeer::kName), kMedian));
-    report_.AddGoal("two threads over PyTorch's time (worst trace)", AtMost(wider * 0.6),
-                    Worst(two, PyTorchPeer::kName, kMedian));
-    report_.AddGoal("eight threads over PyTorch's time (worst trace)", AtMost(wider * 0.6),
-                    Worst(eight, PyTorchPeer::kName, kMedian));
+    over_pytorch("two threads over PyTorch's time (worst trace)", 0.6, two);
+    over_pytorch("eight threads over PyTorch's time (worst trace)", 0.6, eight);
     if (two_processors) {
       report_.AddGoal("two threads, p99 over PyTorch's (worst trace)", AtMost(1),
                       Worst(two, PyTorchPeer::kName, kP99));
     }
-    report_.AddGoal("producer/consumer with tickets over PyTorch's time with record_event (worst)",
-                    AtMost(wider * 1.0 / 3), Worst(ProducerName, PyTorchPeer::kName, kMedian));
+    over_pytorch("producer/consumer with tickets over PyTorch's time with record_event (worst)",
+                 1.0 / 3, ProducerName);
     if (two_processors) {
       report_.AddGoal("producer/consumer with tickets, p99 over PyTorch's (worst)", AtMost(0.5),
                       Worst(ProducerName, PyTorchPeer::kName, kP99));
@@ -234,54 +224,41 @@ class Run {
   template <typename... Peers>
   void AddMixed(int threads) {
     for (const AllocationTrace& trace : traces_) {
-      for (int run = 0; run < absl::GetFlag(FLAGS_runs); ++run) {
-        (Add<Peers>(MixedName(trace, threads), run,
-                    [&trace, threads] {
-                      return MixedTrace<Peers>(trace, threads, absl::GetFlag(FLAGS_samples));
-                    }),
-         ...);
-      }
+      AddRuns<Peers...>(MixedName(trace, threads), [&trace, threads]<typename Peer>(int samples) {
+        return MixedTrace<Peer>(trace, threads, samples);
+      });
     }
   }
 
-  template <typename Peer>
-  void AddHoles(uint64_t holes, int run, int most_runs) {
-    if (run >= most_runs) return;
-    Add<Peer>(HolesName(holes), run,
-              [holes] { return AmongHoles<Peer>(holes, absl::GetFlag(FLAGS_samples)); });
+  template <typename... Peers, typename Measure>
+  void AddRuns(const std::string& name, const Measure& measure) {
+    for (int run = 0; run < absl::GetFlag(FLAGS_runs); ++run) {
+      (AddIf<Peers>(true, name, run, measure), ...);
+    }
   }
 
-  template <typename Peer>
-  void AddThroughLibTorch(const AllocationTrace& trace, int run) {
-    Add<Peer>(LibTorchName(trace), run, [&trace] {
-      return MixedTrace<Peer>(trace, /*threads=*/1, absl::GetFlag(FLAGS_samples));
-    });
-  }
-
-  template <typename Peer>
-  void AddRecordPageable(int run) {
-    Add<Peer>(kRecordPageable, run, [] {
-      return RecordEventOfPageable<Peer>(kBlocksOfRecords, absl::GetFlag(FLAGS_samples));
-    });
-  }
-
-  template <typename Peer>
-  void Add(const std::string& name, int run, std::function<absl::StatusOr<CaseResult>()> measure) {
+  // `measure` is a template of the peer.
+  template <typename Peer, typename Measure>
+  void AddIf(bool runs, const std::string& name, int run, const Measure& measure) {
+    if (!runs) return;
+    const auto add = [=, this](benchmark::State& state) -> absl::Status {
+      for ([[maybe_unused]] auto _ : state) {
+        const absl::StatusOr<CaseResult> result =
+            measure.template operator()<Peer>(absl::GetFlag(FLAGS_samples));
+        PINION_RETURN_IF_ERROR(result.status());
+        state.SetIterationTime(result->median_ns * 1e-9);
+        state.counters["p99_ns"] = result->p99_ns;
+        results_[name][Peer::kName].push_back(*result);
+        report_.AddRow({{"case", name},
+                        {"run", run},
+                        {"peer", Peer::kName},
+                        {"median_ns", result->median_ns},
+                        {"p99_ns", result->p99_ns}});
+      }
+      return absl::OkStatus();
+    };
     benchmarks_.Register(absl::StrCat(name, "/run:", run, "/", Peer::kName), benchmark::kNanosecond,
-                         /*iterations=*/1, [=, this](benchmark::State& state) -> absl::Status {
-                           for ([[maybe_unused]] auto _ : state) {
-                             PINION_ASSIGN_OR_RETURN(const CaseResult result, measure());
-                             state.SetIterationTime(result.median_ns * 1e-9);
-                             state.counters["p99_ns"] = result.p99_ns;
-                             results_[name][Peer::kName].push_back(result);
-                             report_.AddRow({{"case", name},
-                                             {"run", run},
-                                             {"peer", Peer::kName},
-                                             {"median_ns", result.median_ns},
-                                             {"p99_ns", result.p99_ns}});
-                           }
-                           return absl::OkStatus();
-                         });
+                         /*iterations=*/1, add);
   }
 
   // Returns no results if the filter excludes the case.

@@ -1,7 +1,4 @@
 // The cases of allocator_bench, for any peer (peers.h).
-//
-// All times are wall-clock. A result is the median of several samples, each long enough for the
-// clock. The tail (p99) comes from separate runs that time each call.
 
 #ifndef PINION_BENCH_ALLOCATOR_ALLOCATOR_CASES_H_
 #define PINION_BENCH_ALLOCATOR_ALLOCATOR_CASES_H_
@@ -29,133 +26,39 @@
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/bench/allocator/allocation_trace.h"
+#include "pinion/bench/allocator/allocator_timing.h"
 #include "pinion/bench/allocator/peers.h"
-#include "pinion/bench/statistics.h"
 
 namespace pinion {
-
-inline double NowNs() {
-  return std::chrono::duration<double, std::nano>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-// Returns the time between two consecutive readings of the clock.
-inline double ClockOverheadNs() {
-  static const double overhead = [] {
-    std::vector<double> samples(10'001);
-    for (double& sample : samples) {
-      const double start = NowNs();
-      sample = NowNs() - start;
-    }
-    return Summarize(samples).median;
-  }();
-  return overhead;
-}
-
-// Times single calls, without the time of reading the clock.
-class CallTimes {
- public:
-  explicit CallTimes(size_t expected) { samples_.reserve(expected); }
-
-  template <typename Call>
-  auto Time(const Call& call) {
-    struct Note {
-      CallTimes& times;
-      const double start = NowNs();
-      ~Note() { times.samples_.push_back(std::max(0.0, NowNs() - start - ClockOverheadNs())); }
-    } note{*this};
-    return call();
-  }
-  void Merge(const CallTimes& other) {
-    samples_.insert(samples_.end(), other.samples_.begin(), other.samples_.end());
-  }
-  double PercentileNs(double fraction) {
-    std::sort(samples_.begin(), samples_.end());
-    return Quantile(samples_, fraction);
-  }
-
- private:
-  std::vector<double> samples_;
-};
-
-struct CaseResult {
-  double median_ns = 0;  // per allocate + free
-  double p99_ns = 0;     // of one call, allocate or free
-};
 
 // Memory that a trace's blocks take beyond their sizes.
 struct WasteResult {
   double mean_percent = 0;     // booked over requested bytes, over all allocations
   double locked_per_peak = 0;  // locked over peak live bytes; 0: unknown
-  uint64_t upstream_bytes = 0;
 };
-
-// Pins this thread to a processor of its own, if there are enough. Otherwise the scheduler may run
-// all threads of a case on one processor, where they share caches at no cost.
-class OnProcessor {
- public:
-  explicit OnProcessor(int thread) {
-    const cpu_set_t& allowed = Allowed();
-    before_ = Affinity();
-    int wanted = thread % CPU_COUNT(&allowed);
-    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-      if (!CPU_ISSET(cpu, &allowed) || wanted-- > 0) continue;
-      cpu_set_t mine;
-      CPU_ZERO(&mine);
-      CPU_SET(cpu, &mine);
-      sched_setaffinity(0, sizeof(mine), &mine);
-      return;
-    }
-  }
-  ~OnProcessor() { sched_setaffinity(0, sizeof(before_), &before_); }
-  OnProcessor(const OnProcessor&) = delete;
-  OnProcessor& operator=(const OnProcessor&) = delete;
-
-  // Returns the number of processors this process may use.
-  static int Count() { return CPU_COUNT(&Allowed()); }
-
- private:
-  // Read once: a thread inherits its parent's affinity, which may be one processor.
-  static const cpu_set_t& Allowed() {
-    static const cpu_set_t allowed = Affinity();
-    return allowed;
-  }
-  static cpu_set_t Affinity() {
-    cpu_set_t set;
-    CPU_ZERO(&set);
-    sched_getaffinity(0, sizeof(set), &set);
-    return set;
-  }
-
-  cpu_set_t before_;
-};
-
-// Waits by spinning, which is short if each thread has a processor. On one processor it yields: a
-// spinning thread would delay the thread it waits for.
-template <typename Condition>
-void SpinUntil(const Condition& condition) {
-  const int most_spins = OnProcessor::Count() > 1 ? 10'000 : 0;
-  for (int spins = 0; !condition(); ++spins) {
-    if (spins >= most_spins) std::this_thread::yield();
-  }
-}
 
 template <typename Peer>
 using Blocks = std::vector<std::optional<typename Peer::Block>>;
 
-// Replays the trace once. `around` makes each call.
+// Makes one event's call through `around`.
 template <typename Peer, typename Around>
-void Replay(Peer& peer, const AllocationTrace& trace, Blocks<Peer>& blocks, const Around& around) {
+void Play(Peer& peer, const AllocationEvent& event, std::optional<typename Peer::Block>& block,
+          Around&& around) {
+  if (event.kind == AllocationEvent::Kind::kAllocate) {
+    around([&] { block.emplace(peer.Allocate(event.size_bytes)); });
+  } else if (event.kind == AllocationEvent::Kind::kFree) {
+    around([&] {
+      peer.Free(*std::move(block));
+      block.reset();
+    });
+  }
+}
+
+// Replays the trace once.
+template <typename Peer, typename Around>
+void Replay(Peer& peer, const AllocationTrace& trace, Blocks<Peer>& blocks, Around&& around) {
   for (const AllocationEvent& event : trace.events) {
-    if (event.kind == AllocationEvent::Kind::kAllocate) {
-      around([&] { blocks[event.block].emplace(peer.Allocate(event.size_bytes)); });
-    } else if (event.kind == AllocationEvent::Kind::kFree) {
-      around([&] {
-        peer.Free(*std::move(blocks[event.block]));
-        blocks[event.block].reset();
-      });
-    }
+    Play(peer, event, blocks[event.block], around);
   }
 }
 
@@ -164,19 +67,13 @@ template <typename Peer>
 double ReplayNs(const AllocationTrace& trace) {
   Peer peer(std::make_shared<CopyClock>(0));
   Blocks<Peer> blocks(trace.blocks);
-  double start = 0;
-  for (int i = 0; i < 2; ++i) {
-    start = NowNs();
-    Replay(peer, trace, blocks, [](const auto& call) { call(); });
-  }
-  return NowNs() - start;
+  return SamplesNs(2, 1, [&] { Replay(peer, trace, blocks, kUntimed); }).back();
 }
 
 // Measures `threads` threads that replay the trace at once on one allocator.
 template <typename Peer>
 CaseResult MixedTrace(const AllocationTrace& trace, int threads, int samples) {
   Peer peer(std::make_shared<CopyClock>(0));
-  const auto plain = [](const auto& call) { call(); };
   // With a processor for each thread a sample takes 0.2 ms; otherwise some milliseconds, since each
   // switch of threads finds cold caches.
   const double least_ns = threads <= OnProcessor::Count() ? 2e5 : 3e6;
@@ -192,11 +89,11 @@ CaseResult MixedTrace(const AllocationTrace& trace, int threads, int samples) {
   const auto play = [&](int thread) {
     const OnProcessor processor(thread);
     Blocks<Peer> blocks(trace.blocks);
-    Replay(peer, trace, blocks, plain);
+    Replay(peer, trace, blocks, kUntimed);
     for (double& sample : pair_ns) {
       barrier.arrive_and_wait();
       begin_ns[thread] = NowNs();
-      for (int i = 0; i < replays; ++i) Replay(peer, trace, blocks, plain);
+      for (int i = 0; i < replays; ++i) Replay(peer, trace, blocks, kUntimed);
       end_ns[thread] = NowNs();
       barrier.arrive_and_wait();
       if (thread == 0) {
@@ -206,15 +103,14 @@ CaseResult MixedTrace(const AllocationTrace& trace, int threads, int samples) {
       }
     }
     barrier.arrive_and_wait();
-    const auto timed = [&](const auto& call) { thread_calls[thread].Time(call); };
-    for (int i = 0; i < replays; ++i) Replay(peer, trace, blocks, timed);
+    for (int i = 0; i < replays; ++i) Replay(peer, trace, blocks, thread_calls[thread]);
   };
   std::vector<std::jthread> others;
   for (int thread = 1; thread < threads; ++thread) others.emplace_back(play, thread);
   play(0);
   others.clear();
   for (const CallTimes& times : thread_calls) calls.Merge(times);
-  return {Summarize(pair_ns).median, calls.PercentileNs(0.99)};
+  return {std::move(pair_ns), calls};
 }
 
 // Measures allocation on one thread and free on another, with a ticket of a copy that still reads,
@@ -240,7 +136,7 @@ CaseResult ProducerConsumer(const AllocationTrace& trace, int samples) {
   for (auto& slot : queue) slot.reserve(kBatch);
   alignas(64) std::atomic<uint64_t> produced{0};
   alignas(64) std::atomic<uint64_t> consumed{0};
-  const auto run = [&](const auto& around_allocate, const auto& around_free) {
+  const auto run = [&](auto&& around_allocate, auto&& around_free) {
     produced = 0;
     consumed = 0;
     const OnProcessor processor(0);
@@ -267,21 +163,14 @@ CaseResult ProducerConsumer(const AllocationTrace& trace, int samples) {
     }
   };
 
-  const auto plain = [](const auto& call) { call(); };
-  run(plain, plain);
-  std::vector<double> pair_ns(samples);
-  for (double& sample : pair_ns) {
-    const double start = NowNs();
-    run(plain, plain);
-    sample = (NowNs() - start) / static_cast<double>(kBlocks);
-  }
+  run(kUntimed, kUntimed);
+  std::vector<double> pair_ns = SamplesNs(samples, kBlocks, [&] { run(kUntimed, kUntimed); });
   CallTimes allocations(kBlocks);
   CallTimes frees(kBlocks);
-  run([&](const auto& call) { allocations.Time(call); },
-      [&](const auto& call) { frees.Time(call); });
+  run(allocations, frees);
   clock->FinishAll();
   allocations.Merge(frees);
-  return {Summarize(pair_ns).median, allocations.PercentileNs(0.99)};
+  return {std::move(pair_ns), allocations};
 }
 
 // Allocates and frees 1 KiB beside `holes` free holes of that size that cannot coalesce (rmm#2507).
@@ -296,21 +185,18 @@ CaseResult AmongHoles(uint64_t holes, int samples) {
     peer.Free(*std::move(blocks[i]));
     blocks[i].reset();
   }
-  std::vector<double> pair_ns(samples);
-  for (double& sample : pair_ns) {
-    const double start = NowNs();
+  std::vector<double> pair_ns = SamplesNs(samples, kPairs, [&] {
     for (int i = 0; i < kPairs; ++i) peer.Free(peer.Allocate(kSize));
-    sample = (NowNs() - start) / kPairs;
-  }
+  });
   CallTimes calls(2 * kPairs);
   for (int i = 0; i < kPairs; ++i) {
-    auto block = calls.Time([&] { return peer.Allocate(kSize); });
-    calls.Time([&] { peer.Free(std::move(block)); });
+    auto block = calls([&] { return peer.Allocate(kSize); });
+    calls([&] { peer.Free(std::move(block)); });
   }
   for (auto& block : blocks) {
     if (block.has_value()) peer.Free(*std::move(block));
   }
-  return {Summarize(pair_ns).median, calls.PercentileNs(0.99)};
+  return {std::move(pair_ns), calls};
 }
 
 // Measures the call that LibTorch makes for each non-blocking copy of pageable memory, while `held`
@@ -322,15 +208,12 @@ CaseResult RecordEventOfPageable(int held, int samples) {
   std::vector<typename Peer::Block> blocks;
   for (int i = 0; i < held; ++i) blocks.push_back(peer.Allocate(4096));
   std::vector<char> pageable(4096);
-  std::vector<double> call_ns(samples);
-  for (double& sample : call_ns) {
-    const double start = NowNs();
+  std::vector<double> call_ns = SamplesNs(samples, kCalls, [&] {
     for (int i = 0; i < kCalls; ++i) peer.RecordEvent(pageable.data());
-    sample = (NowNs() - start) / kCalls;
-  }
+  });
   CallTimes calls(kCalls);
-  for (int i = 0; i < kCalls; ++i) calls.Time([&] { peer.RecordEvent(pageable.data()); });
-  return {Summarize(call_ns).median, calls.PercentileNs(0.99)};
+  for (int i = 0; i < kCalls; ++i) calls([&] { peer.RecordEvent(pageable.data()); });
+  return {std::move(call_ns), calls};
 }
 
 template <typename Peer>
@@ -340,18 +223,13 @@ WasteResult Waste(const AllocationTrace& trace) {
   uint64_t requested = 0;
   uint64_t booked = 0;
   for (const AllocationEvent& event : trace.events) {
-    if (event.kind == AllocationEvent::Kind::kAllocate) {
-      blocks[event.block].emplace(peer.Allocate(event.size_bytes));
-      requested += event.size_bytes;
-      booked += peer.booked_bytes(*blocks[event.block]);
-    } else if (event.kind == AllocationEvent::Kind::kFree) {
-      peer.Free(*std::move(blocks[event.block]));
-      blocks[event.block].reset();
-    }
+    Play(peer, event, blocks[event.block], kUntimed);
+    if (event.kind != AllocationEvent::Kind::kAllocate) continue;
+    requested += event.size_bytes;
+    booked += peer.booked_bytes(*blocks[event.block]);
   }
   return {100.0 * (static_cast<double>(booked) / static_cast<double>(requested) - 1),
-          static_cast<double>(peer.locked_bytes()) / static_cast<double>(trace.peak_bytes),
-          peer.locked_bytes()};
+          static_cast<double>(peer.locked_bytes()) / static_cast<double>(trace.peak_bytes)};
 }
 
 // Returns the largest rounding, in percent, of requests of 4 KiB to 64 MiB.
@@ -373,25 +251,6 @@ double WorstRoundingPercent() {
   return worst;
 }
 
-// Runs `turn(i)` for each i below `turns` on the next of `threads` threads. Other threads sleep
-// meanwhile.
-template <typename Turn>
-void TakeTurns(int threads, int turns, const Turn& turn) {
-  std::deque<std::binary_semaphore> may_run;
-  for (int thread = 0; thread < threads; ++thread) may_run.emplace_back(thread == 0 ? 1 : 0);
-  std::vector<std::jthread> all;
-  for (int thread = 0; thread < threads; ++thread) {
-    all.emplace_back([&, thread] {
-      const OnProcessor processor(thread);
-      for (int i = thread; i < turns; i += threads) {
-        may_run[thread].acquire();
-        turn(i);
-        may_run[(thread + 1) % threads].release();
-      }
-    });
-  }
-}
-
 // Measures replays of which each runs on the next thread and reuses memory that the previous thread
 // freed.
 template <typename Peer>
@@ -402,15 +261,12 @@ CaseResult RotatingThreads(const AllocationTrace& trace, int threads, int sample
   std::vector<double> pair_ns;
   CallTimes calls(2 * trace.allocations * rounds);
   TakeTurns(threads, 3 * rounds, [&](int turn) {
-    if (turn < rounds) return Replay(peer, trace, blocks, [](const auto& call) { call(); });
-    if (turn >= 2 * rounds) {
-      return Replay(peer, trace, blocks, [&](const auto& call) { calls.Time(call); });
-    }
-    const double start = NowNs();
-    Replay(peer, trace, blocks, [](const auto& call) { call(); });
-    pair_ns.push_back((NowNs() - start) / static_cast<double>(trace.allocations));
+    const auto replay = [&] { Replay(peer, trace, blocks, kUntimed); };
+    if (turn < rounds) return replay();
+    if (turn >= 2 * rounds) return Replay(peer, trace, blocks, calls);
+    pair_ns.push_back(SamplesNs(1, trace.allocations, replay).front());
   });
-  return {Summarize(pair_ns).median, calls.PercentileNs(0.99)};
+  return {std::move(pair_ns), calls};
 }
 
 // Returns locked over peak live bytes of two programs that replay the trace twice each, event by
@@ -430,14 +286,12 @@ double LockedPerPeakOfTwo(const AllocationTrace& trace, int threads, int behind)
     if (position < 0 || position >= 2 * events) return;
     const AllocationEvent& event = trace.events[position % events];
     std::optional<typename Peer::Block>& block = blocks[program][event.block];
+    Play(peer, event, block, kUntimed);
     if (event.kind == AllocationEvent::Kind::kAllocate) {
-      block.emplace(peer.Allocate(event.size_bytes));
       sizes[program][event.block] = event.size_bytes;
       live_bytes += event.size_bytes;
       peak_bytes = std::max(peak_bytes, live_bytes);
     } else if (event.kind == AllocationEvent::Kind::kFree) {
-      peer.Free(*std::move(block));
-      block.reset();
       live_bytes -= sizes[program][event.block];
     }
   });
@@ -496,23 +350,16 @@ absl::StatusOr<CaseResult> BesideHeld(const AllocationTrace& trace, int held, in
   while (kept.size() < static_cast<size_t>(held)) kept.push_back(peer.Allocate(kSmallBytes));
   const uint64_t locked_bytes = peer.locked_bytes();
 
-  std::vector<double> pair_ns(samples);
+  std::vector<double> pair_ns;
   CallTimes calls(2 * trace.allocations * samples);
   std::jthread([&] {
     const OnProcessor processor(1);
     Blocks<Peer> blocks(trace.blocks);
-    const auto plain = [](const auto& call) { call(); };
-    Replay(peer, trace, blocks, plain);
-    for (double& sample : pair_ns) {
-      const double start = NowNs();
-      Replay(peer, trace, blocks, plain);
-      sample = (NowNs() - start) / static_cast<double>(trace.allocations);
-    }
-    for (int i = 0; i < samples; ++i) {
-      Replay(peer, trace, blocks, [&](const auto& call) { calls.Time(call); });
-    }
+    const auto replay = [&] { Replay(peer, trace, blocks, kUntimed); };
+    replay();
+    pair_ns = SamplesNs(samples, trace.allocations, replay);
+    for (int i = 0; i < samples; ++i) Replay(peer, trace, blocks, calls);
   }).join();
-
   // Statistics do not separate the arenas' hits. A piece with a kept block cannot move, so the
   // other thread has none unless one was pinned for it.
   if constexpr (std::is_same_v<Peer, PinionPeer>) {
@@ -524,7 +371,7 @@ absl::StatusOr<CaseResult> BesideHeld(const AllocationTrace& trace, int held, in
     }
   }
   for (typename Peer::Block& block : kept) peer.Free(std::move(block));
-  return CaseResult{Summarize(pair_ns).median, calls.PercentileNs(0.99)};
+  return CaseResult{std::move(pair_ns), calls};
 }
 
 }  // namespace pinion

@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <string>
-#include <utility>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
@@ -81,7 +79,6 @@ void* HostUpstream::Allocate(size_t size_bytes, size_t alignment) {
   void* const data = std::aligned_alloc(alignment, AlignUp(size_bytes, alignment));
   PINION_CHECK(data != nullptr) << "no host memory for " << size_bytes << " bytes";
   bytes_.fetch_add(size_bytes, std::memory_order_relaxed);
-  calls_.fetch_add(1, std::memory_order_relaxed);
   return data;
 }
 

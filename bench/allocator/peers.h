@@ -74,11 +74,9 @@ class HostUpstream {
   void* Allocate(size_t size_bytes, size_t alignment = kAlignment);
   void Free(void* data, size_t size_bytes);
   uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
-  uint64_t calls() const { return calls_.load(std::memory_order_relaxed); }
 
  private:
   std::atomic<uint64_t> bytes_{0};
-  std::atomic<uint64_t> calls_{0};
 };
 
 class PinionPeer {

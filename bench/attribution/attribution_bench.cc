@@ -8,19 +8,34 @@
 //
 // docs/results/benchmarks.md says how to read it.
 
+#include <ATen/TensorOperators.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/zeros_like.h>
+
 #include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/attribution/attribution_case.h"
 #include "pinion/bench/attribution/attribution_table.h"
+#include "pinion/bench/attribution/captum_baseline.h"
 #include "pinion/bench/bench_main.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/offload/offload_model.h"
+#include "pinion/device/emulated/cost_model.h"
+#include "pinion/hooks/attribution/attribution_session.h"
+#include "pinion/hooks/attribution/gradient_shap.h"
+#include "pinion/hooks/attribution/layer_methods.h"
+#include "pinion/hooks/attribution/path_methods.h"
 
 ABSL_FLAG(std::vector<std::string>, models, {}, "gpt, convnet, unet; default: all");
 ABSL_FLAG(std::vector<std::string>, presets, {}, "of the emulated device; default: all");
@@ -28,6 +43,161 @@ ABSL_FLAG(bool, quick, false, "one model, two presets");
 
 namespace pinion {
 namespace {
+
+// The middle layer.
+constexpr char kLayer[] = "blocks.3";
+constexpr int64_t kExamples = 2;
+// A CPU computes hundreds of 16 x 16 pictures in seconds.
+constexpr int64_t kSide = 16;
+
+// {steps, steps of the budget}. Cases that fit at once come first.
+constexpr std::pair<int64_t, int64_t> kSteps[] = {{8, 8}, {32, 32}, {32, 8}, {128, 8}, {128, 32}};
+constexpr int64_t kMostSteps = 128;
+// For LayerGradientShap, which Captum does not batch, and for quick runs.
+constexpr int64_t kFewSteps = 32;
+
+at::Tensor RunPinion(AttributionSession& session, const AttributedForward& forward,
+                     const PathWay& way, const CaptumPathCall& call, uint64_t budget_bytes) {
+  const std::vector<std::string> layers = {kLayer};
+  const std::vector<at::Tensor> inputs = {call.input};
+  PathOptions options;
+  options.n_steps = way.n_steps;
+  options.device_budget_bytes = budget_bytes;
+  ShapOptions shap;
+  shap.n_samples = way.n_steps;
+  shap.device_budget_bytes = budget_bytes;
+  switch (way.method) {
+    case PathMethod::kIntegratedGradients:
+      return IntegratedGradients(session, forward, inputs, call.target, options)[0];
+    case PathMethod::kLayerIntegratedGradients:
+      return LayerIntegratedGradients(session, forward, layers, inputs, call.target, options)[0]
+          .tensors[0];
+    case PathMethod::kInternalInfluence:
+      return InternalInfluence(session, forward, layers, inputs, call.target, options)[0]
+          .tensors[0];
+    case PathMethod::kLayerConductance:
+      return LayerConductance(session, forward, layers, inputs, call.target, options)[0].tensors[0];
+    case PathMethod::kLayerGradientShap:
+      return LayerGradientShap(session, forward, layers, inputs,
+                               {at::zeros_like(call.input.narrow(0, 0, 1))}, call.target, shap,
+                               call.draws)[0]
+          .tensors[0];
+  }
+  return {};
+}
+
+class PathRuns {
+ public:
+  PathRuns(OffloadModel model, std::string preset_name, DevicePreset preset)
+      : model_(model), preset_name_(std::move(preset_name)), preset_(std::move(preset)) {}
+
+  // Adds Captum's row, if Captum has the method, and Pinion's.
+  absl::Status Add(const PathWay& way) {
+    PathWay captum = way, pinion = way;
+    pinion.is_pinion = true;
+    if (way.fits_at_once() || way.method != PathMethod::kLayerGradientShap) {
+      PINION_RETURN_IF_ERROR(AddRow(captum));
+    }
+    return AddRow(pinion);
+  }
+
+  std::vector<PathRow> TakeRows() { return std::move(rows_); }
+
+ private:
+  absl::Status AddRow(const PathWay& way) {
+    const std::pair<PathMethod, int64_t> at_once = {way.method, way.budget_steps};
+    PathRow row = {.model = model_.name(),
+                   .preset = preset_name_,
+                   .way = way,
+                   .budget_bytes = budgets_[at_once]};
+    const std::string what =
+        absl::StrCat(PathMethodName(way.method), ", ", way.n_steps, " steps, on ", preset_.name);
+    PINION_ASSIGN_OR_RETURN(const AttributionOutcome outcome, NoThrow(what, [&] {
+                              return Run(way, row.budget_bytes, row.forwards);
+                            }));
+    row.peak_bytes = outcome.cost.peak_bytes;
+    row.time_us = outcome.cost.time_us;
+    if (!way.is_pinion && way.fits_at_once()) {
+      row.budget_bytes = budgets_[at_once] = outcome.cost.peak_bytes;
+    }
+    at::Tensor& expected = expected_[{way.method, way.n_steps}];
+    const at::Tensor& actual = outcome.results.front();
+    if (!expected.defined()) expected = actual;
+    row.difference = ((actual - expected).abs().max() / expected.abs().max()).item<double>();
+    rows_.push_back(std::move(row));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<AttributionOutcome> Run(const PathWay& way, uint64_t budget_bytes,
+                                         int64_t& forwards) const {
+    PINION_ASSIGN_OR_RETURN(AttributionWorld world, AttributionWorld::Create(model_, preset_));
+    world.model.input =
+        world.model.input.narrow(0, 0, kExamples).narrow(2, 0, kSide).narrow(3, 0, kSide).clone();
+    world.model_bytes = world.in_use_bytes();
+    const AttributedForward forward = [&](const std::vector<at::Tensor>& inputs) {
+      ++forwards;
+      return world.Forward(inputs.front());
+    };
+    CaptumPathCall call = {.forward = forward,
+                           .layer = kLayer,
+                           .input = world.model.input,
+                           .target = world.target,
+                           .n_steps = way.n_steps};
+    if (way.method == PathMethod::kLayerGradientShap) {
+      call.draws = DrawShap({call.input}, /*baselines=*/1, {.n_samples = way.n_steps});
+    }
+    AttributionCall run;
+    if (way.is_pinion) {
+      PINION_ASSIGN_OR_RETURN(const std::shared_ptr<AttributionSession> session,
+                              AttributionSession::Create(world.accelerator.tier_options(),
+                                                         world.accelerator.backend()));
+      run = [&world, &forward, way, call, session, budget_bytes]() -> std::vector<at::Tensor> {
+        return {RunPinion(*session, forward, way, call, budget_bytes)};
+      };
+      // Warm-up fills the pools.
+      run();
+    } else {
+      const int64_t overlap = way.method == PathMethod::kLayerConductance ? 1 : 0;
+      if (!way.fits_at_once()) call.internal_batch_size = kExamples * (way.budget_steps + overlap);
+      run = [way, call]() -> std::vector<at::Tensor> { return {CaptumPath(way.method, call)}; };
+    }
+    forwards = 0;
+    return world.Measure(run);
+  }
+
+  const OffloadModel model_;
+  const std::string preset_name_;
+  const DevicePreset preset_;
+  std::map<std::pair<PathMethod, int64_t>, uint64_t> budgets_;     // by steps per batch
+  std::map<std::pair<PathMethod, int64_t>, at::Tensor> expected_;  // by steps
+  std::vector<PathRow> rows_;
+};
+
+// Returns whether paths are measured: for the float32 residual network, whose sums can be compared.
+bool HasPaths(const OffloadModel& model) {
+  return model.kind == OffloadModel::Kind::kConvNet && !model.autocast;
+}
+
+// Runs methods along a path within a device budget, for one layer of a small residual network. A
+// budget is Captum's peak for one batch of some steps. For more steps, Captum gets the largest
+// internal_batch_size that fits. Pinion gets the budget alone. `quick` measures fewer steps.
+// NotFound names all presets.
+absl::StatusOr<std::vector<PathRow>> RunPaths(const OffloadModel& model, const std::string& preset,
+                                              bool quick) {
+  PINION_ASSIGN_OR_RETURN(DevicePreset scaled, PresetFor(model, preset));
+  PathRuns runs(model, preset, std::move(scaled));
+  for (const PathMethod method :
+       {PathMethod::kIntegratedGradients, PathMethod::kLayerIntegratedGradients,
+        PathMethod::kInternalInfluence, PathMethod::kLayerConductance,
+        PathMethod::kLayerGradientShap}) {
+    const bool few = quick || method == PathMethod::kLayerGradientShap;
+    for (const auto& [steps, budget_steps] : kSteps) {
+      if (steps > (few ? kFewSteps : kMostSteps)) continue;
+      PINION_RETURN_IF_ERROR(runs.Add({method, steps, budget_steps}));
+    }
+  }
+  return runs.TakeRows();
+}
 
 absl::Status Run(BenchReport& report) {
   const auto begin = std::chrono::steady_clock::now();

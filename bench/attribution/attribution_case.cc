@@ -1,9 +1,7 @@
 #include "pinion/bench/attribution/attribution_case.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/ones_like.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
@@ -11,80 +9,27 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <exception>
-#include <functional>
 #include <map>
 #include <memory>
-#include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/bench/attribution/attribution_table.h"
 #include "pinion/bench/attribution/captum_baseline.h"
-#include "pinion/bench/attribution/copy_bound.h"
-#include "pinion/bench/offload/offload_model.h"
-#include "pinion/device/device.h"
-#include "pinion/device/emulated/cost_model.h"
-#include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/bench/bench_main.h"
 #include "pinion/device/emulated/time_stats.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
-#include "pinion/hooks/attribution/attribution_session.h"
-#include "pinion/hooks/attribution/gradient_shap.h"
 #include "pinion/hooks/attribution/layer_methods.h"
-#include "pinion/hooks/attribution/path_methods.h"
 #include "pinion/hooks/attribution/tap.h"
-#include "pinion/hooks/attribution/target.h"
-#include "pinion/programs/accelerator.h"
 #include "pinion/programs/run_options.h"
 
 namespace pinion {
 namespace {
-
-// One call of a method; returns its results by layer.
-using AttributionCall = std::function<std::vector<at::Tensor>()>;
-
-struct AttributionOutcome {
-  AttributionCost cost;
-  std::vector<at::Tensor> results;  // in pageable memory
-};
-
-// A model on its own emulated machine, ready for attribution, and the cost of a call. The model is
-// in evaluation mode.
-struct AttributionWorld {
-  static constexpr int kDevice = 0;
-
-  static absl::StatusOr<AttributionWorld> Create(const OffloadModel& model,
-                                                 const DevicePreset& preset);
-
-  Accelerator accelerator;
-  ModelOnDevice model;
-  Target target = Target::Class(1);
-  uint64_t model_bytes = 0;  // on the device: the model and its inputs
-
-  EmulatedMachine& machine() const { return *accelerator.machine(); }
-  std::vector<at::Tensor> inputs() const { return {model.input}; }
-  // [examples, classes], in float32
-  at::Tensor Forward(const at::Tensor& input) const;
-  // Returns Forward of the first input. The world outlives it.
-  AttributedForward forward() const;
-  uint64_t in_use_bytes() const { return machine().memory_stats(kDevice).in_use_bytes; }
-
-  // Waits until memory of earlier calls is freed, then measures `call`.
-  AttributionOutcome Measure(const AttributionCall& call);
-};
-
-// Runs `run` and turns exceptions into Internal errors that begin with `what`.
-absl::StatusOr<AttributionOutcome> NoThrow(
-    const std::string& what, const std::function<absl::StatusOr<AttributionOutcome>()>& run);
 
 // Autograd's workers release the last tensors shortly after the last backward.
 constexpr int kLooks = 20;
@@ -98,6 +43,8 @@ uint64_t HeldBytes(const AttributionWorld& world, uint64_t before_bytes) {
   }
   return std::max(in_use_bytes, before_bytes) - before_bytes;
 }
+
+}  // namespace
 
 absl::StatusOr<AttributionWorld> AttributionWorld::Create(const OffloadModel& model,
                                                           const DevicePreset& preset) {
@@ -143,16 +90,7 @@ AttributionOutcome AttributionWorld::Measure(const AttributionCall& call) {
   return outcome;
 }
 
-absl::StatusOr<AttributionOutcome> NoThrow(
-    const std::string& what, const std::function<absl::StatusOr<AttributionOutcome>()>& run) {
-  try {
-    return run();
-  } catch (const c10::Error& error) {
-    return absl::InternalError(absl::StrCat(what, ": ", error.what_without_backtrace()));
-  } catch (const std::exception& error) {
-    return absl::InternalError(absl::StrCat(what, ": ", error.what()));
-  }
-}
+namespace {
 
 using Kind = AttributionWay::Kind;
 using Method = AttributionWay::Method;
@@ -310,90 +248,60 @@ std::vector<AttributionWay> AllWays() {
   return ways;
 }
 
-bool SameBits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const at::Tensor& x, const at::Tensor& y) { return x.equal(y); });
-}
-
-class AttributionCase {
- public:
-  // NotFound names all presets.
-  static absl::StatusOr<AttributionCase> Create(const OffloadModel& model,
-                                                const std::string& preset);
-
-  absl::StatusOr<std::vector<AttributionRow>> RunAll() const;
-  absl::StatusOr<AttributionOutcome> Run(const AttributionWay& way) const;
-
- private:
-  // Measured from the plain step of a method.
-  struct Step {
-    std::vector<std::string> layers;
-    std::vector<ReadyTensor> captures;
-    double time_us = 0;
-  };
-
-  AttributionCase() = default;
-  absl::StatusOr<Step> Probe(AttributionWay::Method method) const;
-
-  OffloadModel model_;
-  std::string preset_name_;
-  DevicePreset preset_;
-  std::map<AttributionWay::Method, Step> steps_;
+// Measured from the plain step of a method.
+struct PlainMethod {
+  std::vector<std::string> layers;
+  std::vector<ReadyTensor> captures;
+  double time_us = 0;
 };
 
-absl::StatusOr<AttributionCase> AttributionCase::Create(const OffloadModel& model,
-                                                        const std::string& preset) {
-  AttributionCase of;
-  of.model_ = model;
-  of.preset_name_ = preset;
-  PINION_ASSIGN_OR_RETURN(of.preset_, PresetFor(model, preset));
-  for (const Method method : {Method::kGradientXActivation, Method::kActivation}) {
-    PINION_ASSIGN_OR_RETURN(of.steps_[method], of.Probe(method));
-  }
-  return of;
-}
-
-absl::StatusOr<AttributionCase::Step> AttributionCase::Probe(Method method) const {
-  PINION_ASSIGN_OR_RETURN(AttributionWorld world, AttributionWorld::Create(model_, preset_));
+absl::StatusOr<PlainMethod> Probe(const OffloadModel& model, const DevicePreset& preset,
+                                  Method method) {
+  PINION_ASSIGN_OR_RETURN(AttributionWorld world, AttributionWorld::Create(model, preset));
   const AttributedForward forward = world.forward();
   const double begin_ms = world.machine().now_ms();
   ProbeTaps taps(world.machine(), method);
   PlainStep(world, forward, method, taps);
   world.accelerator.Synchronize();
-  return Step{.layers = taps.layers(),
-              .captures = taps.Captures(),
-              .time_us = (world.machine().now_ms() - begin_ms) * 1e3};
+  return PlainMethod{.layers = taps.layers(),
+                     .captures = taps.Captures(),
+                     .time_us = (world.machine().now_ms() - begin_ms) * 1e3};
 }
 
-absl::StatusOr<AttributionOutcome> AttributionCase::Run(const AttributionWay& way) const {
-  const auto run = [&]() -> absl::StatusOr<AttributionOutcome> {
-    PINION_ASSIGN_OR_RETURN(AttributionWorld world, AttributionWorld::Create(model_, preset_));
-    PINION_ASSIGN_OR_RETURN(const AttributionCall call,
-                            CallOf(way, world, steps_.at(way.method).layers));
-    for (int i = 0; i < (way.in_scope ? kWarmupCallsInScope : kWarmupCalls); ++i) call();
-    return world.Measure(call);
-  };
-  return NoThrow(absl::StrCat(way.method_name(), ", ", way.name(), " on ", preset_.name), run);
-}
+}  // namespace
 
-absl::StatusOr<std::vector<AttributionRow>> AttributionCase::RunAll() const {
+absl::StatusOr<std::vector<AttributionRow>> RunWays(const OffloadModel& model,
+                                                    const std::string& preset) {
+  PINION_ASSIGN_OR_RETURN(const DevicePreset scaled, PresetFor(model, preset));
+  std::map<Method, PlainMethod> plain;
+  for (const Method method : {Method::kGradientXActivation, Method::kActivation}) {
+    PINION_ASSIGN_OR_RETURN(plain[method], Probe(model, scaled, method));
+  }
+  const CopyRates rates = {.link_gb_per_s = scaled.link.d2h_gb_per_s,
+                           .host_memory_gb_per_s = scaled.host_memory_gb_per_s};
   std::vector<AttributionRow> rows;
   std::map<Method, std::vector<at::Tensor>> expected;
   for (const AttributionWay& way : AllWays()) {
-    PINION_ASSIGN_OR_RETURN(const AttributionOutcome outcome, Run(way));
+    const PlainMethod& step = plain[way.method];
+    const auto run = [&]() -> absl::StatusOr<AttributionOutcome> {
+      PINION_ASSIGN_OR_RETURN(AttributionWorld world, AttributionWorld::Create(model, scaled));
+      PINION_ASSIGN_OR_RETURN(const AttributionCall call, CallOf(way, world, step.layers));
+      for (int i = 0; i < (way.in_scope ? kWarmupCallsInScope : kWarmupCalls); ++i) call();
+      return world.Measure(call);
+    };
+    PINION_ASSIGN_OR_RETURN(
+        const AttributionOutcome outcome,
+        NoThrow(absl::StrCat(way.method_name(), ", ", way.name(), " on ", scaled.name), run));
     if (way.kind == Kind::kCaptum) expected[way.method] = outcome.results;
-    const Step& step = steps_.at(way.method);
-    std::vector<uint64_t> sizes;
     AttributionRow row = {
-        .model = model_.name(), .preset = preset_name_, .way = way, .cost = outcome.cost};
+        .model = model.name(), .preset = preset, .way = way, .cost = outcome.cost};
+    std::vector<uint64_t> sizes;
     for (const ReadyTensor& capture : step.captures) {
       row.captured_bytes += capture.size_bytes;
       sizes.push_back(capture.size_bytes);
     }
     std::sort(sizes.rbegin(), sizes.rend());
     row.two_largest_bytes = sizes[0] + sizes[1];
-    const CopyRates rates = {.link_gb_per_s = preset_.link.d2h_gb_per_s,
-                             .host_memory_gb_per_s = preset_.host_memory_gb_per_s};
     row.bound_us = CopyBoundUs(step.captures, step.time_us, rates);
     row.bound_of_two_us =
         CopyBoundUs(step.captures, step.time_us, rates, CopyMemory::kForTwoLargest);
@@ -401,164 +309,6 @@ absl::StatusOr<std::vector<AttributionRow>> AttributionCase::RunAll() const {
     rows.push_back(std::move(row));
   }
   return rows;
-}
-
-// The middle layer.
-constexpr char kLayer[] = "blocks.3";
-constexpr int64_t kExamples = 2;
-// A CPU computes hundreds of 16 x 16 pictures in seconds.
-constexpr int64_t kSide = 16;
-
-// {steps, steps of the budget}. Cases that fit at once come first.
-constexpr std::pair<int64_t, int64_t> kSteps[] = {{8, 8}, {32, 32}, {32, 8}, {128, 8}, {128, 32}};
-constexpr int64_t kMostSteps = 128;
-// For LayerGradientShap, which Captum does not batch, and for quick runs.
-constexpr int64_t kFewSteps = 32;
-
-at::Tensor RunPinion(AttributionSession& session, const AttributedForward& forward,
-                     const PathWay& way, const CaptumPathCall& call, uint64_t budget_bytes) {
-  const std::vector<std::string> layers = {kLayer};
-  const std::vector<at::Tensor> inputs = {call.input};
-  PathOptions options;
-  options.n_steps = way.n_steps;
-  options.device_budget_bytes = budget_bytes;
-  ShapOptions shap;
-  shap.n_samples = way.n_steps;
-  shap.device_budget_bytes = budget_bytes;
-  switch (way.method) {
-    case PathMethod::kIntegratedGradients:
-      return IntegratedGradients(session, forward, inputs, call.target, options)[0];
-    case PathMethod::kLayerIntegratedGradients:
-      return LayerIntegratedGradients(session, forward, layers, inputs, call.target, options)[0]
-          .tensors[0];
-    case PathMethod::kInternalInfluence:
-      return InternalInfluence(session, forward, layers, inputs, call.target, options)[0]
-          .tensors[0];
-    case PathMethod::kLayerConductance:
-      return LayerConductance(session, forward, layers, inputs, call.target, options)[0].tensors[0];
-    case PathMethod::kLayerGradientShap:
-      return LayerGradientShap(session, forward, layers, inputs,
-                               {at::zeros_like(call.input.narrow(0, 0, 1))}, call.target, shap,
-                               call.draws)[0]
-          .tensors[0];
-  }
-  return {};
-}
-
-class PathRuns {
- public:
-  PathRuns(OffloadModel model, std::string preset_name, DevicePreset preset)
-      : model_(model), preset_name_(std::move(preset_name)), preset_(std::move(preset)) {}
-
-  // Adds Captum's row, if Captum has the method, and Pinion's.
-  absl::Status Add(const PathWay& way) {
-    PathWay captum = way, pinion = way;
-    pinion.is_pinion = true;
-    if (way.fits_at_once() || way.method != PathMethod::kLayerGradientShap) {
-      PINION_RETURN_IF_ERROR(AddRow(captum));
-    }
-    return AddRow(pinion);
-  }
-
-  std::vector<PathRow> TakeRows() { return std::move(rows_); }
-
- private:
-  absl::Status AddRow(const PathWay& way) {
-    const std::pair<PathMethod, int64_t> at_once = {way.method, way.budget_steps};
-    PathRow row = {.model = model_.name(),
-                   .preset = preset_name_,
-                   .way = way,
-                   .budget_bytes = budgets_[at_once]};
-    const std::string what =
-        absl::StrCat(PathMethodName(way.method), ", ", way.n_steps, " steps, on ", preset_.name);
-    PINION_ASSIGN_OR_RETURN(const AttributionOutcome outcome, NoThrow(what, [&] {
-                              return Run(way, row.budget_bytes, row.forwards);
-                            }));
-    row.peak_bytes = outcome.cost.peak_bytes;
-    row.time_us = outcome.cost.time_us;
-    if (!way.is_pinion && way.fits_at_once()) {
-      row.budget_bytes = budgets_[at_once] = outcome.cost.peak_bytes;
-    }
-    at::Tensor& expected = expected_[{way.method, way.n_steps}];
-    const at::Tensor& actual = outcome.results.front();
-    if (!expected.defined()) expected = actual;
-    row.difference = ((actual - expected).abs().max() / expected.abs().max()).item<double>();
-    rows_.push_back(std::move(row));
-    return absl::OkStatus();
-  }
-
-  absl::StatusOr<AttributionOutcome> Run(const PathWay& way, uint64_t budget_bytes,
-                                         int64_t& forwards) const {
-    PINION_ASSIGN_OR_RETURN(AttributionWorld world, AttributionWorld::Create(model_, preset_));
-    world.model.input =
-        world.model.input.narrow(0, 0, kExamples).narrow(2, 0, kSide).narrow(3, 0, kSide).clone();
-    world.model_bytes = world.in_use_bytes();
-    const AttributedForward forward = [&](const std::vector<at::Tensor>& inputs) {
-      ++forwards;
-      return world.Forward(inputs.front());
-    };
-    CaptumPathCall call = {.forward = forward,
-                           .layer = kLayer,
-                           .input = world.model.input,
-                           .target = world.target,
-                           .n_steps = way.n_steps};
-    if (way.method == PathMethod::kLayerGradientShap) {
-      call.draws = DrawShap({call.input}, /*baselines=*/1, {.n_samples = way.n_steps});
-    }
-    AttributionCall run;
-    if (way.is_pinion) {
-      PINION_ASSIGN_OR_RETURN(const std::shared_ptr<AttributionSession> session,
-                              AttributionSession::Create(world.accelerator.tier_options(),
-                                                         world.accelerator.backend()));
-      run = [&world, &forward, way, call, session, budget_bytes]() -> std::vector<at::Tensor> {
-        return {RunPinion(*session, forward, way, call, budget_bytes)};
-      };
-      // Warm-up fills the pools.
-      run();
-    } else {
-      const int64_t overlap = way.method == PathMethod::kLayerConductance ? 1 : 0;
-      if (!way.fits_at_once()) call.internal_batch_size = kExamples * (way.budget_steps + overlap);
-      run = [way, call]() -> std::vector<at::Tensor> { return {CaptumPath(way.method, call)}; };
-    }
-    forwards = 0;
-    return world.Measure(run);
-  }
-
-  const OffloadModel model_;
-  const std::string preset_name_;
-  const DevicePreset preset_;
-  std::map<std::pair<PathMethod, int64_t>, uint64_t> budgets_;     // by steps per batch
-  std::map<std::pair<PathMethod, int64_t>, at::Tensor> expected_;  // by steps
-  std::vector<PathRow> rows_;
-};
-
-}  // namespace
-
-absl::StatusOr<std::vector<AttributionRow>> RunWays(const OffloadModel& model,
-                                                    const std::string& preset) {
-  PINION_ASSIGN_OR_RETURN(const AttributionCase of, AttributionCase::Create(model, preset));
-  return of.RunAll();
-}
-
-bool HasPaths(const OffloadModel& model) {
-  return model.kind == OffloadModel::Kind::kConvNet && !model.autocast;
-}
-
-absl::StatusOr<std::vector<PathRow>> RunPaths(const OffloadModel& model, const std::string& preset,
-                                              bool quick) {
-  PINION_ASSIGN_OR_RETURN(DevicePreset scaled, PresetFor(model, preset));
-  PathRuns runs(model, preset, std::move(scaled));
-  for (const PathMethod method :
-       {PathMethod::kIntegratedGradients, PathMethod::kLayerIntegratedGradients,
-        PathMethod::kInternalInfluence, PathMethod::kLayerConductance,
-        PathMethod::kLayerGradientShap}) {
-    const bool few = quick || method == PathMethod::kLayerGradientShap;
-    for (const auto& [steps, budget_steps] : kSteps) {
-      if (steps > (few ? kFewSteps : kMostSteps)) continue;
-      PINION_RETURN_IF_ERROR(runs.Add({method, steps, budget_steps}));
-    }
-  }
-  return runs.TakeRows();
 }
 
 }  // namespace pinion

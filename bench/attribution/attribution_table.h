@@ -1,4 +1,4 @@
-// Rows and goals of attribution_bench.
+// Rows and goals of attribution_bench, and a lower bound on its times.
 //
 // Plain data and pure functions.
 
@@ -47,7 +47,7 @@ struct AttributionRow {
   AttributionCost cost;
   uint64_t captured_bytes = 0;     // layers' values and gradients
   uint64_t two_largest_bytes = 0;  // the two largest captures
-  double bound_us = 0;             // bench/attribution/copy_bound.h: memory for all,
+  double bound_us = 0;             // CopyBoundUs: memory for all,
   double bound_of_two_us = 0;      // and memory for the two largest
   bool same_values = true;         // as Captum's
 };
@@ -97,6 +97,29 @@ struct AttributionTable {
 void AddRows(const std::vector<AttributionRow>& rows, BenchReport& report);
 void AddRows(const std::vector<PathRow>& rows, BenchReport& report);
 void AddAttributionGoals(const AttributionTable& table, BenchReport& report);
+
+struct ReadyTensor {
+  double ready_us = 0;            // since the step began
+  uint64_t size_bytes = 0;        // copied over the link
+  uint64_t arithmetic_bytes = 0;  // of host memory, read and written once the tensor is there
+};
+
+struct CopyRates {
+  double link_gb_per_s = 0;
+  double host_memory_gb_per_s = 0;
+};
+
+enum class CopyMemory { kForAll, kForTwoLargest };
+
+// Returns a lower bound on the time of attribution with results on the host. `tensors` are in the
+// order of ready_us; the step alone takes `step_us`.
+//
+// Tensors become ready during the step. They cross one link in order, at its bandwidth and without
+// fixed costs. The host computes with each tensor after its copy. With memory for the two largest
+// tensors only, the step stalls before it makes a tensor for which there is no room beside pending
+// copies.
+double CopyBoundUs(const std::vector<ReadyTensor>& tensors, double step_us, const CopyRates& rates,
+                   CopyMemory memory = CopyMemory::kForAll);
 
 }  // namespace pinion
 

@@ -1,7 +1,6 @@
 #include "pinion/bench/attribution/captum_baseline.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/tensor.h>
@@ -12,10 +11,8 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "absl/types/span.h"
 #include "pinion/device/host_arithmetic.h"
@@ -122,17 +119,22 @@ LayerGradient GradientAndValue(const CaptumPathCall& call, const at::Tensor& row
   return {CaptumReduce(GradientOf(output, raw)), std::move(value)};
 }
 
+// Returns rows as [steps, rows of a step, ...].
+at::Tensor BySteps(const at::Tensor& rows, int64_t steps) {
+  std::vector<int64_t> sizes = rows.sizes().vec();
+  sizes.front() /= steps;
+  sizes.insert(sizes.begin(), steps);
+  return rows.view(sizes);
+}
+
 // Returns the sum over the steps of gradient times weight.
 at::Tensor WeightedSum(const at::Tensor& gradients, Numbers weights) {
   const auto steps = static_cast<int64_t>(weights.size());
-  std::vector<int64_t> sizes = gradients.sizes().vec();
-  sizes.front() /= steps;
-  sizes.insert(sizes.begin(), steps);
   const at::Tensor on_host =
       at::tensor(std::vector<double>(weights.begin(), weights.end()), at::kDouble);
   const at::Tensor scaled = gradients.contiguous().view({steps, -1}) *
                             on_host.to(at::kFloat).view({steps, 1}).to(gradients.device());
-  return scaled.view(sizes).sum(0);
+  return BySteps(scaled.view(gradients.sizes()), steps).sum(0);
 }
 
 at::Tensor IntegratedGradientsOf(const CaptumPathCall& call, Numbers alphas, Numbers weights) {
@@ -165,10 +167,7 @@ at::Tensor LayerConductanceOf(const CaptumPathCall& call, Numbers alphas) {
   const at::Tensor differences =
       layer.value.narrow(0, examples, rows) - layer.value.narrow(0, 0, rows);
   const at::Tensor products = differences * layer.gradient.narrow(0, 0, rows);
-  std::vector<int64_t> sizes = products.sizes().vec();
-  sizes.front() = examples;
-  sizes.insert(sizes.begin(), rows / examples);
-  return products.view(sizes).sum(0);
+  return BySteps(products, rows / examples).sum(0);
 }
 
 at::Tensor LayerGradientShapOf(const CaptumPathCall& call) {
@@ -182,10 +181,7 @@ at::Tensor LayerGradientShapOf(const CaptumPathCall& call) {
   const LayerGradient layer = GradientAndValue(call, between);
   const at::Tensor change = LayerValue(call, inputs) - LayerValue(call, baselines);
   const at::Tensor products = change * layer.gradient;
-  std::vector<int64_t> sizes = products.sizes().vec();
-  sizes.front() /= call.n_steps;
-  sizes.insert(sizes.begin(), call.n_steps);
-  return products.view(sizes).mean(0);
+  return BySteps(products, call.n_steps).mean(0);
 }
 
 // _batch_attribution: `attribute` for some steps at a time, summed on the device.

@@ -117,7 +117,7 @@ class OffloadBench {
   absl::Status Run(const OffloadModel& model, const std::string& preset) {
     PINION_ASSIGN_OR_RETURN(const Case of, Prepare(model, preset));
     const size_t before = table_.rows.size();
-    for (const OffloadMethod& method : MethodsOf(of)) {
+    for (const OffloadMethod& method : AllMethods()) {
       PINION_RETURN_IF_ERROR(AddRow(of, method, std::nullopt));
     }
     const size_t methods_end = table_.rows.size();
@@ -140,12 +140,11 @@ class OffloadBench {
   absl::Status RunValues(const OffloadModel& model, const std::string& preset) {
     PINION_ASSIGN_OR_RETURN(const Case of, Prepare(model, preset));
     std::vector<at::Tensor> expected;
-    std::vector<OffloadMethod> methods = MethodsOf(of);
+    std::vector<OffloadMethod> methods = AllMethods();
     for (const Kind kind : {Kind::kPlanned, Kind::kPlannedRecompute}) {
       methods.push_back({kind, of.least_bytes + (of.all_bytes - of.least_bytes) / 4});
     }
     for (const OffloadMethod& method : methods) {
-      std::shared_ptr<ModelStep> step;
       std::vector<at::Tensor> gradients;
       PINION_ASSIGN_OR_RETURN(
           const MethodCost cost,
@@ -161,10 +160,7 @@ class OffloadBench {
                     }));
       PINION_RETURN_IF_ERROR(CheckPeak(of, method, cost, kRecordersBytes));
       if (method.kind == Kind::kNone) expected = gradients;
-      table_.values.push_back(
-          {model.name(), preset, method, cost,
-           std::equal(gradients.begin(), gradients.end(), expected.begin(), expected.end(),
-                      [](const at::Tensor& a, const at::Tensor& b) { return a.equal(b); })});
+      table_.values.push_back({model.name(), preset, method, cost, SameBits(gradients, expected)});
       report_.AddRow(JsonOf(table_.values.back()));
     }
     report_.PrintRows();
@@ -222,7 +218,7 @@ class OffloadBench {
                         row.model, row.preset, row.method.name(), us, row.bound_us));
   }
 
-  std::vector<OffloadMethod> MethodsOf(const Case& of) const {
+  static std::vector<OffloadMethod> AllMethods() {
     return {{Kind::kNone},    {Kind::kBlocking},   {Kind::kTrl},
             {Kind::kWindows}, {Kind::kCheckpoint}, {Kind::kTrlCheckpoint}};
   }

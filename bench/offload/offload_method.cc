@@ -1,17 +1,15 @@
 #include "pinion/bench/offload/offload_method.h"
 
-#include <c10/core/Device.h>
 #include <c10/util/Exception.h>
 
 #include <exception>
-#include <optional>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/bench/bench_main.h"
 #include "pinion/bench/peers/trl_offload.h"
 #include "pinion/bench/pool_options.h"
 #include "pinion/device/emulated/emulated_backend.h"
@@ -27,18 +25,6 @@ namespace {
 // Warm-up: sessions record steps and measure saved bytes, pools fill.
 constexpr int kWarmupSteps = 5;
 constexpr int kSteps = 2;
-
-absl::StatusOr<std::shared_ptr<EmulatedMachine>> NewMachine(const DevicePreset& preset,
-                                                            uint64_t memory_bytes) {
-  EmulatedOptions options;
-  options.preset = preset;
-  options.memory_bytes = memory_bytes;
-  options.detect_races = false;  // tests detect them
-  PINION_ASSIGN_OR_RETURN(std::shared_ptr<EmulatedMachine> machine,
-                          EmulatedMachine::Create(options));
-  PINION_RETURN_IF_ERROR(RegisterNextMachine(machine));
-  return machine;
-}
 
 absl::StatusOr<std::shared_ptr<OffloadSession>> NewSession(const OffloadMethod& method,
                                                            const MethodDevice& on) {
@@ -84,6 +70,17 @@ std::string OffloadMethod::name() const {
                                "trl with checkpoint",
                                "planned, with recompute"};
   return names[static_cast<int>(kind)];
+}
+
+absl::StatusOr<std::shared_ptr<EmulatedMachine>> NewMachine(const MethodWorld& world) {
+  EmulatedOptions options;
+  options.preset = world.preset;
+  options.memory_bytes = world.memory_bytes;
+  options.detect_races = false;
+  PINION_ASSIGN_OR_RETURN(std::shared_ptr<EmulatedMachine> machine,
+                          EmulatedMachine::Create(options));
+  PINION_RETURN_IF_ERROR(RegisterNextMachine(machine));
+  return machine;
 }
 
 MakeStep ReplayOf(StepTrace record, int layers, ReplayedStep::Readers readers) {
@@ -135,29 +132,22 @@ absl::StatusOr<MethodScopes> ScopesOf(const OffloadMethod& method, const MethodD
 
 absl::StatusOr<MethodCost> RunMethod(const OffloadMethod& method, const MethodWorld& world,
                                      const MakeStep& make_step) {
-  const auto failed = [&](const char* what) {
-    return absl::InternalError(absl::StrCat(method.name(), " ", HumanBytes(method.bytes), " on ",
-                                            world.preset.name, ": ", what));
-  };
-  try {
-    PINION_ASSIGN_OR_RETURN(const std::shared_ptr<EmulatedMachine> machine,
-                            NewMachine(world.preset, world.memory_bytes));
+  const std::string what =
+      absl::StrCat(method.name(), " ", HumanBytes(method.bytes), " on ", world.preset.name);
+  return NoThrow(what, [&]() -> absl::StatusOr<MethodCost> {
+    PINION_ASSIGN_OR_RETURN(const std::shared_ptr<EmulatedMachine> machine, NewMachine(world));
     PINION_ASSIGN_OR_RETURN(const OffloadStep step, make_step(machine));
     const MethodDevice on = {.device = {DeviceTypeOf("emu").value(), 0},
                              .backend = EmulatedBackend(machine),
                              .link = world.link};
     PINION_ASSIGN_OR_RETURN(const MethodScopes scopes, ScopesOf(method, on, step));
     return Measure(step, scopes, method.has_target(), *machine);
-  } catch (const c10::Error& error) {
-    return failed(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    return failed(error.what());
-  }
+  });
 }
 
 absl::StatusOr<LinkCalibration> LinkOf(const DevicePreset& preset) {
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<EmulatedMachine> machine,
-                          NewMachine(preset, MethodWorld().memory_bytes));
+                          NewMachine({.preset = preset, .link = {}}));
   OffloadOptions options;
   options.allocator = BenchPoolOptions();
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,

@@ -100,6 +100,9 @@ struct MethodScopes {
 absl::StatusOr<MethodScopes> ScopesOf(const OffloadMethod& method, const MethodDevice& on,
                                       const OffloadStep& step);
 
+// Returns a machine of the world, registered as "emu". It detects no races: tests do.
+absl::StatusOr<std::shared_ptr<EmulatedMachine>> NewMachine(const MethodWorld& world);
+
 // Errors: those of the machine and the session, and LibTorch's exceptions.
 absl::StatusOr<MethodCost> RunMethod(const OffloadMethod& method, const MethodWorld& world,
                                      const MakeStep& make_step);

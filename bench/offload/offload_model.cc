@@ -9,7 +9,6 @@
 #include <torch/types.h>
 #include <torch/utils.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>

@@ -16,6 +16,7 @@
 #include <c10/core/Device.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -63,6 +64,11 @@ struct ModelOnDevice {
   at::Tensor input, target;
 };
 ModelOnDevice PutModelOn(const OffloadModel& model, c10::Device device, bool checkpoints);
+
+inline bool SameBits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const at::Tensor& x, const at::Tensor& y) { return x.equal(y); });
+}
 
 class ModelStep {
  public:

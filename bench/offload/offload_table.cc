@@ -25,8 +25,6 @@ constexpr double kFarFromHidden = 1.2;
 // The tolerance covers noise of the host's calls.
 constexpr double kNotSlower = 1.001;
 
-double Mib(uint64_t bytes) { return static_cast<double>(bytes) / kMiB; }
-
 bool Binds(const OffloadRow& row) { return row.planned() && row.offline_us.has_value(); }
 
 // Returns the reached over the required efficiency; at least 1 meets the goal.

@@ -25,13 +25,12 @@
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/bench/checked_benchmarks.h"
+#include "pinion/bench/bench_main.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/offload/offload_method.h"
 #include "pinion/bench/offload/random_step.h"
 #include "pinion/bench/offload/replayed_step.h"
 #include "pinion/bench/pool_options.h"
-#include "pinion/bench/statistics.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
@@ -44,7 +43,6 @@
 #include "pinion/engine/schedule/planned_schedule.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
-#include "pinion/programs/next_machine.h"
 
 ABSL_FLAG(bool, quick, false, "fewer records and repeats");
 
@@ -80,11 +78,15 @@ struct PlanRow {
   double plan_ms = 0;
 };
 
-// Modelled times of the same step.
-struct RecordedReplay {
+// Modelled times of one step.
+struct RecordedRow {
+  std::string preset;
+  size_t uses = 0;
   double recorded_us = 0;  // planned and recorded; reads the last record
   double planned_us = 0;   // planned
   double alone_us = 0;     // without offload
+
+  double ratio() const { return recorded_us / planned_us; }
 };
 
 struct Ran {
@@ -105,15 +107,9 @@ absl::StatusOr<Ran> RunOnce(ReplayedStep& step, const ReplayedStep::MakeScope& m
 
 // Replays `step` within `target_bytes`. Recording costs two events per save and read, and the
 // host's calls. Internal if recording was on or off against expectation.
-absl::StatusOr<RecordedReplay> ReplayRecorded(const StepTrace& step, uint64_t target_bytes,
-                                              const MethodWorld& world) {
-  EmulatedOptions emulated;
-  emulated.preset = world.preset;
-  emulated.memory_bytes = world.memory_bytes;
-  emulated.detect_races = false;
-  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<EmulatedMachine> machine,
-                          EmulatedMachine::Create(emulated));
-  PINION_RETURN_IF_ERROR(RegisterNextMachine(machine));
+absl::Status ReplayRecorded(const StepTrace& step, uint64_t target_bytes, const MethodWorld& world,
+                            RecordedRow& row) {
+  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<EmulatedMachine> machine, NewMachine(world));
   PINION_ASSIGN_OR_RETURN(const std::unique_ptr<ReplayedStep> replayed,
                           ReplayedStep::Create(step, machine, /*layers=*/0));
   OffloadOptions options;
@@ -138,16 +134,11 @@ absl::StatusOr<RecordedReplay> ReplayRecorded(const StepTrace& step, uint64_t ta
     return absl::InternalError(absl::StrCat("a step was to be recorded, and then another one not: ",
                                             recorded.events, " events, then ", planned.events));
   }
-  return RecordedReplay{.recorded_us = recorded.us, .planned_us = planned.us, .alone_us = alone.us};
+  row.recorded_us = recorded.us;
+  row.planned_us = planned.us;
+  row.alone_us = alone.us;
+  return absl::OkStatus();
 }
-
-struct RecordedRow {
-  std::string preset;
-  size_t uses = 0;
-  RecordedReplay cost = {};
-
-  double ratio() const { return cost.recorded_us / cost.planned_us; }
-};
 
 std::vector<PlanCase> PlanCases(bool quick) {
   std::vector<PlanCase> cases;
@@ -165,25 +156,6 @@ std::vector<PlanCase> PlanCases(bool quick) {
   }
   return cases;
 }
-
-class PlanBench {
- public:
-  explicit PlanBench(LinkCalibration link) : link_(std::move(link)) {}
-
-  void Register(const PlanCase& of, int repeats);
-  void RegisterRecorded(const std::string& preset, size_t uses);
-  BenchReport Report() const;
-  CheckedBenchmarks& benchmarks() { return benchmarks_; }
-
- private:
-  absl::Status Measure(const PlanCase& of, benchmark::State& state);
-  absl::Status MeasureRecorded(const std::string& preset, size_t uses, benchmark::State& state);
-
-  const LinkCalibration link_;
-  std::vector<PlanRow> rows_;
-  std::vector<RecordedRow> recorded_;
-  CheckedBenchmarks benchmarks_;
-};
 
 // A twentieth of what can leave above the least with which the step can be planned.
 absl::StatusOr<uint64_t> TightBytes(const StepTrace& step, const LinkCalibration& link) {
@@ -209,13 +181,14 @@ double ProcessorSeconds() {
   return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
 }
 
-absl::Status PlanBench::Measure(const PlanCase& of, benchmark::State& state) {
+absl::StatusOr<PlanRow> Measure(const PlanCase& of, const LinkCalibration& link,
+                                benchmark::State& state) {
   StepTrace step =
       of.seed == 0 ? GptLikeStep(of.uses, kUnitBytes) : RandomStepOfUses(of.seed, of.uses);
   if (of.target == PlanCase::Target::kTightWithSegments) AddSegments(step);
-  TargetOptions options = {.link = link_};
+  TargetOptions options = {.link = link};
   if (of.target != PlanCase::Target::kAuto) {
-    PINION_ASSIGN_OR_RETURN(options.memory_bytes, TightBytes(step, link_));
+    PINION_ASSIGN_OR_RETURN(options.memory_bytes, TightBytes(step, link));
   }
   const PlannedSchedule schedule(options);
   PlanRow row = {.of = of, .uses = step.accesses.size()};
@@ -233,12 +206,11 @@ absl::Status PlanBench::Measure(const PlanCase& of, benchmark::State& state) {
   if (row.moves == 0) return absl::InternalError("nothing moves, so there was nothing to plan");
   row.plan_ms = Summarize(std::move(times_ms)).median;
   state.counters["moves"] = static_cast<double>(row.moves);
-  rows_.push_back(row);
-  return absl::OkStatus();
+  return row;
 }
 
-absl::Status PlanBench::MeasureRecorded(const std::string& preset, size_t uses,
-                                        benchmark::State& state) {
+absl::StatusOr<RecordedRow> MeasureRecorded(const std::string& preset, size_t uses,
+                                            benchmark::State& state) {
   RecordedRow row = {.preset = preset};
   const StepTrace step = GptLikeStep(uses, kReplayedUnitBytes);
   MethodWorld world;
@@ -250,31 +222,17 @@ absl::Status PlanBench::MeasureRecorded(const std::string& preset, size_t uses,
   PINION_ASSIGN_OR_RETURN(world.link, LinkOf(world.preset));
   PINION_ASSIGN_OR_RETURN(const uint64_t target_bytes, TightBytes(step, world.link));
   for ([[maybe_unused]] auto _ : state) {
-    PINION_ASSIGN_OR_RETURN(row.cost, ReplayRecorded(step, target_bytes, world));
-    state.SetIterationTime(row.cost.recorded_us * 1e-6);
+    PINION_RETURN_IF_ERROR(ReplayRecorded(step, target_bytes, world, row));
+    state.SetIterationTime(row.recorded_us * 1e-6);
   }
   row.uses = step.accesses.size();
   state.counters["ratio"] = row.ratio();
-  recorded_.push_back(row);
-  return absl::OkStatus();
+  return row;
 }
 
-void PlanBench::Register(const PlanCase& of, int repeats) {
-  benchmarks_.Register(of.Name(), benchmark::kMillisecond, repeats,
-                       [this, of](benchmark::State& state) { return Measure(of, state); });
-}
-
-void PlanBench::RegisterRecorded(const std::string& preset, size_t uses) {
-  benchmarks_.Register(absl::StrCat("recorded/", preset, "/", uses, "_uses"),
-                       benchmark::kMillisecond, /*iterations=*/1,  // modelled: the same each time
-                       [this, preset, uses](benchmark::State& state) {
-                         return MeasureRecorded(preset, uses, state);
-                       });
-}
-
-BenchReport PlanBench::Report() const {
+BenchReport PlanReport(const std::vector<PlanRow>& rows, const std::vector<RecordedRow>& recorded) {
   BenchReport report;
-  for (const PlanRow& row : rows_) {
+  for (const PlanRow& row : rows) {
     report.AddRow({{"case", row.of.Name()},
                    {"record", row.of.record()},
                    {"uses", row.uses},
@@ -282,19 +240,19 @@ BenchReport PlanBench::Report() const {
                    {"moves", row.moves},
                    {"plan_ms", row.plan_ms}});
   }
-  for (const RecordedRow& row : recorded_) {
+  for (const RecordedRow& row : recorded) {
     report.AddRow({{"case", absl::StrCat("recorded/", row.preset, "/", row.uses, "_uses")},
                    {"preset", row.preset},
                    {"uses", row.uses},
-                   {"recorded_us", row.cost.recorded_us},
-                   {"planned_us", row.cost.planned_us},
-                   {"alone_us", row.cost.alone_us},
+                   {"recorded_us", row.recorded_us},
+                   {"planned_us", row.planned_us},
+                   {"alone_us", row.alone_us},
                    {"ratio", row.ratio()},
                    {"modelled", true}});
   }
   const auto add_goal = [&](PlanCase::Target target, const char* what, double most_ms) {
     report.AddGoal(absl::StrCat("planning ", kGoalUses, " uses ", what, ", ms"), AtMost(most_ms),
-                   rows_, [target](const PlanRow& row) {
+                   rows, [target](const PlanRow& row) {
                      const bool counts = row.of.uses == kGoalUses && row.of.target == target;
                      return counts ? std::optional(row.plan_ms) : std::nullopt;
                    });
@@ -303,22 +261,39 @@ BenchReport PlanBench::Report() const {
   add_goal(PlanCase::Target::kAuto, "with kAutoTarget", 20);
   add_goal(PlanCase::Target::kTightWithSegments, "with 100 segments", 100);
   report.AddGoal("a recorded step over the same one that is not recorded (modelled)", AtMost(1.05),
-                 recorded_, [](const RecordedRow& row) { return std::optional(row.ratio()); });
+                 recorded, [](const RecordedRow& row) { return std::optional(row.ratio()); });
   return report;
 }
 
 absl::Status Run(BenchReport& report) {
   const bool quick = absl::GetFlag(FLAGS_quick);
   PINION_ASSIGN_OR_RETURN(const DevicePreset preset, FindPreset(kPreset));
-  PINION_ASSIGN_OR_RETURN(LinkCalibration link, LinkOf(preset));
-  PlanBench bench(std::move(link));
+  PINION_ASSIGN_OR_RETURN(const LinkCalibration link, LinkOf(preset));
+  std::vector<PlanRow> rows;
+  std::vector<RecordedRow> recorded;
+  CheckedBenchmarks benchmarks;
   for (const PlanCase& of : PlanCases(quick)) {
-    bench.Register(of, quick ? 3 : of.uses > kGoalUses ? 5 : 15);
+    const int repeats = quick ? 3 : of.uses > kGoalUses ? 5 : 15;
+    benchmarks.Register(of.Name(), benchmark::kMillisecond, repeats,
+                        [&rows, &link, of](benchmark::State& state) -> absl::Status {
+                          PINION_ASSIGN_OR_RETURN(const PlanRow row, Measure(of, link, state));
+                          rows.push_back(row);
+                          return absl::OkStatus();
+                        });
   }
   for (const std::string& name : PresetNames()) {
-    if (!quick || name == kPreset) bench.RegisterRecorded(name, 1000);
+    if (quick && name != kPreset) continue;
+    constexpr size_t kUses = 1000;
+    benchmarks.Register(absl::StrCat("recorded/", name, "/", kUses, "_uses"),
+                        benchmark::kMillisecond, /*iterations=*/1,  // modelled: the same each time
+                        [&recorded, name](benchmark::State& state) -> absl::Status {
+                          PINION_ASSIGN_OR_RETURN(const RecordedRow row,
+                                                  MeasureRecorded(name, kUses, state));
+                          recorded.push_back(row);
+                          return absl::OkStatus();
+                        });
   }
-  return bench.benchmarks().Run([&] { report = bench.Report(); });
+  return benchmarks.Run([&] { report = PlanReport(rows, recorded); });
 }
 
 }  // namespace

@@ -34,7 +34,7 @@
 #include "pinion/bench/bench_main.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/offload/offload_method.h"
-#include "pinion/bench/statistics.h"
+#include "pinion/bench/offload/offload_model.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/programs/accelerator.h"
 #include "pinion/programs/gpt.h"
@@ -224,10 +224,7 @@ class StepBench {
 
   // Compares the gradients of the last step.
   void CompareBits(Contestant& contestant) {
-    const std::vector<at::Tensor> gradients = step_.Gradients();
-    contestant.same_bits &=
-        std::equal(gradients.begin(), gradients.end(), expected_.begin(), expected_.end(),
-                   [](const at::Tensor& a, const at::Tensor& b) { return a.equal(b); });
+    contestant.same_bits &= SameBits(step_.Gradients(), expected_);
   }
 
   void TakeTurn(Contestant& contestant) {

@@ -1,8 +1,6 @@
 #include "pinion/bench/peers/trl_offload.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/ops/as_strided.h>
-#include <c10/core/Device.h>
 #include <c10/core/Event.h>
 #include <c10/core/MemoryFormat.h>
 #include <c10/core/ScalarType.h>
@@ -16,19 +14,13 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
-#include <functional>
 #include <map>
-#include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/bench/peers/peer_streams.h"
 #include "pinion/bench/peers/pinned_cache.h"
-#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
@@ -70,66 +62,6 @@ class TrlKeys {
  private:
   std::map<TrlKey, int64_t> id_of_key_;
   std::map<int64_t, TrlKey> key_of_id_;
-};
-
-// The two streams of TrlOffload and their waits, logged to TrlOptions::log.
-class TrlStreams {
- public:
-  struct Record {
-    c10::Event event;
-    int64_t number;  // counts records of both streams
-  };
-
-  TrlStreams(c10::Device device, std::function<void(const std::string&)> log)
-      : device_(device), comm_(NewStream(device)), log_(std::move(log)) {}
-
-  template <typename... Parts>
-  void Log(const Parts&... parts) const {
-    if (log_ != nullptr) log_(absl::StrCat(parts...));
-  }
-
-  c10::Stream compute() const { return CurrentStream(device_); }  // the calling thread's
-  c10::Stream comm() const { return comm_; }
-
-  Record RecordCompute() {
-    Log("compute records");
-    return {RecordEvent(compute()), ++records_};
-  }
-  Record RecordComm() {
-    Log("comm records");
-    return {RecordEvent(comm_), ++records_};
-  }
-
-  void ComputeWaitsFor(const Record& record) const {
-    Log("compute waits for record ", record.number);
-    record.event.block(compute());
-  }
-  void CommWaitsFor(const Record& record) const {
-    Log("comm waits for record ", record.number);
-    record.event.block(comm_);
-  }
-  void CommWaitsForCompute() const {
-    Log("comm waits for compute");
-    WaitFor(comm_, compute());
-  }
-  void ComputeWaitsForComm() const {
-    Log("compute waits for comm");
-    WaitFor(compute(), comm_);
-  }
-
-  // Blocks the host.
-  void Synchronize() const {
-    Log("compute synchronizes");
-    compute().synchronize();
-    Log("comm synchronizes");
-    comm_.synchronize();
-  }
-
- private:
-  const c10::Device device_;
-  const c10::Stream comm_;
-  const std::function<void(const std::string&)> log_;
-  int64_t records_ = 0;
 };
 
 namespace {
@@ -242,11 +174,10 @@ int64_t TrlState::Pack(const at::Tensor& saved) {
   const int64_t id = ++last_id_;
   streams_.Log("pack ", id);
   const TrlKey key = TrlKeyOf(saved);
-  if (keys_.Contains(key)) {
+  const bool is_tracked = keys_.Contains(key);
+  if (is_tracked || StaysOnDevice(saved)) {
     tracker_[id] = {.tensor = DetachedAlias(saved)};
-    keys_.Track(key, id);
-  } else if (StaysOnDevice(saved)) {
-    tracker_[id] = {.tensor = DetachedAlias(saved)};
+    if (is_tracked) keys_.Track(key, id);
   } else if (!IsBroadcast(saved) && (!saved.is_contiguous() || saved.storage_offset() != 0)) {
     Offload(id, saved.clone(c10::MemoryFormat::Contiguous), key);
   } else {
@@ -263,7 +194,7 @@ bool TrlState::StaysOnDevice(const at::Tensor& tensor) const {
 
 void TrlState::Offload(int64_t id, const at::Tensor& tensor, const TrlKey& key) {
   DropForwardStash(id - options_.max_fwd_stash_size);
-  streams_.CommWaitsForCompute();
+  streams_.WaitsForOther(TrlStreams::kComm);
   at::Tensor source = tensor;
   if (IsBroadcast(tensor)) {
     const auto elements = static_cast<int64_t>(tensor.storage().nbytes() / tensor.itemsize());
@@ -271,12 +202,12 @@ void TrlState::Offload(int64_t id, const at::Tensor& tensor, const TrlKey& key) 
   }
   at::Tensor host;
   {
-    const c10::StreamGuard guard(streams_.comm());
+    const c10::StreamGuard guard(streams_.Of(TrlStreams::kComm));
     host = host_memory_.Empty(source.sizes(), source.scalar_type());
     streams_.Log("out ", source.nbytes());
     host.copy_(source, /*non_blocking=*/true);
     // The copy back also runs on this stream: the cache waits for all its work at the tensor's end.
-    host_memory_.UsedOn(streams_.comm(), host);
+    host_memory_.UsedOn(streams_.Of(TrlStreams::kComm), host);
   }
   stats_.offloaded_bytes += host.nbytes();
   tracker_[id] = {.tensor = host,
@@ -284,7 +215,7 @@ void TrlState::Offload(int64_t id, const at::Tensor& tensor, const TrlKey& key) 
                   .sizes = tensor.sizes().vec(),
                   .strides = tensor.strides().vec(),
                   .storage_offset = tensor.storage_offset()};
-  forward_stash_.emplace(id, Stashed{tensor, streams_.RecordComm()});
+  forward_stash_.emplace(id, Stashed{tensor, streams_.RecordOn(TrlStreams::kComm)});
   keys_.Track(key, id);
 }
 
@@ -325,13 +256,13 @@ at::Tensor TrlState::Read(int64_t id, const Tracked& tracked) {
 at::Tensor TrlState::Fetch(int64_t id, const Tracked& tracked) {
   at::Tensor fetched;
   {
-    const c10::StreamGuard guard(streams_.comm());
+    const c10::StreamGuard guard(streams_.Of(TrlStreams::kComm));
     streams_.Log("in ", tracked.tensor.nbytes());
     fetched = tracked.tensor.to(at::TensorOptions(device_), /*non_blocking=*/true);
     fetched = at::as_strided(fetched, tracked.sizes, tracked.strides, tracked.storage_offset);
   }
   stats_.fetched_bytes += tracked.tensor.nbytes();
-  streams_.ComputeWaitsForComm();
+  streams_.WaitsForOther(TrlStreams::kCompute);
   backward_stash_.emplace_back(id, fetched);
   return fetched;
 }
@@ -342,17 +273,17 @@ void TrlState::NodeHasRun(int64_t id, size_t storage_uses,
     // Additional uses are live views, such as the node's results.
     if (fetched->storage().use_count() > storage_uses) {
       streams_.Log("recorded on compute");
-      fetched->record_stream(streams_.compute());
+      fetched->record_stream(streams_.Of(TrlStreams::kCompute));
       DropFromBackwardStash(id);
     } else {
-      read_.insert_or_assign(id, streams_.RecordCompute());
+      read_.insert_or_assign(id, streams_.RecordOn(TrlStreams::kCompute));
     }
   }
   DropForwardStash(last_id_);
   for (const int64_t previous_id : previous_ids) {
     const auto read = read_.find(previous_id);
     if (read != read_.end()) {
-      streams_.CommWaitsFor(read->second);
+      streams_.WaitsFor(TrlStreams::kComm, read->second);
       read_.erase(read);
     }
     if (FindInBackwardStash(previous_id) != nullptr) DropFromBackwardStash(previous_id);
@@ -363,7 +294,7 @@ void TrlState::EndOfBackward() {
   while (!backward_stash_.empty()) {
     const int64_t id = backward_stash_.front().first;
     const auto read = read_.find(id);
-    if (read != read_.end()) streams_.CommWaitsFor(read->second);
+    if (read != read_.end()) streams_.WaitsFor(TrlStreams::kComm, read->second);
     DropFromBackwardStash(id);
   }
 }
@@ -372,7 +303,7 @@ void TrlState::DropForwardStash(int64_t last_id) {
   while (!forward_stash_.empty() && forward_stash_.begin()->first <= last_id) {
     const auto oldest = forward_stash_.begin();
     const int64_t id = oldest->first;
-    streams_.ComputeWaitsFor(oldest->second.copied);
+    streams_.WaitsFor(TrlStreams::kCompute, oldest->second.copied);
     streams_.Log("forward stash drops ", id);
     forward_stash_.erase(oldest);
     keys_.Release(id);

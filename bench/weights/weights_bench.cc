@@ -18,7 +18,6 @@
 #include "absl/flags/flag.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/bench_main.h"
 #include "pinion/bench/goals.h"
@@ -36,7 +35,6 @@ using Rows = std::vector<WeightsRow>;
 constexpr double kOfBound = 0.95;
 constexpr double kOfNoOffload = 1.03;
 
-double Mib(uint64_t bytes) { return static_cast<double>(bytes) / kMiB; }
 const char* ModeOf(bool training) { return training ? "training" : "inference"; }
 double OfBound(const WeightsRow& row) { return row.bound.total_us() / row.cost.phase_us; }
 

@@ -1,255 +1,26 @@
 #include "pinion/bench/weights/weights_case.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/arange.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/relu.h>
-#include <ATen/ops/sin.h>
-#include <c10/core/Allocator.h>
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/variable.h>
-#include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/linear.h>
-#include <torch/optim/sgd.h>
 
 #include <algorithm>
-#include <cstdint>
-#include <exception>
-#include <functional>
-#include <memory>
-#include <optional>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
+#include "pinion/bench/bench_main.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/device/host_arithmetic.h"
 #include "pinion/engine/link/link_calibration.h"
-#include "pinion/engine/link/packing.h"
-#include "pinion/hooks/activations/offload_options.h"
-#include "pinion/hooks/activations/offload_session.h"
-#include "pinion/hooks/weights/weight_offloader.h"
-#include "pinion/programs/accelerator.h"
 #include "pinion/programs/run_options.h"
 
 namespace pinion {
 namespace {
 
-constexpr int64_t kModelScale = 32;
-constexpr int64_t kModelWidth = 256;
-constexpr int kTrainedDevice = 0;
-
-// On the device.
-uint64_t LayerBytes() {
-  return kModelWidth * kModelWidth * sizeof(float) +
-         AlignUp(kModelWidth * sizeof(float), kPackAlignmentBytes);
-}
-
-// Returns the same values in every process, and other values for each phase.
-at::Tensor Waves(at::IntArrayRef shape, double phase) {
-  return at::sin(at::arange(c10::multiply_integers(shape), at::kFloat) * 0.37 + phase).view(shape);
-}
-
-// A model with a placement of its weights.
-class Trainee {
- public:
-  virtual ~Trainee() = default;
-  // In training, valid until the graph is freed.
-  virtual at::Tensor Forward(at::Tensor x) = 0;
-  // Blocks until gradients are where the optimizer is.
-  virtual void Settle() {}
-  virtual void Step() = 0;
-  virtual std::vector<at::Tensor> Weights() const = 0;
-};
-
 using Kind = WeightsWay::Kind;
-using Tensors = std::vector<at::Tensor>;
 
-constexpr double kLearningRate = 1e-3;
-
-struct LayerImpl : torch::nn::Module {
-  LayerImpl() : linear(register_module("linear", torch::nn::Linear(kModelWidth, kModelWidth))) {}
-  at::Tensor forward(const at::Tensor& x) { return x + at::relu(linear(x)); }
-  torch::nn::Linear linear;
-};
-TORCH_MODULE(Layer);
-
-torch::nn::ModuleList MakeModel() {
-  torch::nn::ModuleList layers;
-  for (int i = 0; i < kModelLayers; ++i) layers->push_back(Layer());
-  const at::NoGradGuard no_grad;
-  double phase = 0;
-  for (at::Tensor& weight : layers->parameters()) {
-    weight.copy_(Waves(weight.sizes(), ++phase) * 0.01);
-  }
-  return layers;
-}
-
-at::Tensor RunLayers(const torch::nn::ModuleList& layers, at::Tensor x) {
-  for (const auto& layer : *layers) x = layer->as<LayerImpl>()->forward(x);
-  return x;
-}
-
-// Runs a step of SGD on the host, which reads gradients, and reads and writes weights.
-void StepOnHost(torch::optim::SGD& optimizer, const Tensors& masters) {
-  optimizer.step();
-  for (const at::Tensor& master : masters) CountHostArithmetic(3 * master.nbytes());
-}
-
-class OnDevice final : public Trainee {
- public:
-  explicit OnDevice(Accelerator& accelerator) : accelerator_(accelerator), layers_(MakeModel()) {
-    layers_->to(accelerator.device());
-    optimizer_ = std::make_unique<torch::optim::SGD>(layers_->parameters(), kLearningRate);
-  }
-  at::Tensor Forward(at::Tensor x) override { return RunLayers(layers_, std::move(x)); }
-  void Step() override {
-    optimizer_->step();
-    optimizer_->zero_grad();
-    accelerator_.Synchronize();
-  }
-  Tensors Weights() const override { return layers_->parameters(); }
-
- private:
-  Accelerator& accelerator_;
-  torch::nn::ModuleList layers_;
-  std::unique_ptr<torch::optim::SGD> optimizer_;
-};
-
-// Copies a layer's gradient to pinned memory and blocks the host.
-class CopyGradientOut final : public torch::autograd::PostAccumulateGradHook {
- public:
-  explicit CopyGradientOut(at::Tensor master) : master_(std::move(master)) {}
-  void operator()(const at::Tensor& weight) override {
-    const at::NoGradGuard no_grad;
-    if (!master_.grad().defined()) master_.mutable_grad() = at::empty_like(master_).pin_memory();
-    master_.grad().copy_(weight.grad());
-    weight.mutable_grad() = at::Tensor();
-  }
-
- private:
-  at::Tensor master_;
-};
-
-// Keeps one layer's weights on the device at a time. Later steps reuse the first step's pinned
-// gradients.
-class ByHand final : public Trainee {
- public:
-  explicit ByHand(const Accelerator& accelerator)
-      : accelerator_(accelerator), layers_(MakeModel()) {
-    for (at::Tensor& weight : layers_->parameters()) {
-      at::Tensor master = weight.detach().pin_memory().set_requires_grad(true);
-      weight.set_data(weight.detach().to(accelerator.device()));
-      torch::autograd::impl::set_post_acc_grad_hooks(weight,
-                                                     std::make_unique<CopyGradientOut>(master));
-      masters_.push_back(std::move(master));
-    }
-    for (int layer = 0; layer < kModelLayers; ++layer) Drop(layer);
-    optimizer_ = std::make_unique<torch::optim::SGD>(masters_, kLearningRate);
-  }
-  at::Tensor Forward(at::Tensor x) override {
-    for (int layer = 0; layer < kModelLayers; ++layer) {
-      Fetch(layer);
-      x = layers_[layer]->as<LayerImpl>()->forward(x);
-      Drop(layer);
-      if (!x.requires_grad()) continue;
-      x.register_hook([this, layer](const at::Tensor&) {
-        if (layer + 1 < kModelLayers) Drop(layer + 1);
-        if (layer > 0) Fetch(layer);  // the input needs no gradient
-      });
-    }
-    return x;
-  }
-  void Step() override { StepOnHost(*optimizer_, masters_); }
-  Tensors Weights() const override { return masters_; }
-
- private:
-  void Fetch(int layer) {
-    const at::NoGradGuard no_grad;
-    const Tensors weights = layers_[layer]->parameters();
-    const c10::DeviceGuard guard(accelerator_.device());
-    for (size_t i = 0; i < weights.size(); ++i) {
-      const c10::Storage& storage = weights[i].storage();
-      storage.unsafeGetStorageImpl()->set_data_ptr_noswap(
-          c10::GetAllocator(accelerator_.device().type())->allocate(storage.nbytes()));
-      // Writes under another version counter, so that autograd's saved weights stay valid.
-      weights[i].variable_data().copy_(masters_[layer * weights.size() + i].detach());
-    }
-  }
-  void Drop(int layer) {
-    for (const at::Tensor& weight : layers_[layer]->parameters()) {
-      weight.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
-          c10::DataPtr(nullptr, accelerator_.device()));
-    }
-  }
-
-  const Accelerator& accelerator_;
-  torch::nn::ModuleList layers_;
-  Tensors masters_;
-  std::unique_ptr<torch::optim::SGD> optimizer_;
-};
-
-class Streamed final : public Trainee {
- public:
-  // `session` is null if activations are not offloaded.
-  Streamed(torch::nn::ModuleList layers, std::unique_ptr<WeightOffloader> weights,
-           std::shared_ptr<OffloadSession> session)
-      : layers_(std::move(layers)),
-        weights_(std::move(weights)),
-        session_(std::move(session)),
-        optimizer_(weights_->host_parameters(), kLearningRate) {}
-  at::Tensor Forward(at::Tensor x) override {
-    std::optional<OffloadScope> scope;
-    if (session_ != nullptr) scope.emplace(session_);
-    return RunLayers(layers_, std::move(x));
-  }
-  void Settle() override { weights_->WaitForGradients(); }
-  void Step() override {
-    weights_->Step([this] { StepOnHost(optimizer_, weights_->host_parameters()); });
-    weights_->ZeroGrad();
-  }
-  Tensors Weights() const override { return weights_->host_parameters(); }
-
- private:
-  torch::nn::ModuleList layers_;
-  const std::unique_ptr<WeightOffloader> weights_;
-  const std::shared_ptr<OffloadSession> session_;
-  torch::optim::SGD optimizer_;
-};
-
-// `target_bytes` is the memory target of kTarget and kShared. The accelerator outlives the trainee.
-absl::StatusOr<std::unique_ptr<Trainee>> MakeTrainee(const WeightsWay& way, uint64_t target_bytes,
-                                                     Accelerator& accelerator) {
-  if (way.kind == Kind::kNone) return std::make_unique<OnDevice>(accelerator);
-  if (way.kind == Kind::kBlocking) return std::make_unique<ByHand>(accelerator);
-  std::shared_ptr<OffloadSession> session;
-  if (way.kind == Kind::kShared) {
-    OffloadOptions offload;
-    offload.allocator = accelerator.tier_options().allocator;
-    offload.memory_target_bytes = target_bytes;
-    PINION_ASSIGN_OR_RETURN(session, OffloadSession::Create(offload, accelerator.backend()));
-    // Measures the link, which takes pinned memory.
-    PINION_RETURN_IF_ERROR(session->Reserve(kTrainedDevice, kMiB));
-  }
-  torch::nn::ModuleList layers = MakeModel();
-  WeightOptions options;
-  options.tier = accelerator.tier_options();
-  options.window_bytes = way.window_layers * LayerBytes();
-  options.memory_target_bytes = target_bytes;
-  PINION_ASSIGN_OR_RETURN(
-      std::unique_ptr<WeightOffloader> weights,
-      WeightOffloader::Attach(*layers, accelerator.device(), accelerator.backend(), options));
-  return std::make_unique<Streamed>(std::move(layers), std::move(weights), std::move(session));
-}
+constexpr int64_t kModelScale = 32;
 
 LinkRates RatesOf(const LinkModel& link) {
   constexpr double kBytesPerUs = 1e3;  // of one GB/s
@@ -321,59 +92,30 @@ bool SameBits(const Tensors& a, const Tensors& b) {
                     [](const at::Tensor& x, const at::Tensor& y) { return x.equal(y); });
 }
 
-class WeightsCase {
- public:
-  // `batch` examples of the small model. NotFound names all presets.
-  static absl::StatusOr<WeightsCase> Create(const std::string& preset, int64_t batch,
-                                            bool training);
-
-  // Runs every placement, no offload first.
-  absl::StatusOr<std::vector<WeightsRow>> RunAll() const;
-
- private:
-  struct Outcome {
-    WeightsCost cost;
-    ComputeTimes compute;
-    uint64_t others_bytes = 0;       // without offload, at the end of forward
-    std::vector<at::Tensor> values;  // in pageable memory
-  };
-
-  WeightsCase() = default;
-  absl::StatusOr<Outcome> Run(const WeightsWay& way, uint64_t target_bytes = 0) const;
-  PhaseBound BoundOf(const WeightsRow& row, const Outcome& none) const;
-
-  std::string preset_name_;
-  DevicePreset preset_;  // scaled
-  int64_t batch_ = 0;
-  bool training_ = false;
+struct Outcome {
+  WeightsCost cost;
+  ComputeTimes compute;
+  uint64_t others_bytes = 0;  // without offload, at the end of forward
+  Tensors values;             // in pageable memory
 };
 
-absl::StatusOr<WeightsCase> WeightsCase::Create(const std::string& preset, int64_t batch,
-                                                bool training) {
-  WeightsCase of;
-  of.preset_name_ = preset;
-  PINION_ASSIGN_OR_RETURN(const DevicePreset base, FindPreset(preset));
-  // FLOPs per byte of weights, in proportion to the batch.
-  of.preset_ = ScalePreset(
-      base,
-      {.flops_per_saved_byte = kModelScale, .mean_saved_tensor_bytes = kModelScale * kModelScale},
-      {.flops_per_saved_byte = 1, .mean_saved_tensor_bytes = 1});
-  of.batch_ = batch;
-  of.training_ = training;
-  return of;
-}
+struct WeightsCase {
+  DevicePreset preset;  // scaled
+  int64_t batch = 0;    // of the small model
+  bool training = false;
+};
 
-absl::StatusOr<WeightsCase::Outcome> WeightsCase::Run(const WeightsWay& way,
-                                                      uint64_t target_bytes) const {
+absl::StatusOr<Outcome> RunWay(const WeightsCase& of, const WeightsWay& way,
+                               uint64_t target_bytes) {
   RunOptions options;
-  options.preset = preset_;
+  options.preset = of.preset;
   PINION_ASSIGN_OR_RETURN(Accelerator accelerator, Accelerator::Open(options));
   EmulatedMachine& machine = *accelerator.machine();
-  try {
+  const auto run = [&]() -> absl::StatusOr<Outcome> {
     PINION_ASSIGN_OR_RETURN(const std::unique_ptr<Trainee> trainee,
                             MakeTrainee(way, target_bytes, accelerator));
-    const at::Tensor x = Waves({batch_, kModelWidth}, 0).to(accelerator.device());
-    const at::AutoGradMode grad(training_);
+    const at::Tensor x = Waves({of.batch, kModelWidth}, 0).to(accelerator.device());
+    const at::AutoGradMode grad(of.training);
     Outcome outcome;
     WeightsCost& cost = outcome.cost;
     Tensors results;  // on the device
@@ -387,7 +129,7 @@ absl::StatusOr<WeightsCase::Outcome> WeightsCase::Run(const WeightsWay& way,
         outcome.others_bytes =
             machine.memory_stats(kTrainedDevice).in_use_bytes - kModelLayers * LayerBytes();
       }
-      if (training_) {
+      if (of.training) {
         result = result.pow(2).mean();
         result.backward();
         trainee->Settle();
@@ -397,7 +139,7 @@ absl::StatusOr<WeightsCase::Outcome> WeightsCase::Run(const WeightsWay& way,
       results.push_back(std::move(result));
       const double end_ms = machine.now_ms();
       compute_ms += computed_ms() - computed_before_ms;
-      if (training_) trainee->Step();
+      if (of.training) trainee->Step();
       phase_ms += end_ms - begin_ms;
       step_ms += machine.now_ms() - end_ms;
     };
@@ -412,18 +154,19 @@ absl::StatusOr<WeightsCase::Outcome> WeightsCase::Run(const WeightsWay& way,
       accelerator.Synchronize();
       outcome.compute.forward_us = computed_ms() * 1e3;
     }
-    // Training does not synchronize: prefetches that the optimizer's step started remain in flight.
-    if (!training_) accelerator.Synchronize();
+    // Training does not synchronize: prefetches that the optimizer's step started remain in
+    // flight.
+    if (!of.training) accelerator.Synchronize();
     machine.ResetPeakMemory(kTrainedDevice);
     machine.ResetTimeStats(kTrainedDevice);
     phase_ms = step_ms = compute_ms = 0;
-    const int steps = training_ ? kTrainingSteps : kInferencePasses;
+    const int steps = of.training ? kTrainingSteps : kInferencePasses;
     const double begin_ms = machine.now_ms();
     for (int i = 0; i < steps; ++i) {
-      if (!training_) results.clear();
+      if (!of.training) results.clear();
       step();
     }
-    if (!training_) {  // passes follow each other without a pause
+    if (!of.training) {  // passes follow each other without a pause
       accelerator.Synchronize();
       phase_ms = machine.now_ms() - begin_ms;
       compute_ms = computed_ms();
@@ -441,61 +184,24 @@ absl::StatusOr<WeightsCase::Outcome> WeightsCase::Run(const WeightsWay& way,
       outcome.values.push_back(weight.detach().cpu().clone());
     }
     return outcome;
-  } catch (const std::exception& error) {
-    return absl::InternalError(absl::StrCat(way.name(), " on ", preset_name_, ": ", error.what()));
-  }
-}
-
-absl::StatusOr<std::vector<WeightsRow>> WeightsCase::RunAll() const {
-  std::vector<WeightsRow> rows;
-  PINION_ASSIGN_OR_RETURN(const Outcome none, Run({}));
-  const auto add = [&](const WeightsWay& way, const Outcome& outcome, uint64_t target_bytes) {
-    rows.push_back({.preset = preset_name_,
-                    .batch = batch_ * kModelScale,
-                    .training = training_,
-                    .way = way,
-                    .cost = outcome.cost,
-                    .target_bytes = target_bytes,
-                    .bound = {},
-                    .same_values = SameBits(none.values, outcome.values)});
   };
-  add({}, none, 0);
-  std::vector<WeightsWay> ways = {{.kind = Kind::kBlocking}};
-  for (const int window_layers : {2, 4, kModelLayers / 2}) {
-    ways.push_back({Kind::kStreamed, window_layers});
-  }
-  for (const Kind kind : {Kind::kTarget, Kind::kShared}) {
-    if (kind == Kind::kShared && !training_) continue;
-    for (const int percent : kTargetPercents) {
-      ways.push_back({.kind = kind, .target_percent = percent});
-    }
-  }
-  for (const WeightsWay& way : ways) {
-    const uint64_t target_bytes = none.cost.peak_bytes * way.target_percent / 100;
-    PINION_ASSIGN_OR_RETURN(const Outcome outcome, Run(way, target_bytes));
-    add(way, outcome, target_bytes);
-    if (!way.streams()) continue;
-    WeightsRow& row = rows.back();
-    row.bound = BoundOf(row, none);
-    row.is_hidden = row.bound.overlapped_us <= kHidden * none.cost.compute_us;
-  }
-  return rows;
+  return NoThrow(absl::StrCat(way.name(), " on ", of.preset.name), run);
 }
 
-PhaseBound WeightsCase::BoundOf(const WeightsRow& row, const Outcome& none) const {
+PhaseBound BoundOf(const WeightsCase& of, const WeightsRow& row, const Outcome& none) {
   if (row.way.kind == Kind::kShared) {
-    return SharedBound(preset_.link, none.others_bytes, row.target_bytes, none.compute);
+    return SharedBound(of.preset.link, none.others_bytes, row.target_bytes, none.compute);
   }
   int window_layers = row.way.window_layers;
   if (row.way.kind == Kind::kTarget) {
     // Other memory peaks at the end of forward in training, at any time in inference.
     const uint64_t others_bytes =
-        training_ ? none.others_bytes : none.cost.peak_bytes - kModelLayers * LayerBytes();
+        of.training ? none.others_bytes : none.cost.peak_bytes - kModelLayers * LayerBytes();
     const uint64_t left_bytes = row.target_bytes - std::min(row.target_bytes, others_bytes);
     window_layers = std::min(kModelLayers, static_cast<int>(left_bytes / LayerBytes()));
   }
-  return training_ ? TrainingBound(preset_.link, window_layers, none.compute)
-                   : InferenceBound(preset_.link, window_layers, none.cost.compute_us);
+  return of.training ? TrainingBound(of.preset.link, window_layers, none.compute)
+                     : InferenceBound(of.preset.link, window_layers, none.cost.compute_us);
 }
 
 }  // namespace
@@ -509,8 +215,48 @@ std::string WeightsWay::name() const {
 
 absl::StatusOr<std::vector<WeightsRow>> RunWeights(const std::string& preset, int64_t batch,
                                                    bool training) {
-  PINION_ASSIGN_OR_RETURN(const WeightsCase of, WeightsCase::Create(preset, batch, training));
-  return of.RunAll();
+  PINION_ASSIGN_OR_RETURN(const DevicePreset base, FindPreset(preset));
+  // FLOPs per byte of weights, in proportion to the batch.
+  const WeightsCase of = {
+      .preset = ScalePreset(base,
+                            {.flops_per_saved_byte = kModelScale,
+                             .mean_saved_tensor_bytes = kModelScale * kModelScale},
+                            {.flops_per_saved_byte = 1, .mean_saved_tensor_bytes = 1}),
+      .batch = batch,
+      .training = training};
+  std::vector<WeightsRow> rows;
+  PINION_ASSIGN_OR_RETURN(const Outcome none, RunWay(of, {}, 0));
+  const auto add = [&](const WeightsWay& way, const Outcome& outcome, uint64_t target_bytes) {
+    rows.push_back({.preset = preset,
+                    .batch = batch * kModelScale,
+                    .training = training,
+                    .way = way,
+                    .cost = outcome.cost,
+                    .target_bytes = target_bytes,
+                    .bound = {},
+                    .same_values = SameBits(none.values, outcome.values)});
+  };
+  add({}, none, 0);
+  std::vector<WeightsWay> ways = {{.kind = Kind::kBlocking}};
+  for (const int window_layers : {2, 4, kModelLayers / 2}) {
+    ways.push_back({Kind::kStreamed, window_layers});
+  }
+  for (const Kind kind : {Kind::kTarget, Kind::kShared}) {
+    if (kind == Kind::kShared && !training) continue;
+    for (const int percent : kTargetPercents) {
+      ways.push_back({.kind = kind, .target_percent = percent});
+    }
+  }
+  for (const WeightsWay& way : ways) {
+    const uint64_t target_bytes = none.cost.peak_bytes * way.target_percent / 100;
+    PINION_ASSIGN_OR_RETURN(const Outcome outcome, RunWay(of, way, target_bytes));
+    add(way, outcome, target_bytes);
+    if (!way.streams()) continue;
+    WeightsRow& row = rows.back();
+    row.bound = BoundOf(of, row, none);
+    row.is_hidden = row.bound.overlapped_us <= kHidden * none.cost.compute_us;
+  }
+  return rows;
 }
 
 }  // namespace pinion

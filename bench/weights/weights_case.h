@@ -12,15 +12,29 @@
 #ifndef PINION_BENCH_WEIGHTS_WEIGHTS_CASE_H_
 #define PINION_BENCH_WEIGHTS_WEIGHTS_CASE_H_
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "pinion/programs/accelerator.h"
 
 namespace pinion {
 
 constexpr int kModelLayers = 24;
+
+constexpr int64_t kModelWidth = 256;
+constexpr int kTrainedDevice = 0;
+using Tensors = std::vector<at::Tensor>;
+
+// Returns a layer's bytes on the device.
+uint64_t LayerBytes();
+
+// Returns the same values in every process, and other values for each phase.
+at::Tensor Waves(at::IntArrayRef shape, double phase);
 
 // The placement of the weights.
 struct WeightsWay {
@@ -39,6 +53,22 @@ struct WeightsWay {
   // "no offload", "blocking", "streamed, 2 layers", "target 50 %", "target 50 %, shared"
   std::string name() const;
 };
+
+// A model with a placement of its weights.
+class Trainee {
+ public:
+  virtual ~Trainee() = default;
+  // In training, valid until the graph is freed.
+  virtual at::Tensor Forward(at::Tensor x) = 0;
+  // Blocks until gradients are where the optimizer is.
+  virtual void Settle() {}
+  virtual void Step() = 0;
+  virtual Tensors Weights() const = 0;
+};
+
+// `target_bytes` is the memory target of kTarget and kShared. The accelerator outlives the trainee.
+absl::StatusOr<std::unique_ptr<Trainee>> MakeTrainee(const WeightsWay& way, uint64_t target_bytes,
+                                                     Accelerator& accelerator);
 
 // The bound of a step's forward and backward.
 struct PhaseBound {

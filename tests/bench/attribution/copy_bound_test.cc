@@ -1,4 +1,4 @@
-#include "pinion/bench/attribution/copy_bound.h"
+#include "pinion/bench/attribution/attribution_table.h"
 
 #include <vector>
 

@@ -1,4 +1,4 @@
-#include "pinion/bench/saving_step.h"
+#include "pinion/bench/null_torch_device.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -9,7 +9,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/bench/null_torch_device.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 
@@ -18,7 +17,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-class SavingStepTest : public ::testing::Test {
+class NullTorchDeviceTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() { RegisterNullTorchDevice(); }
 };
@@ -55,7 +54,7 @@ class Watcher : public SavedTensorPacker {
   Seen& seen_;
 };
 
-TEST_F(SavingStepTest, EveryTensorIsSavedReadInReverseOrderAndLetGoOf) {
+TEST_F(NullTorchDeviceTest, EveryTensorIsSavedReadInReverseOrderAndLetGoOf) {
   Seen seen;
   const double step_us = SavingStep{.tensors = 3, .tensor_bytes = 4096}.RunUs(
       [&seen] { return std::make_shared<SavedTensorScope>(std::make_shared<Watcher>(seen)); });
@@ -66,13 +65,13 @@ TEST_F(SavingStepTest, EveryTensorIsSavedReadInReverseOrderAndLetGoOf) {
   EXPECT_EQ(seen.released, 3);
 }
 
-TEST_F(SavingStepTest, WithoutAScopeNothingIsHooked) {
+TEST_F(NullTorchDeviceTest, WithoutAScopeNothingIsHooked) {
   Seen seen;
   SavingStep{.tensors = 3, .tensor_bytes = 4096}.RunUs([] { return nullptr; });
   EXPECT_TRUE(seen.packed.empty());
 }
 
-TEST_F(SavingStepTest, TheScopeEndsBeforeBackwardBegins) {
+TEST_F(NullTorchDeviceTest, TheScopeEndsBeforeBackwardBegins) {
   bool ended = false;
   Seen seen;
   SavingStep{.tensors = 1, .tensor_bytes = 4096}.RunUs([&] {
@@ -84,7 +83,7 @@ TEST_F(SavingStepTest, TheScopeEndsBeforeBackwardBegins) {
   EXPECT_TRUE(ended);
 }
 
-TEST_F(SavingStepTest, ATensorOfTheNullDeviceHasItsSizeAndAPlaceOfItsOwn) {
+TEST_F(NullTorchDeviceTest, ATensorOfTheNullDeviceHasItsSizeAndAPlaceOfItsOwn) {
   const at::Tensor one = NewNullTensor(4096);
   const at::Tensor other = NewNullTensor(4096);
   EXPECT_EQ(one.nbytes(), 4096);
@@ -94,7 +93,7 @@ TEST_F(SavingStepTest, ATensorOfTheNullDeviceHasItsSizeAndAPlaceOfItsOwn) {
             4096);
 }
 
-TEST_F(SavingStepTest, AddressesAreUsedAgainByOtherThreadsToo) {
+TEST_F(NullTorchDeviceTest, AddressesAreUsedAgainByOtherThreadsToo) {
   const void* address = nullptr;
   std::thread([&address] { address = NewNullTensor(12345 * 4).storage().data(); }).join();
   EXPECT_EQ(NewNullTensor(12345 * 4).storage().data(), address);

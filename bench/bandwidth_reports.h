@@ -1,15 +1,16 @@
-// The results of the bandwidth program: plain data for its reports.
+// The results of the bandwidth program, and its reports: text, rows and goals, and nvbandwidth's
+// JSON. Plain data and pure functions.
 
-#ifndef PINION_BENCH_BANDWIDTH_RESULT_H_
-#define PINION_BENCH_BANDWIDTH_RESULT_H_
+#ifndef PINION_BENCH_BANDWIDTH_REPORTS_H_
+#define PINION_BENCH_BANDWIDTH_REPORTS_H_
 
 #include <cstdint>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "pinion/bench/goals.h"
-#include "pinion/bench/statistics.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/link/link_calibration.h"
 
@@ -89,6 +90,14 @@ const Series* NearPinned(const CaseResult& result, int column, CopyDirection dir
 // engine's calibration agrees with the sweep.
 BenchReport MakeReport(const BandwidthResult& result);
 
+// Returns nvbandwidth's matrices, bandwidth by size, fitted curves, and the share of the link's
+// rated speed.
+std::string BandwidthText(const BandwidthResult& result);
+
+// As in nvbandwidth, matrix entries are strings, "N/A" is an unmeasured entry, and a case is
+// Passed, Waived or Error. Values are those of the largest size in pinned memory.
+nlohmann::ordered_json NvbandwidthJson(const BandwidthResult& result);
+
 }  // namespace pinion
 
-#endif  // PINION_BENCH_BANDWIDTH_RESULT_H_
+#endif  // PINION_BENCH_BANDWIDTH_REPORTS_H_
