@@ -1,5 +1,7 @@
 // Parses the text and both JSON forms of a bandwidth run.
 
+#include "pinion/bench/bandwidth_reports.h"
+
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -9,7 +11,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/bench/bandwidth_reports.h"
 #include "pinion/bench/goals.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/link/link_calibration.h"

@@ -1,8 +1,7 @@
-#include "pinion/bench/attribution/attribution_table.h"
-
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "pinion/bench/attribution/attribution_table.h"
 
 namespace pinion {
 namespace {
