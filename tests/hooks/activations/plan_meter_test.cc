@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 #include "pinion/engine/planner/step_plan.h"
 #include "pinion/engine/planner/step_trace.h"
-#include "pinion/engine/schedule/cached_plan.h"
+#include "pinion/engine/schedule/plan_cache.h"
 #include "pinion/engine/schedule/plan_validator.h"
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
