@@ -37,6 +37,7 @@
 #include "pinion/device/emulated/faults.h"
 #include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/planner/plan_step.h"
+#include "pinion/engine/planner/recomputation.h"
 #include "pinion/engine/planner/step_plan.h"
 #include "pinion/engine/planner/step_trace.h"
 #include "pinion/engine/schedule/plan_cache.h"
@@ -164,13 +165,18 @@ absl::StatusOr<uint64_t> TightBytes(const StepTrace& step, const LinkCalibration
   return least_bytes + (all.peak_bytes - least_bytes) / 20;
 }
 
-// Segments that can be computed again, of so many saved tensors each.
+// Makes each 25 saved tensors a segment, whose input is the last tensor of the one before.
 void AddSegments(StepTrace& step) {
   constexpr uint32_t kObjects = 25;
   for (uint32_t use = 0; use < step.accesses.size(); ++use) {
     const uint32_t segment = step.accesses[use] / kObjects;
     if (segment >= step.segments.size()) step.segments.resize(segment + size_t{1});
     step.segments[segment].accesses.push_back(use);
+  }
+  for (uint32_t i = 0; i < step.segments.size(); ++i) {
+    StepSegment& segment = step.segments[i];
+    segment.before = {.other_bytes = step.intervals[segment.accesses.front()].other_bytes};
+    if (i > 0) segment.inputs = {i * kObjects - 1};
   }
 }
 
@@ -185,7 +191,13 @@ absl::StatusOr<PlanRow> Measure(const PlanCase& of, const LinkCalibration& link,
                                 benchmark::State& state) {
   StepTrace step =
       of.seed == 0 ? GptLikeStep(of.uses, kUnitBytes) : RandomStepOfUses(of.seed, of.uses);
-  if (of.target == PlanCase::Target::kTightWithSegments) AddSegments(step);
+  const bool has_segments = of.target == PlanCase::Target::kTightWithSegments;
+  if (has_segments) {
+    AddSegments(step);
+    if (RecomputableSegments(step).size() != step.segments.size()) {
+      return absl::InternalError("a segment cannot be recomputed");
+    }
+  }
   TargetOptions options = {.link = link};
   if (of.target != PlanCase::Target::kAuto) {
     PINION_ASSIGN_OR_RETURN(options.memory_bytes, TightBytes(step, link));
@@ -196,7 +208,7 @@ absl::StatusOr<PlanRow> Measure(const PlanCase& of, const LinkCalibration& link,
   for ([[maybe_unused]] auto _ : state) {
     const double begin_s = ProcessorSeconds();
     PINION_ASSIGN_OR_RETURN(const std::shared_ptr<const CachedPlan> known,
-                            schedule.Plan(step, of.target == PlanCase::Target::kTightWithSegments));
+                            schedule.Plan(step, has_segments));
     const double elapsed_s = ProcessorSeconds() - begin_s;
     state.SetIterationTime(elapsed_s);
     times_ms.push_back(elapsed_s * 1e3);

@@ -1,13 +1,13 @@
-// Moves that keep a step within its memory: Belady's rule, which preferences of a search can
-// change. PlanStep's own (plan_step.cc).
+// Chooses moves that keep a step within its memory: Belady's rule, which preferences of a search
+// can change. Also has the intervals to choose from (IdleInterval) and the order of copies out
+// (InEvictionOrder). For PlanStep (plan_step.cc).
 //
 //   const ResidencyPlanner planner(step);
 //   PlanPreferences preferences = planner.ByNextAccess();
 //   PlannedMoves planned = planner.MovesWithin(memory_bytes, EvictionRule::kHighest, preferences);
-//   preferences.EvictEarlier(planned.blockers);         // prefetches that came late may come
-//   earlier now
+//   preferences.EvictEarlier(planned.blockers);  // late prefetches may now be earlier
 //
-// Thread safety: immutable.
+// Thread safety: ResidencyPlanner is immutable; a RangeMaxTree has one user.
 
 #ifndef PINION_ENGINE_PLANNER_RESIDENCY_PLANNER_H_
 #define PINION_ENGINE_PLANNER_RESIDENCY_PLANNER_H_
@@ -110,7 +110,7 @@ class RangeMaxTree {
   }
 
   size_t leaves_ = 1;
-  std::vector<int64_t> most_;   // below a node, what was added above it left out
+  std::vector<int64_t> most_;   // below a node, without what was added to nodes above it
   std::vector<int64_t> added_;  // to all of a node
 };
 

@@ -1,4 +1,5 @@
-// Planned steps that may come again.
+// Plans of recorded steps: one step with its plan (CachedPlan), a cursor over its moves
+// (PlanCursor), all that may recur (PlanCache), and which steps to record (RecordingBackoff).
 
 #ifndef PINION_ENGINE_SCHEDULE_PLAN_CACHE_H_
 #define PINION_ENGINE_SCHEDULE_PLAN_CACHE_H_

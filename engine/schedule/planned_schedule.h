@@ -2,8 +2,9 @@
 //
 //   PlannedSchedule schedule({.memory_bytes = target, .link = link});
 //   ... a step runs; schedule.WantsRecord() says whether to record it ...
-//   PINION_ASSIGN_OR_RETURN(auto cached, schedule.Plan(trace));     // takes a while: without a
-//   lock schedule.Learn(std::move(cached));
+//   // Takes a while: call it without a lock.
+//   PINION_ASSIGN_OR_RETURN(auto cached, schedule.Plan(trace));
+//   schedule.Learn(std::move(cached));
 //
 // A step lasts from the first saved tensor until no saved tensor is needed. A recognised step runs
 // by its plan. Tensors that the plan moves are copied out as soon as possible, or when the plan
@@ -117,7 +118,7 @@ class PlannedSchedule final : public OffloadSchedule {
              const RecomputeTrials::SegmentLog& log = {}) {
     trials_.Learn(log, std::move(cached), cache_);
   }
-  // Replaces `known` by `raised`, a plan of the same trace with more on the device.
+  // Replaces the plan of `cached` by `raised`, a plan of the same trace with more on the device.
   void LearnRaised(std::shared_ptr<const CachedPlan> raised, const CachedPlan& cached) {
     cache_.Learn(cached.recompute_was_tried() ? raised->WithRecomputeTried() : std::move(raised));
   }

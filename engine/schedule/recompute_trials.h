@@ -6,8 +6,9 @@
 //   trials.Follow(cached);                                // or trials.Try(cached)
 //   std::optional<uint32_t> ordinal = trials.OnSegment(); // empty: it is recomputed
 //   ... the step ends ...
-//   const RecomputeTrials::SegmentLog log = trials.TakeSegmentLog();  // before the next step
-//   begins RecomputeTrials::Note(log, trace);                    // into the trace of that step
+//   // Before the next step begins:
+//   const RecomputeTrials::SegmentLog log = trials.TakeSegmentLog();
+//   RecomputeTrials::Note(log, trace);                    // into the trace of that step
 //   trials.Learn(log, cached, cache);                     // its plan
 //
 // The benefit of recomputation is measured, not assumed. A step that has run as planned runs once

@@ -1,4 +1,5 @@
-// Shares one memory target between planned steps and streamed weights.
+// The two sides of a memory target: what streamed weights reserve of it, and the most that
+// everything else takes.
 //
 // Plain data.
 

@@ -51,9 +51,9 @@ struct SizedObject {
 // Which streamed weights stay on the device in such a loop.
 struct LoopPlan {
   std::vector<uint32_t> stay;  // objects that stay on the device
-  // A limit means that the loop moves on: objects stay in its first round alone. In later rounds
-  // each object is evicted after its use, and fetched again as early as the limit of bytes ahead,
-  // with those of the object in use, permits.
+  // With a limit the loop moves on: objects stay in its first round only. Later, each object is
+  // evicted after its use, and fetched again when the bytes ahead, with those of the object in use,
+  // are within the limit.
   uint64_t most_ahead_bytes = UINT64_MAX;
 
   bool moves_on() const { return most_ahead_bytes != UINT64_MAX; }
@@ -65,7 +65,9 @@ struct LoopPlan {
 // function.
 LoopPlan PlanLoop(const std::vector<SizedObject>& round, uint64_t window_bytes);
 
-// Objects by number.
+// --- The prefetcher ---
+
+// What to do at a use: evict first, then fetch in this order. Objects by number.
 struct PrefetchPlan {
   std::vector<uint32_t> evictions;
   std::vector<uint32_t> fetches;
@@ -83,9 +85,8 @@ class WeightPrefetcher {
   // Applies from the next use on. The object in use is resident even if it exceeds the window.
   void set_window_bytes(uint64_t window_bytes) { window_bytes_ = window_bytes; }
 
-  // Begins a use. The prefetcher takes the evictions and fetches that it returns for done: report a
-  // fetch that failed by OnEvicted. Returns no fetches if the object is resident and was also used
-  // last.
+  // Begins a use. Assumes that the returned evictions and fetches are made: report a failed fetch
+  // by OnEvicted. Returns no fetches if the object is resident and was also used last.
   PrefetchPlan OnUse(uint32_t object, absl::FunctionRef<bool(uint32_t)> may_evict);
 
   // Ends a use. Returns evictions of objects that exceed the window, which may include this one.
@@ -129,8 +130,8 @@ class WeightPrefetcher {
   size_t period() const { return history_.size() - 1 - *match_; }
   const Row& ExpectedAt(size_t uses_from_now) const;
   void FindNextRows();
-  // Drops objects until `size_bytes` more fit. Returns false, and evictions nothing, if that would
-  // take an object that is used within the next `uses_from_now` rows.
+  // Evicts objects until `size_bytes` more fit. If that needs an object that is used within the
+  // next `uses_from_now` rows, evicts none and returns false.
   bool MakeRoom(uint64_t size_bytes, size_t uses_from_now, uint32_t in_use,
                 absl::FunctionRef<bool(uint32_t)> may_evict, PrefetchPlan& plan);
   void ChooseLoop();
@@ -167,9 +168,9 @@ struct OthersBytes {
 // The window of streamed weights within a memory target. Leaves the rest of the program the bytes
 // that it has, and those that it will have allocated by the next use.
 //
-//   WindowPredictor room(target_bytes);
-//   prefetcher.set_window_bytes(room.AtUse({.object = 3, .argument_bytes = n}, others,
-//   peak_bound));
+//   WindowPredictor predictor(target_bytes);
+//   const WeightUse use = {.object = 3, .argument_bytes = n};
+//   prefetcher.set_window_bytes(predictor.AtUse(use, others, peak_bound));
 //
 // The allocations until the next use are predicted from earlier uses at the same place. A place is
 // an object, forward or backward, and the index of the use since forward began. Without a graph,

@@ -6,8 +6,7 @@
 //   all[0].pieces = {{data, /*offset_bytes=*/0, size_bytes}};
 //   all[0].memory.push_back(std::move(memory));
 //   PINION_RETURN_IF_ERROR(tier->PutOut(absl::MakeSpan(all)));
-//   const GuardedMemory evicted = parcel->Evict();  // freed after the copy, by a wait of the
-//   stream
+//   const GuardedMemory evicted = parcel->Evict();  // its stream waits for the copy, then frees
 //   ...
 //   Parcel::Read read = parcel->ReadOrClaim(reader);
 //   if (read.claim.has_value()) { /* device memory for it; tier->Fetch(...); try again */ }

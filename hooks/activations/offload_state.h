@@ -245,7 +245,7 @@ struct OffloadState {
   Mutex mu;
   Books books ABSL_GUARDED_BY(mu);
   const ChosenSchedule schedule ABSL_GUARDED_BY(mu);
-  // The schedule if it goes by plans, for what no lock is needed for.
+  // The same schedule if it runs by plans, for calls that need no lock.
   const PlannedSchedule* const planner;
   const bool asks_for_device_bytes;
   uint64_t last_sequence ABSL_GUARDED_BY(mu) = 0;              // of the newest save

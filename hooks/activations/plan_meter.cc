@@ -34,11 +34,11 @@ void PlanMeter::OnDeviceBytes(int64_t allocated_bytes, int64_t added_bytes,
 
 void PlanMeter::NoteBytes(const AllocatorBytes& bytes, int64_t streamed_bytes) {
   CompareWithTarget(bytes.current);
-  const Reported reported = {interval_peak_bytes_.exchange(bytes.current),
-                             interval_added_bytes_.exchange(0)};
   int64_t most_bytes = 0;
   {
     MutexLock lock(mu_);
+    const Reported reported = {interval_peak_bytes_.exchange(bytes.current),
+                               interval_added_bytes_.exchange(0)};
     most_bytes = MostBytesBetween(std::exchange(noted_, bytes), bytes, reported);
   }
   if (!is_unobserved_.exchange(false) || !is_in_step_) return;
@@ -67,7 +67,8 @@ std::optional<bool> PlanMeter::BeginStep(const std::shared_ptr<const CachedPlan>
     const bool is_recorded_again = next.is_recorded && had_gradients == next.has_gradients;
     // Replan after a planned step exceeded the target, at exponentially growing intervals.
     if (was_over && last != nullptr && !is_recorded_again && std::has_single_bit(++plans_over_)) {
-      step_.reset();  // nobody has noted where the step ended
+      // The measured step's end was not noted, and this is not it.
+      if (step_.has_value() && !step_->end.has_value()) step = std::exchange(step_, std::nullopt);
       return had_gradients;
     }
     // Read before OnStep: the step's first scope used it to decide whether to observe memory.

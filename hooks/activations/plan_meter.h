@@ -53,11 +53,11 @@ class PlanMeter {
     bool is_recorded = false;  // it is not measured
     bool has_gradients = false;
   };
-  // A step begins. The last one has ended, which ran by `last` (null: by no plan). If a plan turned
-  // out to be off, it should be made again: returns whether its steps begin with gradients.
+  // Begins a step. The last one has ended and ran by `last` (null: without a plan). If a plan
+  // proved to be off and has to be made again, returns whether its steps begin with gradients.
   std::optional<bool> BeginStep(const std::shared_ptr<const CachedPlan>& last,
                                 const StepKind& next);
-  // Nobody needs a tensor of the step any more. Takes no lock.
+  // No tensor of the step is needed. Takes no lock.
   void EndStep() { is_in_step_ = false; }
   bool IsInStep() const { return is_in_step_; }
   Overshoot overshoot() const { return {steps_over_, most_over_bytes_}; }
@@ -69,7 +69,7 @@ class PlanMeter {
     StreamClock::Moment begin;
     std::optional<StreamClock::Moment> end = std::nullopt;
     std::shared_ptr<const CachedPlan> ran = nullptr;  // once it has ended
-    int64_t peak_bytes = 0;                           // the same; 0: nobody has told
+    int64_t peak_bytes = 0;                           // the same; 0: not reported
     bool has_gradients = false;
   };
 
@@ -95,7 +95,8 @@ class PlanMeter {
   bool has_gradients_ ABSL_GUARDED_BY(mu_) = false;  // the current step
   std::optional<Step> step_ ABSL_GUARDED_BY(mu_);    // that is measured
   AllocatorBytes noted_ ABSL_GUARDED_BY(mu_);        // by the last NoteBytes
-  uint64_t plans_over_ ABSL_GUARDED_BY(mu_) = 0;     // steps that ran by one and had more
+  uint64_t plans_over_ ABSL_GUARDED_BY(mu_) =
+      0;  // steps that ran by a plan and exceeded the target
 };
 
 }  // namespace pinion

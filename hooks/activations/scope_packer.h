@@ -1,4 +1,5 @@
-// Passes the tensors that autograd saves in an OffloadScope to the session.
+// Passes the tensors that autograd saves in an OffloadScope to the session, and recognises those of
+// the module's heads (HeadNodes).
 //
 // Thread safety: a packer and a session are thread-safe, since autograd workers save on a scope's
 // behalf. A PackScope is constant except its atomic fields, a ScopeModule except its heads, which

@@ -96,7 +96,8 @@ class StepLearner {
   uint64_t NoteDeviceBytes();
 
  private:
-  // The first leaves to which the last backward added; the previous backward's until it adds.
+  // The first leaves to which the last backward added gradients. Until a running backward adds,
+  // those of the one before.
   struct LeavesOfBackward {
     std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> all;
     bool are_old = false;
@@ -109,16 +110,17 @@ class StepLearner {
   void BeginStep();
   // Returns whether any of these leaves has a gradient. The next backward may replace them.
   bool FindGradients();
-  // In the log: each least that is more than those before, and once that a step had more.
+  // Logs a plan's minimum if it is above the target and all minima logged so far.
   void TellOfShortfall(const CachedPlan& cached);
+  // Logs the first step that exceeded the target.
   void TellOfOvershoot();
   // Called before the step's first save. Replans candidates whose recording began with fewer
   // device bytes, adding the difference.
   void RaisePlans(const at::Tensor& tensor, uint64_t place);
-  // The plan of a step; `wanted` by weights.
+  // Returns the plan of a step beside which weights reserve `wanted`.
   absl::StatusOr<std::shared_ptr<const CachedPlan>> Plan(StepTrace step, bool may_recompute,
                                                          const Reservation& wanted) const;
-  // `log`: what that step has done with its segments. `wanted`: by weights, beside it.
+  // `log`: what the step did with its segments. `wanted`: what weights reserved beside it.
   void Learn(DeviceRecording& recording, bool had_gradients, const RecomputeTrials::SegmentLog& log,
              const Reservation& wanted);
 

@@ -2,7 +2,8 @@
 //
 // The handles of all saved tensors that are views of the same bytes share a record. Records know
 // tensors, parcels (engine/tier/parcel.h) know copies. A large tensor has its own parcel; small
-// ones share one.
+// ones share one. A record owns its memory until the copy out is submitted (LeavingMemory), and
+// then has a place in a parcel (ParcelPart in a SavedParcel).
 
 #ifndef PINION_HOOKS_ACTIVATIONS_STORAGE_RECORD_H_
 #define PINION_HOOKS_ACTIVATIONS_STORAGE_RECORD_H_

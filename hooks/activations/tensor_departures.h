@@ -1,7 +1,7 @@
 // Offloads saved tensors of a device: forms parcels, submits their copies, and evicts copied
 // parcels.
 //
-// Thread safety: thread-safe.
+// Thread safety: TensorDepartures is thread-safe, DueRecords is not.
 
 #ifndef PINION_HOOKS_ACTIVATIONS_TENSOR_DEPARTURES_H_
 #define PINION_HOOKS_ACTIVATIONS_TENSOR_DEPARTURES_H_
@@ -45,8 +45,6 @@ inline constexpr WaitSite kBlockingCopyOut("kBlockingCopyOut", kHooksWaits);
 //     due.Sort(state);
 //   }
 //   departures.CopyOut(due);
-//
-// Thread safety: not thread-safe.
 struct DueRecords {
   void Add(RecordPtrs&& more) {
     records.insert(records.end(), std::move_iterator(more.begin()), std::move_iterator(more.end()));

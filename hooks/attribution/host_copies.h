@@ -75,8 +75,8 @@ class HostCopies {
   // Returns the device bytes held for copies, on the device that holds most.
   uint64_t HeldBytes() const;
 
-  // Tensors on the host behind each other on dimension 0, in pinned memory of the tier's if they
-  // are of one dtype. Not empty.
+  // Concatenates tensors on the host on dimension 0; in the tier's pinned memory if they have one
+  // dtype. `pieces` must not be empty.
   at::Tensor Concatenate(const std::vector<at::Tensor>& pieces);
 
  private:

@@ -82,12 +82,10 @@ bool LeadsToAnother(Node* from, const absl::flat_hash_set<const Node*>& wanted,
 }
 
 // Captures the values at the taps of the requested layers in one forward pass, and their gradients
-// in one backward pass.
-//
-// Captures the value at the tap and the gradient with respect to it. Later changes of the tensor by
-// the model have no effect. A tensor whose place in the graph an operator in place would take goes
-// on as a clone. So does a tensor without history and without another owner, which is offloaded
-// itself (docs/maintainers/decisions/0032).
+// in one backward pass. Later changes of a captured tensor by the model have no effect. A tensor
+// continues as a clone in two cases: an operator in place would take its place in the graph, or it
+// has neither history nor another owner. In the second case the tensor itself is offloaded
+// (docs/maintainers/decisions/0032).
 //
 // Backward stops at the captured tensors and leaves every parameter's .grad alone. A hook takes
 // each gradient when it is complete, so the graph keeps only gradients that backward itself needs.

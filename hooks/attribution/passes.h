@@ -35,6 +35,8 @@
 
 namespace pinion {
 
+// ------------------------------------------------------------------------------------------ budget
+
 // All rows of a method: `steps` steps for each of `examples` examples. Consecutive passes over the
 // same examples share `overlap` steps.
 struct PassGrid {
@@ -162,10 +164,10 @@ at::Tensor SumOverSteps(const at::Tensor& tensor, const PassRows& rows,
 // multiple of the pass's rows.
 at::Tensor StepOf(const at::Tensor& tensor, int64_t step, const PassRows& rows);
 
-// The sum over a pass's steps of terms of several tensors that are alike, in float32 at least. The
-// host computes block by block of a step's elements, each block at all steps, so that what it reads
-// comes from memory once. `add` is given a block of the sum, in one dimension, and the same block
-// of each tensor, with the steps in front: [steps, elements].
+// Returns the sum, over a pass's steps, of terms of several tensors of one shape, in float32 at
+// least. The host computes block by block, each block at all steps, so that each byte is read from
+// memory once. `add` gets a one-dimensional block of the sum, and the same block of each tensor as
+// [steps, elements].
 at::Tensor SumTermsOverSteps(
     const std::vector<at::Tensor>& tensors, const PassRows& rows,
     const std::function<void(at::Tensor& sum, const std::vector<at::Tensor>& blocks)>& add);

@@ -1,7 +1,7 @@
 // The captured tensors of one forward and backward pass whose copies are pending. The devices' work
 // is queued; the program's tensors and the graph are free.
 //
-//   PendingLayers pending = capture.Finish();
+//   PendingLayers pending = StartGradients(copies, forward, layers, {x}, target);  // layer_pass.h
 //   ... more work for the devices ...
 //   std::vector<LayerResult> layers = pending.Wait();
 //

@@ -161,6 +161,22 @@ class Backwards {
   std::optional<at::CallbackHandle> callback_ ABSL_GUARDED_BY(mu_);
 };
 
+thread_local std::optional<uint64_t> outermost_node;
+
+// Lives as long as the thread evaluates a node.
+class EvaluatedNode final : public at::ObserverContext {
+ public:
+  EvaluatedNode() : is_outermost_(!outermost_node.has_value()) {
+    if (is_outermost_) outermost_node = CurrentBackwardNode();
+  }
+  ~EvaluatedNode() override {
+    if (is_outermost_) outermost_node.reset();
+  }
+
+ private:
+  const bool is_outermost_;
+};
+
 Backwards& OfBackwards() {
   static auto* const backwards = new Backwards;
   return *backwards;
@@ -177,7 +193,7 @@ std::unique_ptr<at::ObserverContext> Backwards::OnNode(const at::RecordFunction&
     // The engine calls hooks before it tells of their node.
     if (MemoryReporter::Push(one) != nullptr) one->OnUnobserved();
   }
-  return nullptr;
+  return std::make_unique<EvaluatedNode>();
 }
 
 }  // namespace
@@ -203,6 +219,8 @@ void ObserveBackwards(const std::shared_ptr<MemoryObserver>& observer) {
 }
 
 void IgnoreBackwards(const MemoryObserver& observer) { OfBackwards().Ignore(observer); }
+
+uint64_t OutermostBackwardNode() { return outermost_node.value_or(CurrentBackwardNode()); }
 
 bool ObservesBackwards(const MemoryObserver& observer) {
   const Observers living = OfBackwards().Living();

@@ -63,6 +63,10 @@ void ObserveBackwards(const std::shared_ptr<MemoryObserver>& observer);
 void IgnoreBackwards(const MemoryObserver& observer);
 bool ObservesBackwards(const MemoryObserver& observer);
 
+// Returns autograd's sequence number of the node that the calling thread evaluates, 0 outside of
+// one. Of a node that runs a backward of its own, which is observed, the outer one's.
+uint64_t OutermostBackwardNode();
+
 // Observes all of a backward that this thread runs in the scope, for each observer of backwards.
 // LibTorch carries a scope to the threads of a backward.
 class [[nodiscard]] BackwardScope {

@@ -99,11 +99,14 @@ AllocatorBytes AllocatorBytesOf(c10::Device device) {
 
 int64_t MostBytesBetween(const AllocatorBytes& begin, const AllocatorBytes& end,
                          const Reported& reported) {
+  if (end.peak > begin.peak) return std::max(reported.peak_bytes, end.peak);
+  // Some allocators do not count all allocations: for them, only a new peak tells of unreported
+  // ones.
   const int64_t unreported_bytes = end.allocated - begin.allocated - reported.added_bytes;
   const int64_t most_bytes = reported.peak_bytes + std::max<int64_t>(unreported_bytes, 0);
   // A lower peak at the end means that the user has reset it.
-  return end.peak < begin.peak ? most_bytes
-                               : std::max(reported.peak_bytes, std::min(most_bytes, end.peak));
+  if (end.peak < begin.peak) return most_bytes;
+  return std::max(reported.peak_bytes, std::min(most_bytes, end.peak));
 }
 
 int64_t AllocatedBytes(c10::Device device) { return AllocatorBytesOf(device).current; }

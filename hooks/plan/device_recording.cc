@@ -14,6 +14,7 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/hooks/autograd/lent_tensors.h"
+#include "pinion/hooks/autograd/memory_observer.h"
 
 namespace pinion {
 namespace {
@@ -174,7 +175,9 @@ void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Te
            {.used = object,
             .computed_again = handle.WasComputedAgain(),
             .into_graph = into_graph,
-            .by = NoteReader(backward),
+            // A node that runs a backward of its own keeps what it has read until that has ended:
+            // all of it is the work of one operator.
+            .by = ~OutermostBackwardNode(),
             .part = part});
     const auto ending = endings_.find(backward);
     is_first = ending != endings_.end() && !std::exchange(ending->second.has_end, true);
@@ -182,24 +185,6 @@ void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Te
   if (is_first) {
     AtEndOfBackward([self = shared_from_this(), backward] { self->EndEnding(backward); });
   }
-}
-
-uint64_t DeviceRecording::NoteReader(int64_t backward) {
-  uint64_t by = ~CurrentBackwardNode();
-  const std::thread::id thread = std::this_thread::get_id();
-  // A node that runs a backward of its own keeps what it has read until that has ended: all of it
-  // is the work of one operator.
-  for (const auto& [running, reader] : endings_) {
-    if (running >= backward) break;
-    if (reader.thread != thread) continue;
-    by = reader.by;
-    break;
-  }
-  if (const auto own = endings_.find(backward); own != endings_.end()) {
-    own->second.by = by;
-    own->second.thread = thread;
-  }
-  return by;
 }
 
 void DeviceRecording::BeginEnding(int64_t backward) {

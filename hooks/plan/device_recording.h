@@ -23,7 +23,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -139,8 +138,6 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   struct Ending {
     bool has_end = false;  // the second callback is registered
     std::optional<Moment> begin;
-    uint64_t by = 0;         // NotedEntry::by of the last read
-    std::thread::id thread;  // of the last read
   };
 
   static uint32_t NewNumber();
@@ -154,8 +151,6 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   Moment End();
   // Returns a moment without its time.
   Moment CountBytes();
-  // Returns NotedEntry::by for a read by this thread's node.
-  uint64_t NoteReader(int64_t backward) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void BeginEnding(int64_t backward);
   void EndEnding(int64_t backward);
   void Append(const Moment& begin, const Moment& end, NotedEntry what)

@@ -1,18 +1,19 @@
 // The residency of streamed weights on one device: which units are resident, and where. Keeps the
-// schedule (engine/schedule/weight_prefetcher.h) informed.
+// prefetcher (engine/schedule/weight_prefetcher.h) informed. Also has the units' bytes on the host
+// (UnitParcel) and the memory of evicted units (DroppedWeights).
 //
-//   const PrefetchPlan plan = units.OnUse(unit, dropped);   // an operator is about to use the unit
+//   const PrefetchPlan plan = units.OnUse(unit, dropped);  // an operator is about to use the unit
 //   ... UnitArrivals makes the copies ...
-//   old = units.OnArrived(unit, stream, fetched);     // the unit's storages have memory
-//   units.OnUsed(unit, dropped);                      // the operator's kernels are launched
+//   old = units.OnArrived(unit, stream, fetched);          // the unit's storages have memory
+//   units.OnUsed(unit, dropped);                           // the operator's kernels are launched
 //
 // Memory of evicted units is appended to `dropped`. The caller frees it after releasing the lock:
 // FreeDropped(dropped, engine).
 //
-// Thread safety: none; WeightState's lock guards this object. No function calls the device, the
-// allocator or LibTorch. Exception: the pointers of storages, which are plain fields. Parcels are
-// thread-safe.
-// Ownership: DeviceWeights owns this object, and UnitArrivals uses it.
+// Thread safety: none; WeightState's lock guards DeviceUnits. No function of DeviceUnits calls the
+// device, the allocator or LibTorch. Exception: the pointers of storages, which are plain fields.
+// Call FreeDropped without the lock. Parcels are thread-safe.
+// Ownership: DeviceWeights owns DeviceUnits, and UnitArrivals (device_weights.h) uses them.
 
 #ifndef PINION_HOOKS_WEIGHTS_DEVICE_UNITS_H_
 #define PINION_HOOKS_WEIGHTS_DEVICE_UNITS_H_
@@ -182,7 +183,7 @@ class DeviceUnits {
   bool MayDrop(uint32_t index) const;
   // Evicts plan.evictions, and makes each of plan.fetches a user of its unit.
   PrefetchPlan Begin(PrefetchPlan plan, AllDropped& dropped);
-  // Tells the schedule that a fetch failed, unless another thread fetches the unit.
+  // Tells the prefetcher that a fetch failed, unless another thread fetches the unit.
   void NoteFailure(uint32_t index);
 
   ResidencyKeeper& keeper_;

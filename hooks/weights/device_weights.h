@@ -1,5 +1,5 @@
 // The streamed weights of one device. Makes a unit resident when an operator needs it, and fetches
-// and evicts units as the schedule says.
+// and evicts units as the prefetcher says.
 //
 //   device_weights->Enter(unit, argument_bytes);   // an operator is about to use the unit
 //   ...
@@ -52,7 +52,7 @@ namespace pinion {
 // everything else on the device (engine/schedule/weight_prefetcher.h). Thread safety: none.
 //
 //   const AllocatorBytes allocator = AllocatorBytesOf(device);   // with no lock held
-//   schedule.set_window_bytes(window.AtUse(use, allocator));
+//   prefetcher.set_window_bytes(window.AtUse(use, allocator));
 class TargetWindow {
  public:
   TargetWindow(uint64_t target_bytes, std::shared_ptr<const DeviceShare> share,

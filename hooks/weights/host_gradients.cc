@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/utils/clip_grad.h>
 
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "pinion/device/host_arithmetic.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 
 namespace pinion {
 namespace {
@@ -150,7 +150,7 @@ void HostGradients::Forget(Weight& weight) {
 // ------------------------------------------------------------------------------- from parameters
 
 void HostGradients::ForgetZeroed() {
-  const int backward = autograd::get_current_graph_task_id();
+  const int64_t backward = CurrentBackward();
   if (std::exchange(backward_, backward) == backward) return;
   for (Weight& weight : weights_) {
     const at::Tensor parameter = ParameterOf(weight);

@@ -120,7 +120,7 @@ class HostGradients : public std::enable_shared_from_this<HostGradients> {
   const bool stay_;
   std::vector<Weight> weights_;
   std::vector<size_t> in_unit_;  // by unit: the number of trained weights
-  int backward_ = -1;            // the last one that made a gradient, as autograd numbers them
+  int64_t backward_ = -1;        // the last one that made a gradient, as autograd numbers them
   LeavingGradients leaving_;
 };
 

@@ -299,6 +299,28 @@ TEST_F(MemoryObserverTest, ABackwardWithinABackwardIsObserved) {
   ExpectObserved([&] { Probe(Ones(4).requires_grad_(true), {}, backward).backward(); });
 }
 
+TEST_F(MemoryObserverTest, TheOutermostNodeIsTheOneThatRunsABackwardOfItsOwn) {
+  ObserveBackwards(peaks_);
+  uint64_t outer = 0, inner = 0;
+  const auto read_within = [&](const at::Tensor& grad, const UnpackSaved&) {
+    inner = CurrentBackwardNode();
+    EXPECT_EQ(OutermostBackwardNode(), outer);
+    return grad;
+  };
+  const auto backward = [&](const at::Tensor& grad, const UnpackSaved&) {
+    outer = CurrentBackwardNode();
+    EXPECT_EQ(OutermostBackwardNode(), outer);
+    const at::AutoGradMode grad_mode(true);
+    Probe(Ones(4).requires_grad_(true), {}, read_within).backward();
+    EXPECT_EQ(OutermostBackwardNode(), outer);
+    return grad;
+  };
+  Probe(Ones(4).requires_grad_(true), {}, backward).backward();
+  EXPECT_NE(inner, 0);
+  EXPECT_NE(inner, outer);
+  EXPECT_EQ(OutermostBackwardNode(), 0);
+}
+
 // No engine would remove the thread's observer, so the thread would stay observed.
 TEST_F(MemoryObserverTest, ANodeThatAProgramCallsByItselfLeavesNothingBehind) {
   ObserveBackwards(peaks_);

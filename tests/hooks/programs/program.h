@@ -2,8 +2,8 @@
 // them. Any operator can be removed and any setting can be changed: what is left is a program.
 //
 //   Program program = Program::Draw(seed);
-//   std::cout << program.ToString();                         // "optimizer 2; ...; r0 = sin(r1, r2,
-//   5)" status = program.Add("session 1; r0 = rrelu(r0, r0, 0)");
+//   std::cout << program.ToString();       // "optimizer 2; ...; r0 = sin(r1, r2, 5)"
+//   status = program.Add("session 1; r0 = rrelu(r0, r0, 0)");
 
 #ifndef PINION_TESTS_HOOKS_PROGRAMS_PROGRAM_H_
 #define PINION_TESTS_HOOKS_PROGRAMS_PROGRAM_H_

@@ -2,10 +2,10 @@
 // fail.
 //
 //   bazel run --config=opt //tests/hooks/programs:run_programs -- --seeds=20000 --first=1
-//   bazel run --config=opt //tests/hooks/programs:run_programs -- --program="session 1; r0 =
-//   sin(r0, r0, 0)"
-//   ... -- --seeds=1000 --set="optimizer 0; verify 0" --without=rrelu,custom    # to leave out what
-//   fails
+//   bazel run --config=opt //tests/hooks/programs:run_programs -- \
+//       --program="session 1; r0 = sin(r0, r0, 0)"
+//   # to leave out what fails:
+//   ... -- --seeds=1000 --set="optimizer 0; verify 0" --without=rrelu,custom
 //
 // Prints each seed before it runs: the last line is the one to look at when it dies. Prints which
 // programs had more than their target and may, and exits with 1 where one fails.
