@@ -2,7 +2,7 @@
 // fail.
 //
 //   bazel run --config=opt //tests/hooks/programs:run_programs -- --seeds=20000 --first=1
-//   bazel run --config=opt //tests/hooks/programs:run_programs -- \
+//   bazel run --config=opt //tests/hooks/programs:run_programs --
 //       --program="session 1; r0 = sin(r0, r0, 0)"
 //   # to leave out what fails:
 //   ... -- --seeds=1000 --set="optimizer 0; verify 0" --without=rrelu,custom
