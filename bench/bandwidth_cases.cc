@@ -12,10 +12,10 @@
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/bench/goals.h"
 #include "pinion/bench/link_workspace.h"
-#include "pinion/bench/pool_options.h"
 #include "pinion/engine/link/calibrate_link.h"
 #include "pinion/engine/link/link_calibration.h"
 #include "pinion/programs/command_line.h"
+#include "pinion/programs/pool_options.h"
 
 namespace pinion {
 namespace {
@@ -280,7 +280,7 @@ class Run {
     const absl::StatusOr<LinkCalibration> link = [&]() -> absl::StatusOr<LinkCalibration> {
       PINION_ASSIGN_OR_RETURN(
           const std::shared_ptr<PinnedAllocator> allocator,
-          PinnedAllocator::Create(BenchPoolOptions(), devices_[column].memory.front().source));
+          PinnedAllocator::Create(PoolWithoutWatermarks(), devices_[column].memory.front().source));
       return CalibrateLink(*devices_[column].device, *allocator);
     }();
     if (link.ok()) {

@@ -15,9 +15,9 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/pinned_block.h"
-#include "pinion/bench/pool_options.h"
 #include "pinion/bench/test_pattern.h"
 #include "pinion/engine/copy_batch.h"
+#include "pinion/programs/pool_options.h"
 
 namespace pinion {
 namespace {
@@ -261,8 +261,8 @@ absl::StatusOr<std::unique_ptr<CopyWorld>> CopyWorld::Create(std::shared_ptr<Dev
                                                              StreamHandle compute,
                                                              std::function<double()> now_ms) {
   std::unique_ptr<CopyWorld> world(new CopyWorld(device, compute, std::move(now_ms)));
-  PINION_ASSIGN_OR_RETURN(world->allocator_,
-                          PinnedAllocator::Create(BenchPoolOptions(), device->pinned_source()));
+  PINION_ASSIGN_OR_RETURN(
+      world->allocator_, PinnedAllocator::Create(PoolWithoutWatermarks(), device->pinned_source()));
   PINION_ASSIGN_OR_RETURN(world->engine_, TransferEngine::Create({}, device));
   PINION_ASSIGN_OR_RETURN(world->raw_h2d_, device->CreateStream("raw H2D"));
   PINION_ASSIGN_OR_RETURN(world->raw_d2h_, device->CreateStream("raw D2H"));

@@ -32,6 +32,7 @@
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/trace/chrome_trace_sink.h"
 #include "pinion/programs/next_machine.h"
+#include "pinion/programs/pool_options.h"
 #include "pinion/programs/run_options.h"
 
 namespace pinion {
@@ -137,10 +138,7 @@ absl::StatusOr<Accelerator> Accelerator::Open(const RunOptions& options) {
 HostTierOptions Accelerator::tier_options() const {
   HostTierOptions tier;
   tier.engine.trace = trace();
-  if (machine_ != nullptr) {
-    AllocatorOptions& pool = tier.allocator;
-    pool.warn_percent = pool.high_percent = pool.low_percent = 100;
-  }
+  if (machine_ != nullptr) tier.allocator = PoolWithoutWatermarks();
   return tier;
 }
 

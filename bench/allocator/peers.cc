@@ -13,16 +13,16 @@
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/bench/null_device.h"
 #include "pinion/bench/null_torch_device.h"
-#include "pinion/bench/pool_options.h"
 #include "pinion/config/build_config.h"
 #include "pinion/device/device_backend.h"
 #include "pinion/hooks/pin_memory/torch_host_allocator.h"
+#include "pinion/programs/pool_options.h"
 
 namespace pinion {
 namespace {
 
 AllocatorOptions PoolOptions() {
-  AllocatorOptions options = BenchPoolOptions();
+  AllocatorOptions options = PoolWithoutWatermarks();
   // The traces are of small models.
   options.segment_bytes = std::min(config::kChunkBytes, 64 * kMiB);
   return options;

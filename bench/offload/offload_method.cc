@@ -11,13 +11,13 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/bench_main.h"
 #include "pinion/bench/peers/trl_offload.h"
-#include "pinion/bench/pool_options.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/programs/next_machine.h"
+#include "pinion/programs/pool_options.h"
 
 namespace pinion {
 namespace {
@@ -29,7 +29,7 @@ constexpr int kSteps = 2;
 absl::StatusOr<std::shared_ptr<OffloadSession>> NewSession(const OffloadMethod& method,
                                                            const MethodDevice& on) {
   OffloadOptions options;
-  options.allocator = BenchPoolOptions();
+  options.allocator = PoolWithoutWatermarks();
   options.link = on.link;
   options.overlap = method.kind != OffloadMethod::Kind::kBlocking;
   if (method.has_target()) options.memory_target_bytes = method.bytes;
@@ -149,7 +149,7 @@ absl::StatusOr<LinkCalibration> LinkOf(const DevicePreset& preset) {
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<EmulatedMachine> machine,
                           NewMachine({.preset = preset, .link = {}}));
   OffloadOptions options;
-  options.allocator = BenchPoolOptions();
+  options.allocator = PoolWithoutWatermarks();
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,
                           OffloadSession::Create(options, EmulatedBackend(machine)));
   PINION_RETURN_IF_ERROR(session->Reserve(0, kMiB));

@@ -30,7 +30,6 @@
 #include "pinion/bench/offload/offload_method.h"
 #include "pinion/bench/offload/random_step.h"
 #include "pinion/bench/offload/replayed_step.h"
-#include "pinion/bench/pool_options.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
@@ -44,6 +43,7 @@
 #include "pinion/engine/schedule/planned_schedule.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
+#include "pinion/programs/pool_options.h"
 
 ABSL_FLAG(bool, quick, false, "fewer records and repeats");
 
@@ -114,7 +114,7 @@ absl::Status ReplayRecorded(const StepTrace& step, uint64_t target_bytes, const 
   PINION_ASSIGN_OR_RETURN(const std::unique_ptr<ReplayedStep> replayed,
                           ReplayedStep::Create(step, machine, /*layers=*/0));
   OffloadOptions options;
-  options.allocator = BenchPoolOptions();
+  options.allocator = PoolWithoutWatermarks();
   options.link = world.link;
   options.memory_target_bytes = target_bytes;
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,

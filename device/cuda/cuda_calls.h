@@ -1,5 +1,5 @@
-// What calls of CUDA have in common: conversion of errors, scopes that change the calling thread's
-// CUDA state for one call and then restore it, and contexts of the driver.
+// Helpers for calls of CUDA. They convert errors, change the calling thread's CUDA state for one
+// call and restore it, and tell which context of the driver is current.
 //
 //   const CudaDeviceScope scope(api, index);
 //   PINION_RETURN_IF_ERROR(scope.status());

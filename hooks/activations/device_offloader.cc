@@ -111,7 +111,8 @@ DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device devi
       tier_(std::move(tier)),
       stats_(std::move(stats)),
       state_(ScheduleFor(options, link),
-             PendingTensors(LargestSmallPiece(link), /*company=*/options.overlap), tier_->share()),
+             PendingTensors(LargestSmallPiece(link), /*batches_tensors=*/options.overlap),
+             tier_->share()),
       departures_(options_, link_, device_, *tier_, state_, *stats_),
       returns_(options_, *tier_, state_, *stats_),
       learner_(state_.planner == nullptr

@@ -102,7 +102,7 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   };
 
   std::unique_ptr<Handle> PackNow(Packed packed);
-  // Returns OffloadState::DeviceBytes, and reports them to the learner.
+  // Like OffloadState::DeviceBytes; the learner compares the bytes with the target.
   uint64_t DeviceBytes();
   void EndScopeNow(ScopeId scope);
   at::Tensor Unpack(Handle& handle);

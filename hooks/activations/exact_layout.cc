@@ -23,9 +23,9 @@ namespace {
 // Marks a tensor over a part of a storage that stands for a tensor over the whole storage. LibTorch
 // uses this key in one of its tests; other operators skip it at no cost.
 //
-// The tensor's storage_offset() counts from the part's first byte, so an offset that a program
-// computed for the whole storage would select other bytes. as_strided() of the tensor or its views
-// therefore throws if an explicit offset differs from the tensor's own.
+// The tensor's storage_offset() counts from the part's first byte. An offset into the whole storage
+// would select other bytes. So as_strided() of the tensor or its views throws if it is given an
+// offset that differs from the tensor's own.
 constexpr c10::DispatchKey kStoragePart = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
 // Kernels of views compute offsets from the tensor's own, so their calls are not checked.

@@ -149,7 +149,10 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
     offloader->learner()->OnDeviceBytes(allocated_bytes, added_bytes, freed);
   }
   void OnUnobserved() override {
-    for (const auto& offloader : Offloaders()) offloader->learner()->OnUnobserved();
+    for (const std::atomic<DeviceOffloader*>& known : known_) {
+      DeviceOffloader* const offloader = known.load(std::memory_order_acquire);
+      if (offloader != nullptr) offloader->learner()->OnUnobserved();
+    }
   }
   void OnAccumulate(const at::Tensor& leaf) override {
     if (leaf.device().type() != device_type_) return;

@@ -53,7 +53,7 @@ RecordPtrs PendingTensors::TakeDue(ScopeId id, const NodeId& node, uint64_t batc
     }
   }
   scope.in_use.resize(in_use);
-  const bool all = !company_ || scope.small_bytes >= batch_bytes;
+  const bool all = !batches_tensors_ || scope.small_bytes >= batch_bytes;
   return Take(scope, all || scope.large_bytes >= batch_bytes, all);
 }
 
@@ -86,7 +86,7 @@ RecordPtrs PendingTensors::TakeSavedBy(const NodeId& node) {
 }
 
 void PendingTensors::EndOperator(Scope& scope, RecordPtr record) {
-  record->leaving.WaitForCompany();
+  record->leaving.WaitForBatch();
   const bool small = IsSmall(*record);
   (small ? scope.small_bytes : scope.large_bytes) += record->leaving.pending_bytes();
   (small ? scope.small : scope.large).push_back(std::move(record));

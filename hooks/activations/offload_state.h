@@ -57,9 +57,10 @@ ChosenSchedule ScheduleFor(const OffloadOptions& options, const LinkCalibration&
 // the scope ends. Small tensors wait in the same way to share a parcel.
 class PendingTensors {
  public:
-  // Tensors up to `largest_small_bytes` are small (packing.h). False `company`: no batching.
-  PendingTensors(uint64_t largest_small_bytes, bool company)
-      : largest_small_bytes_(largest_small_bytes), company_(company) {}
+  // Tensors up to `largest_small_bytes` are small (packing.h). Without `batches_tensors` each
+  // record is due at once.
+  PendingTensors(uint64_t largest_small_bytes, bool batches_tensors)
+      : largest_small_bytes_(largest_small_bytes), batches_tensors_(batches_tensors) {}
 
   // Reports that `node` is about to save in the scope, which shows that earlier operators have
   // returned. Returns the records of full batches (`batch_bytes`), in the order of packing.
@@ -115,7 +116,7 @@ class PendingTensors {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
   const uint64_t largest_small_bytes_;
-  const bool company_;
+  const bool batches_tensors_;
   std::map<ScopeId, Scope> scopes_;  // open scopes
   std::vector<std::weak_ptr<StorageRecord>> deferred_offloads_;
   NodeId last_saver_ = {};

@@ -21,7 +21,7 @@ void RaiseTo(Number value, std::atomic<Number>& most) {
 bool PlanMeter::IsDue() const {
   MutexLock lock(mu_);
   const bool has_ended = step_.has_value() && step_->end.has_value();
-  return watch_.IsDue() && !has_ended;
+  return validator_.IsDue() && !has_ended;
 }
 
 void PlanMeter::OnDeviceBytes(int64_t allocated_bytes, int64_t added_bytes,
@@ -34,14 +34,15 @@ void PlanMeter::OnDeviceBytes(int64_t allocated_bytes, int64_t added_bytes,
 
 void PlanMeter::NoteBytes(const AllocatorBytes& bytes, int64_t streamed_bytes) {
   CompareWithTarget(bytes.current);
-  int64_t most_bytes = 0;
+  AllocatorBytes last;
+  Reported reported;
   {
     MutexLock lock(mu_);
-    const Reported reported = {interval_peak_bytes_.exchange(bytes.current),
-                               interval_added_bytes_.exchange(0)};
-    most_bytes = MostBytesBetween(std::exchange(noted_, bytes), bytes, reported);
+    last = std::exchange(noted_, bytes);
+    reported = {interval_peak_bytes_.exchange(bytes.current), interval_added_bytes_.exchange(0)};
   }
   if (!is_unobserved_.exchange(false) || !is_in_step_) return;
+  const int64_t most_bytes = MostBytesBetween(last, bytes, reported);
   // Behind a profiler nothing was reported: memory at saves and reads alone is not a peak.
   if (peak_bytes_ > 0) RaiseTo(most_bytes - streamed_bytes, peak_bytes_);
   CompareWithTarget(most_bytes);
@@ -72,8 +73,8 @@ std::optional<bool> PlanMeter::BeginStep(const std::shared_ptr<const CachedPlan>
       return had_gradients;
     }
     // Read before OnStep: the step's first scope used it to decide whether to observe memory.
-    const bool is_due = watch_.IsDue();
-    watch_.OnStep();
+    const bool is_due = validator_.IsDue();
+    validator_.OnStep();
     step = std::exchange(step_, std::nullopt);
     if (!step.has_value() && (next.is_recorded || !is_due)) return std::nullopt;
   }
@@ -102,7 +103,7 @@ std::optional<bool> PlanMeter::BeginStep(const std::shared_ptr<const CachedPlan>
 
 uint64_t PlanMeter::margin_bytes() const {
   MutexLock lock(mu_);
-  return watch_.margin_bytes();
+  return validator_.margin_bytes();
 }
 
 void PlanMeter::Keep(Step step) {
@@ -121,7 +122,7 @@ std::optional<bool> PlanMeter::IsOff(const Step& step) {
   }
   if (step.peak_bytes > 0) measured.peak_bytes = static_cast<uint64_t>(step.peak_bytes);
   MutexLock lock(mu_);
-  return watch_.IsOff(step.ran->plan(), measured, step.ran->memory_bytes());
+  return validator_.IsOff(step.ran->plan(), measured, step.ran->memory_bytes());
 }
 
 }  // namespace pinion

@@ -91,7 +91,7 @@ class PlanMeter {
   std::atomic<uint64_t> most_over_bytes_{0};
 
   mutable Mutex mu_;
-  PlanValidator watch_ ABSL_GUARDED_BY(mu_);
+  PlanValidator validator_ ABSL_GUARDED_BY(mu_);
   bool has_gradients_ ABSL_GUARDED_BY(mu_) = false;  // the current step
   std::optional<Step> step_ ABSL_GUARDED_BY(mu_);    // that is measured
   AllocatorBytes noted_ ABSL_GUARDED_BY(mu_);        // by the last NoteBytes

@@ -96,7 +96,7 @@ class ParcelPart {
 // and for which operators it waits. Owns a reference to the storage until TakeSource.
 //
 //   leaving.Await(node);                                        // its operator may still write it
-//   if (leaving.ForgetReturned(now)) leaving.WaitForCompany();  // at the thread's node `now`
+//   if (leaving.ForgetReturned(now)) leaving.WaitForBatch();  // at the thread's node `now`
 //   leaving.Decide();                                           // its copy out is about to begin
 class LeavingMemory {
  public:
@@ -123,7 +123,7 @@ class LeavingMemory {
     copy_out_ = CopyOut::kInUse;
     savers_.push_back(saver);
   }
-  void WaitForCompany() { copy_out_ = CopyOut::kPending; }
+  void WaitForBatch() { copy_out_ = CopyOut::kPending; }
   // Makes the record stay if the program references it after its operator: a copy frees nothing.
   void StayIfHeld() { stays_if_held_ = true; }
   bool IsKeptByHolder() const { return stays_if_held_ && source_.use_count() > 1; }

@@ -1,5 +1,6 @@
-// What methods of several passes share: passes that fit a budget for device memory (PassBudget,
-// ForEachPass), their inputs along a path (PathInputs), and sums of their results (LayerSums).
+// Shared parts of methods that run several passes. PassBudget and ForEachPass keep the passes
+// within a budget for device memory. PathInputs makes their inputs along a path, and LayerSums adds
+// up their results.
 //
 //   const PathInputs path(inputs, options.baselines, options.additional_inputs);
 //   PassBudget budget(4 * kGiB, c10::DeviceType::CUDA);
@@ -71,8 +72,8 @@ struct QueuedPass {
 // counts. A pass that exceeds the budget is logged, and later passes are smaller.
 class PassBudget {
  public:
-  // Bounds all bytes that the allocator has given out on each device of this type; 0: no bound.
-  // c10::Error if there is a bound and the allocator does not report allocated bytes.
+  // The budget bounds the allocated bytes of each device of this type. 0 means no bound. Throws
+  // c10::Error if the allocator does not report allocated bytes, unless the budget is 0.
   PassBudget(uint64_t budget_bytes, c10::DeviceType type);
 
   // Throws c10::Error if there is a bound and results would stay on the device.

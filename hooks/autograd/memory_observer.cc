@@ -42,7 +42,7 @@ class MemoryReporter final : public profiler::ProfilerStateBase,
   static void DropEnded() {
     const auto has_ended = [](const c10::DebugInfoBase* info) {
       const auto* const reporter = dynamic_cast<const MemoryReporter*>(info);
-      return reporter != nullptr && reporter->has_ended_;
+      return reporter != nullptr && reporter->HasEnded();
     };
     try {
       while (has_ended(c10::ThreadLocalDebugInfo::get(kSlot))) {
@@ -70,9 +70,12 @@ class MemoryReporter final : public profiler::ProfilerStateBase,
   // Also drops the observer: LibTorch's workers may still own the reporter for a while.
   void End() {
     std::shared_ptr<MemoryObserver> observer;  // destroyed after the lock
-    has_ended_ = true;
     MutexLock lock(mu_);
     observer.swap(observer_);
+  }
+  bool HasEnded() const {
+    MutexLock lock(mu_);
+    return observer_ == nullptr;
   }
   bool ReportsTo(const MemoryObserver& observer) const {
     {
@@ -102,7 +105,6 @@ class MemoryReporter final : public profiler::ProfilerStateBase,
 
  private:
   const std::shared_ptr<MemoryReporter> outer_;  // null without one
-  std::atomic<bool> has_ended_ = false;
   mutable Mutex mu_;
   std::shared_ptr<MemoryObserver> observer_ ABSL_GUARDED_BY(mu_);  // null once it has ended
 };
@@ -163,18 +165,11 @@ class Backwards {
 
 thread_local std::optional<uint64_t> outermost_node;
 
-// Lives as long as the thread evaluates a node.
-class EvaluatedNode final : public at::ObserverContext {
+// Lives as long as the thread evaluates its outermost node.
+class OutermostNode final : public at::ObserverContext {
  public:
-  EvaluatedNode() : is_outermost_(!outermost_node.has_value()) {
-    if (is_outermost_) outermost_node = CurrentBackwardNode();
-  }
-  ~EvaluatedNode() override {
-    if (is_outermost_) outermost_node.reset();
-  }
-
- private:
-  const bool is_outermost_;
+  OutermostNode() { outermost_node = CurrentBackwardNode(); }
+  ~OutermostNode() override { outermost_node.reset(); }
 };
 
 Backwards& OfBackwards() {
@@ -193,7 +188,7 @@ std::unique_ptr<at::ObserverContext> Backwards::OnNode(const at::RecordFunction&
     // The engine calls hooks before it tells of their node.
     if (MemoryReporter::Push(one) != nullptr) one->OnUnobserved();
   }
-  return std::make_unique<EvaluatedNode>();
+  return outermost_node.has_value() ? nullptr : std::make_unique<OutermostNode>();
 }
 
 }  // namespace

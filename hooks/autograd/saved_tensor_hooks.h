@@ -248,9 +248,10 @@ bool BackwardKeepsGraph();
 // (create_graph).
 bool BackwardMakesGraph();
 
-// Returns whether the operator that saved tensors for `node` has returned, as far as the thread of
-// `current` can tell: it has when its thread creates the next node. Until then the kernel may write
-// saved arguments without raising a version (the noise of rrelu, running statistics).
+// Returns whether the operator that saved tensors for `node` is known to have returned. This is
+// known once the operator's thread, which must be that of `current`, creates the next node. Until
+// then the kernel may write saved arguments without raising a version (the noise of rrelu, running
+// statistics).
 bool HasReturned(const NodeId& node, const NodeId& current);
 
 // Runs `callback` once when the current backward has succeeded or thrown, on any thread. `callback`

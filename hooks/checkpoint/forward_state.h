@@ -1,5 +1,6 @@
-// What a recomputation of a segment begins with: its inputs (CheckpointInputs), and the streams,
-// device, autocast state and random number generators of forward (ForwardState).
+// The state of forward that a recomputation of a segment restores. CheckpointInputs keeps the
+// segment's inputs. ForwardState keeps streams, device, autocast state and random number
+// generators.
 //
 //   const ForwardState forward(inputs, /*preserve_rng_state=*/true);
 //   ...

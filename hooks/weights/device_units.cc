@@ -62,7 +62,7 @@ bool DeviceUnit::IsReadyOn(const BoundStream& stream) const {
 
 DeviceUnits::DeviceUnits(std::vector<UnitParcel> units, const WeightRoom& room,
                          ResidencyKeeper& keeper, c10::Device device)
-    : keeper_(keeper), device_(device), schedule_(LimitsOf(units, room.window_bytes)) {
+    : keeper_(keeper), device_(device), prefetcher_(LimitsOf(units, room.window_bytes)) {
   stats_.two_largest_bytes = room.two_largest_bytes;
   for (UnitParcel& unit : units) {
     // The second reader never reads: the parcel keeps the fetched memory until Drop.
@@ -73,7 +73,7 @@ DeviceUnits::DeviceUnits(std::vector<UnitParcel> units, const WeightRoom& room,
 
 WeightStats DeviceUnits::GetStats() const {
   WeightStats stats = stats_;
-  stats.here_bytes = schedule_.resident_bytes();
+  stats.here_bytes = prefetcher_.resident_bytes();
   return stats;
 }
 
@@ -81,12 +81,14 @@ WeightStats DeviceUnits::GetStats() const {
 
 PrefetchPlan DeviceUnits::OnUse(uint32_t index, AllDropped& dropped) {
   ++units_[index].users;
-  return Begin(schedule_.OnUse(index, [this](uint32_t other) { return MayDrop(other); }), dropped);
+  return Begin(prefetcher_.OnUse(index, [this](uint32_t other) { return MayDrop(other); }),
+               dropped);
 }
 
 PrefetchPlan DeviceUnits::OnUsed(uint32_t index, AllDropped& dropped) {
   --units_[index].users;
-  return Begin(schedule_.OnUsed(index, [this](uint32_t other) { return MayDrop(other); }), dropped);
+  return Begin(prefetcher_.OnUsed(index, [this](uint32_t other) { return MayDrop(other); }),
+               dropped);
 }
 
 void DeviceUnits::CancelUse(uint32_t index, const PrefetchPlan& plan) {
@@ -98,7 +100,7 @@ void DeviceUnits::CancelUse(uint32_t index, const PrefetchPlan& plan) {
 }
 
 PrefetchPlan DeviceUnits::OnChange(AllDropped& dropped) {
-  return Begin(schedule_.OnChange([this](uint32_t other) { return MayDrop(other); }), dropped);
+  return Begin(prefetcher_.OnChange([this](uint32_t other) { return MayDrop(other); }), dropped);
 }
 
 bool DeviceUnits::MayDrop(uint32_t index) const {
@@ -127,7 +129,7 @@ void DeviceUnits::OnFetchRefused(uint32_t index, bool was_tried) {
 
 void DeviceUnits::NoteFailure(uint32_t index) {
   const DeviceUnit& unit = units_[index];
-  if (unit.parts.parcel->state() == Parcel::State::kAway) schedule_.OnEvicted(index);
+  if (unit.parts.parcel->state() == Parcel::State::kAway) prefetcher_.OnEvicted(index);
 }
 
 std::vector<c10::DataPtr> DeviceUnits::OnArrived(uint32_t index, const BoundStream& stream,
@@ -136,7 +138,7 @@ std::vector<c10::DataPtr> DeviceUnits::OnArrived(uint32_t index, const BoundStre
   unit.NoteReadyOn(stream);
   if (unit.memory) return {};
   unit.memory = std::move(fetched);
-  schedule_.OnFetched(index);
+  prefetcher_.OnFetched(index);
   return unit.parts.PointTo(unit.memory.memory().data(), keeper_, device_);
 }
 
@@ -144,7 +146,7 @@ std::vector<c10::DataPtr> DeviceUnits::OnArrived(uint32_t index, const BoundStre
 
 void DeviceUnits::Drop(uint32_t index, AllDropped& dropped) {
   DeviceUnit& unit = units_[index];
-  schedule_.OnEvicted(index);
+  prefetcher_.OnEvicted(index);
   GuardedMemory fetched = unit.parts.parcel->TakeFetched();
   if (!fetched) return;
   ++stats_.drops;

@@ -152,7 +152,7 @@ class DeviceUnits {
   // --- Use. A fetch that a PrefetchPlan asks for keeps its unit from eviction until EndFetch ---
 
   // Applies from the next use on.
-  void set_window_bytes(uint64_t window_bytes) { schedule_.set_window_bytes(window_bytes); }
+  void set_window_bytes(uint64_t window_bytes) { prefetcher_.set_window_bytes(window_bytes); }
   PrefetchPlan OnUse(uint32_t index, AllDropped& dropped);
   PrefetchPlan OnUsed(uint32_t index, AllDropped& dropped);
   // The unit could not be fetched. Cancels the other fetches of the plan as well.
@@ -189,7 +189,7 @@ class DeviceUnits {
   ResidencyKeeper& keeper_;
   const c10::Device device_;
   std::vector<DeviceUnit> units_;
-  WeightPrefetcher schedule_;
+  WeightPrefetcher prefetcher_;
   WeightStats stats_;
 };
 

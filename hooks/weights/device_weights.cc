@@ -62,10 +62,10 @@ uint64_t TargetWindow::AtUse(const WeightUse& use, const AllocatorBytes& allocat
     // Adds other models' weights. Another thread may free some between the two reads.
     peak_bound->most_bytes += std::max(share_->streamed_bytes(), own_bytes) - own_bytes;
   }
-  return room_.AtUse(use,
-                     {.current = others(allocator.current, own_bytes),
-                      .allocated = others(allocator.allocated, weights_->allocated_bytes)},
-                     peak_bound);
+  return predictor_.AtUse(use,
+                          {.current = others(allocator.current, own_bytes),
+                           .allocated = others(allocator.allocated, weights_->allocated_bytes)},
+                          peak_bound);
 }
 
 std::optional<TargetWindow::Excess> TargetWindow::TakeFirstExcess() {

@@ -60,7 +60,7 @@ class TargetWindow {
       : target_bytes_(target_bytes),
         share_(std::move(share)),
         weights_(std::move(weights)),
-        room_(target_bytes) {}
+        predictor_(target_bytes) {}
 
   // Returns the window until the next use. `allocator` was read shortly before. A unit that another
   // thread fetches meanwhile may count twice or not at all.
@@ -80,7 +80,7 @@ class TargetWindow {
   const uint64_t target_bytes_;
   const std::shared_ptr<const DeviceShare> share_;
   const std::shared_ptr<const StreamedModel> weights_;
-  WindowPredictor room_;
+  WindowPredictor predictor_;
   std::optional<uint32_t> last_unit_;
   int64_t peak_bytes_ = 0;  // the allocator's at the last use
   Excess excess_;

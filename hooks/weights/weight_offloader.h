@@ -13,10 +13,10 @@
 //   }
 //
 // The master copy of each parameter is in pinned host memory. module->parameters() and the
-// optimizer still have the same tensors, on the device. Such a tensor has memory there while an
-// operator uses its layer, forward or backward; which module or function calls the operator does
-// not matter (streamed_tensor.h). Layers come ahead of their use as the step before used them
-// (engine/schedule/weight_prefetcher.h); nothing is copied back but gradients.
+// optimizer still have the same tensors, on the device. Such a tensor has memory there only while
+// an operator uses its layer, in forward or backward. Any module or function may call the operator
+// (streamed_tensor.h). Layers are prefetched in the order in which the previous step used them
+// (engine/schedule/weight_prefetcher.h). Only gradients are copied back.
 //
 // Results equal those of a resident model bit for bit. An optimizer's arithmetic is the host's.
 //

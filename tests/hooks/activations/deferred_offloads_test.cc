@@ -126,7 +126,8 @@ class DeferredOffloadsTest : public ::testing::Test {
   at::Tensor tensor_ = at::zeros({kSize / 4}, at::device(world_.device()).dtype(at::kFloat));
   const NodeId other_node_ = NodeOfAnotherThread();
   OffloadStatsRecorder stats_;
-  OffloadState state_{Schedule(), PendingTensors(/*largest_small_bytes=*/0, /*company=*/false),
+  OffloadState state_{Schedule(),
+                      PendingTensors(/*largest_small_bytes=*/0, /*batches_tensors=*/false),
                       std::make_shared<DeviceShare>()};
   std::shared_ptr<StorageRecord> record_;
 };
@@ -200,7 +201,7 @@ TEST_F(DeferredOffloadsTest, WhatCanBeCastAgainIsLetGoOfWithoutACopy) {
 TEST_F(DeferredOffloadsTest, AsLongAsWhatIsLetGoOfMakesNoRoomTheNextOneLeavesAsWell) {
   const std::array held_by_the_test = {NewCast(), NewCast()};
   OffloadState state(Schedule(/*target_bytes=*/world_.device_bytes() - 1),
-                     PendingTensors(/*largest_small_bytes=*/0, /*company=*/false),
+                     PendingTensors(/*largest_small_bytes=*/0, /*batches_tensors=*/false),
                      std::make_shared<DeviceShare>());
   const RecordPtr first = SaveKept(state, held_by_the_test[0], /*signature=*/1);
   const RecordPtr second = SaveKept(state, held_by_the_test[1], /*signature=*/2);

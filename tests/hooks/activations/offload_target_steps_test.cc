@@ -73,6 +73,13 @@ class OffloadTargetSteps : public ::testing::Test {
       Backward(y);
     }
   }
+  // A step of two scopes; the program allocates `between_bytes` between them.
+  void RunStepInTwoScopes(const std::shared_ptr<OffloadSession>& session, int64_t between_bytes) {
+    at::Tensor y = InScope(session, [&] { return Chain(carrier_, 0, kNodes / 2); });
+    Ones(between_bytes);
+    y = InScope(session, [&] { return Chain(y, kNodes / 2, kNodes / 2); });
+    Backward(std::move(y));
+  }
   // Expects that at least the first step, which has no plan, is offloaded.
   void ExpectOffloaded(const OffloadSession& session) {
     EXPECT_GE(session.GetStats().offloaded, static_cast<uint64_t>(kNodes));
@@ -148,13 +155,7 @@ TEST_F(OffloadTargetSteps, WhatIsSavedUnderAnotherVersionCounterIsAnotherObjectO
 // Only LibTorch's allocator observes memory between two scopes.
 TEST_F(OffloadTargetSteps, APeakBetweenTwoScopesOfAStepIsCounted) {
   const std::shared_ptr<OffloadSession> session = NewSession(64 * kTensorBytes);
-  at::Tensor y = InScope(session, [&] { return Chain(carrier_, 0, kNodes / 2); });
-  Ones(65 * kTensorBytes);
-  {
-    const OffloadScope scope(session);
-    y = Chain(y, kNodes / 2, kNodes / 2);
-  }
-  Backward(std::move(y));
+  RunStepInTwoScopes(session, 65 * kTensorBytes);
   EXPECT_EQ(session->GetStats().steps_over_target, 1u);
   EXPECT_GE(session->GetStats().most_bytes_over_target, uint64_t{kTensorBytes});
 }
@@ -163,13 +164,7 @@ TEST_F(OffloadTargetSteps, APeakBetweenTwoScopesOfAStepIsCounted) {
 TEST_F(OffloadTargetSteps, APeakBetweenTwoScopesOfAStepIsCountedBehindAHigherOne) {
   const std::shared_ptr<OffloadSession> session = NewSession(64 * kTensorBytes);
   Ones(80 * kTensorBytes);
-  at::Tensor y = InScope(session, [&] { return Chain(carrier_, 0, kNodes / 2); });
-  Ones(65 * kTensorBytes);
-  {
-    const OffloadScope scope(session);
-    y = Chain(y, kNodes / 2, kNodes / 2);
-  }
-  Backward(std::move(y));
+  RunStepInTwoScopes(session, 65 * kTensorBytes);
   EXPECT_EQ(session->GetStats().steps_over_target, 1u);
 }
 

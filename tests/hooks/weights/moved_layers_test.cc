@@ -1,6 +1,6 @@
-// What people have written to have a layer's weights on the device only while they are needed, why
-// it fails, and the same with streamed weights. After the programs of the forum thread "Offload
-// models to CPU using autograd.Function".
+// Programs that move a layer's weights to the device by hand, only while they are needed. The tests
+// show why they fail, and that the same works with streamed weights. The programs follow the forum
+// thread "Offload models to CPU using autograd.Function".
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/matmul.h>
