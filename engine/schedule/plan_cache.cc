@@ -103,12 +103,19 @@ std::shared_ptr<const CachedPlan> CachedPlan::WithRecomputeSearched() const {
   return same;
 }
 
-uint64_t CachedPlan::ExcessBytes(uint64_t device_bytes) const {
+uint64_t CachedPlan::begin_bytes() const {
   const StepObject& first = step_.objects[step_.accesses.front()];
   // Memory that eviction does not free is among the other bytes.
-  const uint64_t begin_bytes =
-      step_.intervals.front().other_bytes + (first.frees ? first.size_bytes : 0);
-  return device_bytes - std::min(device_bytes, begin_bytes);
+  return step_.intervals.front().other_bytes + (first.frees ? first.size_bytes : 0);
+}
+
+uint64_t CachedPlan::ExcessBytes(uint64_t device_bytes) const {
+  return device_bytes - std::min(device_bytes, begin_bytes());
+}
+
+bool CachedPlan::FitsWith(uint64_t device_bytes) const {
+  return memory_bytes_ == UINT64_MAX ||
+         plan_.peak_bytes + device_bytes <= memory_bytes_ + begin_bytes();
 }
 
 std::string CachedPlan::note() const {
@@ -225,13 +232,16 @@ absl::StatusOr<std::shared_ptr<const CachedPlan>> MakeCachedPlan(
     plan = PlanStep(step, least_bytes, link);
   }
   PINION_RETURN_IF_ERROR(plan.status());
-  const uint64_t cached_bytes = shortfall.ok() ? allowed_bytes : UINT64_MAX;
   return std::make_shared<const CachedPlan>(std::move(step), *std::move(plan), std::move(shortfall),
-                                            std::vector<uint32_t>(), cached_bytes);
+                                            std::vector<uint32_t>(), allowed_bytes);
 }
 
 void PlanCache::Learn(std::shared_ptr<const CachedPlan> cached) {
-  if (const auto before = FindLike(cached->step())) std::erase(all_, before);
+  if (const auto before = FindLike(cached->step())) {
+    const bool falls_short = before->shortfall().ok() && !cached->shortfall().ok();
+    if (falls_short && !before->FitsWith(cached->begin_bytes())) return;
+    std::erase(all_, before);
+  }
   all_.push_front(std::move(cached));
   if (all_.size() > kMax) all_.pop_back();
   ForgetOrder();

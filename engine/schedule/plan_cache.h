@@ -43,7 +43,7 @@ class CachedPlan {
  public:
   // `shortfall` says why the plan takes more than the target, if it does. `recompute_set`: indices
   // of segments whose recomputation would likely shorten the step. `memory_bytes`: what the step
-  // may take, if it can do with it.
+  // may take.
   CachedPlan(StepTrace step, StepPlan plan, absl::Status shortfall = absl::OkStatus(),
              std::vector<uint32_t> recompute_set = {}, uint64_t memory_bytes = UINT64_MAX);
   // The same plan, whose recomputation was tried and is not wanted any longer.
@@ -70,13 +70,15 @@ class CachedPlan {
   bool BeginsWith(uint64_t signature) const {
     return step_.objects[step_.accesses.front()].signature == signature;
   }
-  // How many bytes `device_bytes` exceed what was allocated when the first tensor was saved.
+  // What was allocated when the first tensor was saved.
+  uint64_t begin_bytes() const;
+  // How many bytes `device_bytes` exceed that.
   uint64_t ExcessBytes(uint64_t device_bytes) const;
-  // Whether the plan keeps to its memory if `device_bytes` are allocated at that moment.
-  bool FitsWith(uint64_t device_bytes) const {
-    return memory_bytes_ == UINT64_MAX ||
-           plan_.peak_bytes + ExcessBytes(device_bytes) <= memory_bytes_;
-  }
+  // Whether the plan keeps to its memory if `device_bytes` are allocated at that moment. One that
+  // falls short does if they are that much less.
+  bool FitsWith(uint64_t device_bytes) const;
+  // Whether a step that begins with `device_bytes` can run by the plan.
+  bool CanRunWith(uint64_t device_bytes) const { return shortfall_.ok() && FitsWith(device_bytes); }
   // For people: whether the step adds to gradients, and why the plan is not run.
   std::string note() const;
 
@@ -222,7 +224,8 @@ class PlanCache {
  public:
   static constexpr size_t kMax = 32;
 
-  // Inserts a plan, and replaces that of an equal step.
+  // Inserts a plan, and replaces that of an equal step. A step that falls short because it began
+  // with too much leaves the plan to those that begin with less.
   void Learn(std::shared_ptr<const CachedPlan> cached);
   // Returns the plan of an equal step; null without one.
   std::shared_ptr<const CachedPlan> FindLike(const StepTrace& step) const;

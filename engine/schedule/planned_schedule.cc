@@ -36,7 +36,7 @@ void PlannedSchedule::FindCached(bool begins) {
   const auto find = [&](bool fits, bool may_skip) {
     return cache_.Find([&](const CachedPlan& cached) {
       match.reset();
-      if (cached.shortfall().ok() == fits && trials_.Fits(cached)) {
+      if (cached.CanRunWith(begin_bytes_) == fits && trials_.Fits(cached)) {
         match = matcher_.MatchWith(cached);
       }
       return match.has_value() && (may_skip || !match->skips);
@@ -64,7 +64,7 @@ void PlannedSchedule::FindCached(bool begins) {
     if (const auto wrong = trials_.Follow(found)) cache_.Forget(*wrong);
   }
   is_lost_ = found == nullptr || tries;
-  if (is_lost_ || !found->shortfall().ok()) {
+  if (is_lost_ || !found->CanRunWith(begin_bytes_)) {
     residency_.AddAllDue();  // fetched parcels are evicted again
     return;
   }
@@ -86,7 +86,7 @@ void PlannedSchedule::ForEachPossible(absl::FunctionRef<void(const CachedPlan&)>
 
 bool PlannedSchedule::IsAnotherWithoutSkips() const {
   return std::any_of(alike_.begin(), alike_.end(), [this](const auto& other) {
-    if (!other.first->shortfall().ok() || !trials_.Fits(*other.first)) return false;
+    if (!other.first->CanRunWith(begin_bytes_) || !trials_.Fits(*other.first)) return false;
     const std::optional<StepMatcher::Match> match = matcher_.MatchWith(*other.first);
     return match.has_value() && !match->skips;
   });

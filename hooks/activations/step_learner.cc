@@ -11,6 +11,7 @@
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/engine/planner/plan_step.h"
 #include "pinion/engine/planner/step_trace.h"
 #include "pinion/engine/schedule/plan_cache.h"
 #include "pinion/engine/schedule/recompute_trials.h"
@@ -137,6 +138,11 @@ bool StepLearner::BeginStepIfNone() {
   }
   if (!has_begun) BeginStep();
   return !has_saved;
+}
+
+bool StepLearner::IsToldOfLeast(uint64_t least_bytes) const {
+  MutexLock lock(mu_);
+  return least_bytes <= told_least_bytes_;
 }
 
 void StepLearner::TellOfShortfall(const CachedPlan& cached) {
@@ -268,19 +274,26 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
   const auto device_bytes =
       static_cast<uint64_t>(AllocatedBytes(device_)) - share_->streamed_bytes();
   std::vector<std::shared_ptr<const CachedPlan>> too_low;
+  bool is_off = false;
   {
     OffloadLock lock(state_);
     for (const std::shared_ptr<const CachedPlan>& cached : state_.schedule.target->cached()) {
-      const bool may_run = cached->BeginsWith(signature) && state_.schedule.target->MayBe(*cached);
-      if (may_run && !cached->FitsWith(device_bytes)) too_low.push_back(cached);
+      if (!cached->BeginsWith(signature) || !state_.schedule.target->MayBe(*cached)) continue;
+      if (cached->FitsWith(device_bytes) == cached->shortfall().ok()) continue;
+      is_off = true;
+      // One that fell short may fit now. It is only recorded again: what the step began with may
+      // not be what it lacked.
+      if (cached->shortfall().ok()) too_low.push_back(cached);
     }
   }
-  if (too_low.empty()) return;
+  if (!is_off) return;
   const Reservation wanted = share_->wanted();
   for (const std::shared_ptr<const CachedPlan>& cached : too_low) {
     // Somewhat more, if that fits: a program that has a little more in each step is not to be
     // planned in each step.
     const uint64_t more_bytes = cached->ExcessBytes(device_bytes);
+    const uint64_t least_bytes = LeastMemoryBytes(cached->step()).value_or(0) + more_bytes;
+    if (least_bytes > *target_bytes && IsToldOfLeast(least_bytes)) continue;  // it falls short
     const auto plan_with = [&](uint64_t added_bytes) {
       StepTrace step = cached->step().WithMore(added_bytes);
       step.begins_with_gradients = has_gradients_;

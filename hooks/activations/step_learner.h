@@ -110,12 +110,15 @@ class StepLearner {
   void BeginStep();
   // Returns whether any of these leaves has a gradient. The next backward may replace them.
   bool FindGradients();
+  // Whether a minimum of at least that was logged.
+  bool IsToldOfLeast(uint64_t least_bytes) const;
   // Logs a plan's minimum if it is above the target and all minima logged so far.
   void TellOfShortfall(const CachedPlan& cached);
   // Logs the first step that exceeded the target.
   void TellOfOvershoot();
   // Called before the step's first save. Replans candidates whose recording began with fewer
-  // device bytes, adding the difference.
+  // device bytes, adding the difference. Those that fell short, and may not with this begin, are
+  // recorded again.
   void RaisePlans(const at::Tensor& tensor, uint64_t place);
   // Returns the plan of a step beside which weights reserve `wanted`.
   absl::StatusOr<std::shared_ptr<const CachedPlan>> Plan(StepTrace step, bool may_recompute,
@@ -143,8 +146,8 @@ class StepLearner {
   std::shared_ptr<DeviceRecording> recording_ ABSL_GUARDED_BY(mu_);
   uint64_t told_least_bytes_ ABSL_GUARDED_BY(mu_) = 0;   // the largest minimum logged
   bool told_of_overshoot_ ABSL_GUARDED_BY(mu_) = false;  // whether it was logged
-  uint64_t raises_ ABSL_GUARDED_BY(mu_) = 0;             // calls of RaisePlans that replanned
-  Reservation wanted_ ABSL_GUARDED_BY(mu_);              // by weights at the last step's beginning
+  uint64_t raises_ ABSL_GUARDED_BY(mu_) = 0;  // calls of RaisePlans that found one to be off
+  Reservation wanted_ ABSL_GUARDED_BY(mu_);   // by weights at the last step's beginning
 
   Mutex leaves_mu_;
   LeavesOfBackward leaves_ ABSL_GUARDED_BY(leaves_mu_);

@@ -179,6 +179,22 @@ TEST(CachedPlan, WhatIsMoreThanItsRecordBeganWithCountsTheFirstObjectOnce) {
   EXPECT_EQ(Cached(step).ExcessBytes(1150), 150u) << "it is among the other bytes";
 }
 
+TEST(CachedPlan, ItRunsWhereItsPeakFitsBesideWhatTheStepBeginsWith) {
+  StepTrace step = Chain({7, 8});
+  step.intervals[0].other_bytes = 1000;  // and the first object's 100
+  StepPlan plan;
+  plan.peak_bytes = 1300;
+  const CachedPlan cached(step, plan, absl::OkStatus(), {}, /*memory_bytes=*/1320);
+  EXPECT_TRUE(cached.CanRunWith(1120));
+  EXPECT_FALSE(cached.CanRunWith(1121));
+  const CachedPlan lacks(step, plan, absl::ResourceExhaustedError("20 bytes"), {},
+                         /*memory_bytes=*/1280);
+  EXPECT_FALSE(lacks.FitsWith(1081));
+  EXPECT_TRUE(lacks.FitsWith(1080)) << "a step that begins with less may fit";
+  EXPECT_FALSE(lacks.CanRunWith(1080)) << "and has no plan yet";
+  EXPECT_TRUE(Cached(step).CanRunWith(UINT64_MAX)) << "there is no target";
+}
+
 TEST(CachedPlan, TheMostGrowthIsThatOfAnyUse) {
   StepTrace step = Chain({7, 8});
   step.intervals[2].transient_bytes = 40;

@@ -136,6 +136,31 @@ TEST_F(OffloadTargetSteps, AStepThatBeginsWithALittleMoreThanItsRecordKeepsWithi
   EXPECT_EQ(session->GetStats().steps_over_target, 0u);
 }
 
+TEST_F(OffloadTargetSteps, StepsThatBeginWithTooMuchLeaveThePlanToOthers) {
+  const uint64_t target_bytes = PlainPeakBytes() - kTensorBytes;
+  for (const int in_a_row : {1, 4}) {
+    const std::shared_ptr<OffloadSession> session = NewSession(target_bytes);
+    const auto moved_bytes = [&] {
+      const uint64_t before_bytes = session->GetStats().evicted_bytes;
+      RunSteps(session, 1);
+      return session->GetStats().evicted_bytes - before_bytes;
+    };
+    RunSteps(session, kSteps);
+    const uint64_t planned_bytes = moved_bytes();
+    ASSERT_GT(planned_bytes, 0u);
+    ASSERT_LT(planned_bytes, static_cast<uint64_t>(kNodes * kTensorBytes));
+    for (int odd = 0; odd < 9; ++odd) {
+      {
+        const at::Tensor stays = Ones(5 * kTensorBytes);
+        for (int step = 0; step < in_a_row; ++step) {
+          EXPECT_EQ(moved_bytes(), static_cast<uint64_t>(kNodes * kTensorBytes)) << "the least";
+        }
+      }
+      EXPECT_EQ(moved_bytes(), planned_bytes) << odd << ", after " << in_a_row;
+    }
+  }
+}
+
 // A session copies the bytes anew if it finds them under another version counter, so the record of
 // the step has to count them anew.
 TEST_F(OffloadTargetSteps, WhatIsSavedUnderAnotherVersionCounterIsAnotherObjectOfTheRecord) {
