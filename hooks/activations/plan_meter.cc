@@ -26,7 +26,8 @@ bool PlanMeter::IsDue() const {
 
 void PlanMeter::OnDeviceBytes(int64_t allocated_bytes, int64_t added_bytes,
                               int64_t streamed_bytes) {
-  RaiseTo(allocated_bytes - streamed_bytes, peak_bytes_);
+  // What the program allocates behind the step is not the step's.
+  if (is_in_step_) RaiseTo(allocated_bytes - streamed_bytes, peak_bytes_);
   RaiseTo(allocated_bytes, interval_peak_bytes_);
   interval_added_bytes_ += added_bytes;
   CompareWithTarget(allocated_bytes);

@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <optional>
@@ -208,7 +209,10 @@ void DeviceRecording::EndEnding(int64_t backward) {
     objects_.DecideReleased();
   }
   try {
-    if (ending.begin.has_value() && IsRecording()) EndAside(*ending.begin);
+    if (!ending.begin.has_value() || !IsRecording()) return;
+    EndAside(*ending.begin);
+    MutexLock lock(mu_);
+    step_entries_ = entries_.size();
   } catch (const std::exception& error) {
     PINION_LOG(kWarning) << "the end of a backward was not recorded: " << error.what();
   }
@@ -262,13 +266,14 @@ void DeviceRecording::Append(const Moment& begin, const Moment& end, NotedEntry 
   what.other_bytes = objects_.storages().OtherBytes(end.bytes);
   if (what.used.has_value()) ++uses_;
   if (entries_.empty()) entries_.push_back({.begin = begin.time, .end = begin.time});
+  const bool is_of_step = what.used.has_value() || what.released.has_value();
   entries_.push_back(std::move(what));
+  if (is_of_step) step_entries_ = entries_.size();
   has_no_end_ = entries_.size() >= kMaxEntries;
 }
 
 absl::StatusOr<StepTrace> DeviceRecording::Finish() {
   {
-    // What the program allocates behind the step's last backward is not the step's.
     MutexLock lock(mu_);
     is_unobserved_ = false;
   }
@@ -283,6 +288,12 @@ absl::StatusOr<StepTrace> DeviceRecording::Finish() {
     }
     finished_ = true;
     Append(end, end, {});
+    // What the program allocates behind the step's last backward is not the step's.
+    for (size_t i = step_entries_; i < entries_.size(); ++i) {
+      const int64_t step_bytes = entries_[step_entries_ - 1].other_bytes;
+      entries_[i].other_bytes = std::min(entries_[i].other_bytes, step_bytes);
+      entries_[i].peak_other_bytes = std::min(entries_[i].peak_other_bytes, step_bytes);
+    }
     for (const NotedEntry& entry : entries_) {
       moments.push_back(entry.begin);
       moments.push_back(entry.end);

@@ -169,7 +169,8 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   std::optional<AllocatorBytes> last_ ABSL_GUARDED_BY(mu_);  // at the last moment
   bool is_unobserved_ ABSL_GUARDED_BY(mu_) = false;          // since the last moment
   std::vector<NotedEntry> entries_ ABSL_GUARDED_BY(mu_);     // the first is the step's begin
-  size_t uses_ ABSL_GUARDED_BY(mu_) = 0;                     // number of accesses in entries_
+  size_t step_entries_ ABSL_GUARDED_BY(mu_) = 1;  // up to the last save, read, release or backward
+  size_t uses_ ABSL_GUARDED_BY(mu_) = 0;          // number of accesses in entries_
   NotedObjects objects_ ABSL_GUARDED_BY(mu_);
   std::map<int64_t, Ending> endings_ ABSL_GUARDED_BY(mu_);  // by running backward
 };

@@ -136,6 +136,24 @@ TEST_F(OffloadTargetSteps, AStepThatBeginsWithALittleMoreThanItsRecordKeepsWithi
   EXPECT_EQ(session->GetStats().steps_over_target, 0u);
 }
 
+// The scope may be in the model's own forward.
+TEST_F(OffloadTargetSteps, WhatAnEvaluationBehindAStepAllocatesIsNotTheSteps) {
+  const std::shared_ptr<OffloadSession> session = NewSession(PlainPeakBytes() - kTensorBytes);
+  at::Tensor outputs;
+  for (uint64_t step = 0; step < kSteps; ++step) {
+    RunSteps(session, 1);
+    const at::NoGradGuard no_grad;
+    outputs = InScope(session, [&] { return Ones(2 * kNodes * kTensorBytes).narrow(0, 0, 1); });
+    outputs = outputs.clone();
+  }
+  const uint64_t before_bytes = session->GetStats().evicted_bytes;
+  RunSteps(session, 1);
+  const uint64_t moved_bytes = session->GetStats().evicted_bytes - before_bytes;
+  EXPECT_GT(moved_bytes, 0u);
+  EXPECT_LT(moved_bytes, static_cast<uint64_t>(kNodes * kTensorBytes));
+  EXPECT_EQ(session->GetStats().steps_over_target, 0u);
+}
+
 TEST_F(OffloadTargetSteps, StepsThatBeginWithTooMuchLeaveThePlanToOthers) {
   const uint64_t target_bytes = PlainPeakBytes() - kTensorBytes;
   for (const int in_a_row : {1, 4}) {
