@@ -140,7 +140,7 @@ GuardedMemory Parcel::EndEpoch() {
 
 // ----------------------------------------------------------------------------------------- fetch
 
-Parcel::Read Parcel::ReadOrClaim(Reader& reader) {
+Parcel::Read Parcel::ReadOrClaim(Reader& reader, Afterwards afterwards) {
   MutexLock lock(mu_);
   while (state() == State::kFetching) fetch_ended_.Wait(mu_);
   PINION_CHECK(state() == State::kAway || state() == State::kFetched)
@@ -151,7 +151,7 @@ Parcel::Read Parcel::ReadOrClaim(Reader& reader) {
     read.claim.emplace(FetchClaim(shared_from_this()));
     return read;
   }
-  return ReadLocked(reader, Afterwards::kLetGo);
+  return ReadLocked(reader, afterwards);
 }
 
 bool Parcel::ReadIfFetched(Reader& reader, std::optional<Read>& read, Afterwards afterwards) {

@@ -132,14 +132,13 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   [[nodiscard]] GuardedMemory MarkRead(Reader& reader);
 
   // --- fetch ---
-  // Returns the fetched memory, or a claim if the parcel is kAway. Blocks while another thread
-  // fetches. Not for kNew and kHeld.
-  Read ReadOrClaim(Reader& reader);
   // Whether fetched memory is kept after all readers have read it.
   enum class Afterwards { kLetGo, kKeep };
+  // Returns the fetched memory, or a claim if the parcel is kAway. Blocks while another thread
+  // fetches. Not for kNew and kHeld.
+  Read ReadOrClaim(Reader& reader, Afterwards afterwards = Afterwards::kLetGo);
   // Reads into `read` and returns true if the parcel is kFetched. Never blocks.
-  bool ReadIfFetched(Reader& reader, std::optional<Read>& read,
-                     Afterwards afterwards = Afterwards::kLetGo);
+  bool ReadIfFetched(Reader& reader, std::optional<Read>& read, Afterwards afterwards);
   // Claims the fetch if the parcel is kAway.
   std::optional<FetchClaim> ClaimIfAway();
   // Returns the source of a fetch: pinned memory that holds the bytes once its tickets are done.

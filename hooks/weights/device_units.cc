@@ -65,8 +65,7 @@ DeviceUnits::DeviceUnits(std::vector<UnitParcel> units, const WeightRoom& room,
     : keeper_(keeper), device_(device), prefetcher_(LimitsOf(units, room.window_bytes)) {
   stats_.two_largest_bytes = room.two_largest_bytes;
   for (UnitParcel& unit : units) {
-    // The second reader never reads: the parcel keeps the fetched memory until Drop.
-    unit.parcel->AddReaders(2);
+    unit.parcel->AddReaders(1);
     units_.push_back({.parts = std::move(unit), .bytes = {}, .memory = {}, .streams = {}});
   }
 }

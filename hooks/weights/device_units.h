@@ -47,7 +47,8 @@
 
 namespace pinion {
 
-// The bytes of a unit. Operators of all threads share one reader.
+// The bytes of a unit. Operators of all threads share one reader, which keeps fetched memory until
+// Drop.
 class WeightParcel final : public Parcel {
  public:
   using Parcel::Parcel;

@@ -76,7 +76,7 @@ std::optional<TargetWindow::Excess> TargetWindow::TakeFirstExcess() {
 void UnitArrivals::Arrive(uint32_t index, const BoundStream& stream) {
   const std::shared_ptr<WeightParcel>& parcel = parcels_[index];
   for (;;) {
-    Parcel::Read read = parcel->ReadOrClaim(parcel->reader);
+    Parcel::Read read = parcel->ReadOrClaim(parcel->reader, Parcel::Afterwards::kKeep);
     if (!read.claim.has_value()) {
       ThrowIfError(read.fetched.copy().WaitOn(stream.native, kWeightAfterCopyIn), kFetching);
       std::vector<c10::DataPtr> away;

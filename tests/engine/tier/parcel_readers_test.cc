@@ -83,6 +83,16 @@ TEST_F(ParcelReadersTest, TheLastReaderMayKeepWhatWasFetchedForAllOfThem) {
   EXPECT_EQ(CopiesIn(), 1u);
 }
 
+TEST_F(ParcelReadersTest, AnOnlyReaderMayKeepWhatWasFetchedAtEachRead) {
+  NewFetched(1);
+  for (int read = 0; read < 2; ++read) {
+    EXPECT_TRUE(parcel_->ReadOrClaim(a_, Parcel::Afterwards::kKeep).fetched);
+    EXPECT_TRUE(OnDevice());
+  }
+  EXPECT_FALSE(StaysAfterRead(a_));
+  EXPECT_EQ(CopiesIn(), 1u);
+}
+
 TEST_F(ParcelReadersTest, WhatIsKeptGoesWithTheLastReader) {
   NewFetched(2);
   ReadAndKeep(a_);
