@@ -15,7 +15,6 @@
 #define PINION_ENGINE_HOST_BUFFER_H_
 
 #include <cstdint>
-#include <memory>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/inlined_vector.h"

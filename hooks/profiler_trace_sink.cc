@@ -4,7 +4,6 @@
 #include <ATen/record_function.h>
 
 #include <memory>
-#include <optional>
 #include <utility>
 #include <vector>
 

@@ -5,13 +5,11 @@
 #include <cstddef>
 #include <limits>
 #include <map>
-#include <numeric>
 #include <random>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/engine/planner/liveness.h"
 #include "pinion/engine/planner/plan_step.h"
 #include "pinion/engine/planner/recomputation.h"
 

@@ -15,7 +15,6 @@
 #define PINION_ENGINE_PLANNER_STEP_SIMULATION_H_
 
 #include <cstddef>
-#include <cstdint>
 #include <vector>
 
 #include "absl/status/statusor.h"

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <utility>
 
-#include "absl/status/status.h"
 #include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/trace/trace_sink.h"

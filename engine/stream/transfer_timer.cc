@@ -1,5 +1,6 @@
 #include "pinion/engine/stream/transfer_timer.h"
 
+#include <cstddef>
 #include <utility>
 
 #include "absl/time/time.h"

@@ -18,7 +18,6 @@
 #define PINION_ENGINE_STREAM_TRANSFER_TIMER_H_
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>

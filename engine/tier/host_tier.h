@@ -18,7 +18,6 @@
 #include <string>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/mutex.h"

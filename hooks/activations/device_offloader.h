@@ -22,7 +22,6 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "pinion/allocator/base/mutex.h"
 #include "pinion/device/trace/trace_sink.h"
 #include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/schedule/offload_schedule.h"

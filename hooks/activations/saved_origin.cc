@@ -1,6 +1,5 @@
 #include "pinion/hooks/activations/saved_origin.h"
 
-#include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/StringUtil.h>

@@ -1,6 +1,5 @@
 #include "pinion/hooks/activations/scope_packer.h"
 
-#include <c10/core/DeviceType.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 

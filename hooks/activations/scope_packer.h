@@ -10,7 +10,7 @@
 #define PINION_HOOKS_ACTIVATIONS_SCOPE_PACKER_H_
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/Storage.h>
 
 #include <atomic>

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"

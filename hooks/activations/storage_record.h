@@ -9,7 +9,6 @@
 #define PINION_HOOKS_ACTIVATIONS_STORAGE_RECORD_H_
 
 #include <c10/core/Storage.h>
-#include <c10/core/TensorImpl.h>
 
 #include <algorithm>
 #include <cstddef>

@@ -1,5 +1,6 @@
 #include "pinion/hooks/activations/tensor_returns.h"
 
+#include <c10/core/Stream.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 

@@ -8,12 +8,9 @@
 
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/Storage.h>
-#include <c10/core/Stream.h>
 
 #include <cstdint>
-#include <memory>
 #include <string>
-#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/inlined_vector.h"

@@ -31,7 +31,6 @@
 
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/engine/tier/parcel.h"
 

@@ -1,7 +1,6 @@
 #include "pinion/hooks/attribution/layer_pass.h"
 
 #include <ATen/ops/ones_like.h>
-#include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/TensorImpl.h>

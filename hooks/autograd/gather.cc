@@ -9,7 +9,6 @@
 #include <c10/core/StreamGuard.h>
 
 #include <cstdint>
-#include <utility>
 
 #include "pinion/device/allocation_label.h"
 #include "pinion/hooks/autograd/torch_bridge.h"

@@ -8,7 +8,6 @@
 #include <torch/csrc/profiler/orchestration/observer.h>
 
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <optional>
 #include <utility>

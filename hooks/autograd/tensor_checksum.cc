@@ -9,7 +9,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "pinion/device/allocation_bytes.h"
 #include "pinion/device/allocation_label.h"

@@ -4,11 +4,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
-#include <c10/core/MemoryFormat.h>
 #include <c10/core/Stream.h>
-#include <c10/util/Exception.h>
 
-#include <cstdint>
 #include <string>
 
 #include "pinion/device/emulated/emulated_machine.h"

@@ -22,7 +22,6 @@
 #include <memory>
 
 #include "absl/status/status.h"
-#include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 
 namespace pinion {

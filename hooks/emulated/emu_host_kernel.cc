@@ -8,8 +8,11 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
+#include "pinion/device/emulated/cost_model.h"
+#include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/emulated/emu_allocator.h"
 #include "pinion/hooks/emulated/emu_state.h"

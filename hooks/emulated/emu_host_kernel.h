@@ -24,12 +24,9 @@
 #include <c10/util/ArrayRef.h>
 #include <c10/util/SmallVector.h>
 
-#include <cstdint>
 #include <string>
 
 #include "pinion/device/device.h"
-#include "pinion/device/emulated/cost_model.h"
-#include "pinion/device/emulated/emulated_machine.h"
 
 namespace pinion::emu {
 

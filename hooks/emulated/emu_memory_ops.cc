@@ -20,7 +20,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <utility>
 
 #include "pinion/device/allocation_label.h"

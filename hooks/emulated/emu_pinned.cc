@@ -2,7 +2,6 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/Event.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cstdint>

@@ -2,7 +2,6 @@
 
 #include <c10/core/Allocator.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "pinion/allocator/base/check.h"

@@ -1,7 +1,5 @@
 #include "pinion/hooks/plan/noted_objects.h"
 
-#include <c10/core/ScalarType.h>
-
 #include <algorithm>
 #include <functional>
 #include <utility>

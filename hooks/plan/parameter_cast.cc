@@ -7,7 +7,6 @@
 #include <ATen/ops/_to_copy.h>
 #include <ATen/record_function.h>
 #include <c10/core/DispatchKeySet.h>
-#include <c10/core/TensorImpl.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>

@@ -19,26 +19,22 @@
 #ifndef PINION_HOOKS_WEIGHTS_DEVICE_WEIGHTS_H_
 #define PINION_HOOKS_WEIGHTS_DEVICE_WEIGHTS_H_
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
-#include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/schedule/back_off.h"
 #include "pinion/engine/schedule/reservation.h"
 #include "pinion/engine/schedule/weight_prefetcher.h"
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/device_tier.h"
-#include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/engine/tier/parcel.h"
 #include "pinion/hooks/autograd/torch_bridge.h"

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/from_blob.h>
 #include <c10/core/StreamGuard.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <utility>

@@ -21,6 +21,7 @@
 #include "pinion/engine/host_buffer.h"
 #include "pinion/engine/link/packing.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
+#include "pinion/hooks/weights/master_watch.h"
 #include "pinion/hooks/weights/streamed_tensor.h"
 
 namespace pinion {

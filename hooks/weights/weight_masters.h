@@ -21,7 +21,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,8 +28,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/engine/tier/device_tier.h"
-#include "pinion/hooks/weights/device_weights.h"
-#include "pinion/hooks/weights/master_watch.h"
+#include "pinion/hooks/weights/device_units.h"
 
 namespace pinion {
 
