@@ -72,7 +72,7 @@ DeviceUnits::DeviceUnits(std::vector<UnitParcel> units, const WeightRoom& room,
 
 WeightStats DeviceUnits::GetStats() const {
   WeightStats stats = stats_;
-  stats.here_bytes = prefetcher_.resident_bytes();
+  stats.resident_bytes = prefetcher_.resident_bytes();
   return stats;
 }
 

@@ -101,7 +101,7 @@ struct WeightStats {
   uint64_t fetched_ahead = 0;    // copies that began before an operator needed the unit
   uint64_t fetches_refused = 0;  // fetches ahead that found no device memory
   uint64_t drops = 0;            // units evicted, for room or because the host has changed them
-  uint64_t here_bytes = 0;       // resident
+  uint64_t resident_bytes = 0;   // of units
   // The highest device memory above the memory target, or 0. Each use of a weight looks at the peak
   // of LibTorch's allocator. A peak from before the first use hides lower ones until the peak
   // statistics are reset. If weights alone exceed the target, a target of so many bytes is enough.

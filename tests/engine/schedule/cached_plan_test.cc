@@ -233,28 +233,28 @@ TEST(CachedPlan, WhatNeedsMemoryOfItsOwnTravelsAlone) {
   }
 }
 
-TEST(CachedPlan, WhatGoesComesBackAndIsOverAtTheSameUsesHasOneCompany) {
+TEST(CachedPlan, WhatIsOffloadedFetchedAndOverAtTheSameAccessesHasOneBatchKey) {
   StepTrace step = Chain({7, 7, 7, 7});
   for (StepObject& object : step.objects) object.needed_until = 8;
   step.operators = {0, 1, 2, 3, 4, 5, 6, 6};  // one operator reads objects 1 and 0
-  const auto company_with = [&](const StepMove& other) {
+  const auto shares_batch_key_with = [&](const StepMove& other) {
     const CachedPlan cached =
         Cached(step, {{.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 7}, other});
     EXPECT_EQ(cached.BatchKey(3), 0u) << "it stays";
     return cached.BatchKey(0) == cached.BatchKey(1);
   };
   const StepMove alike = {.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 6};
-  EXPECT_TRUE(company_with(alike));
-  EXPECT_FALSE(company_with({.object = 1, .evict_at = 2, .fetch_at = 5, .read_at = 6}));
-  EXPECT_FALSE(company_with({.object = 1, .evict_at = 3, .fetch_at = 4, .read_at = 6}));
-  EXPECT_FALSE(company_with({.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 5}))
+  EXPECT_TRUE(shares_batch_key_with(alike));
+  EXPECT_FALSE(shares_batch_key_with({.object = 1, .evict_at = 2, .fetch_at = 5, .read_at = 6}));
+  EXPECT_FALSE(shares_batch_key_with({.object = 1, .evict_at = 3, .fetch_at = 4, .read_at = 6}));
+  EXPECT_FALSE(shares_batch_key_with({.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 5}))
       << "the parcel would stay until both were read";
   step.objects[0].needed_until = 9;
-  EXPECT_FALSE(company_with(alike)) << "the parcel would stay until both are over";
+  EXPECT_FALSE(shares_batch_key_with(alike)) << "the parcel would stay until both are over";
 }
 
 // Where nobody has said until when they are needed.
-TEST(CachedPlan, WhatIsReadOnceMoreHasAnotherCompanyThanWhatIsNot) {
+TEST(CachedPlan, WhatIsReadOnceMoreHasAnotherBatchKey) {
   StepTrace step = Chain({7, 7, 7});
   step.accesses.push_back(1);  // 0 1 2 | 2 1 0 1
   step.intervals.emplace_back();

@@ -133,7 +133,7 @@ TEST(PlannedSchedule, AnUnknownStepTakesTheLeastMemoryHoweverMuchThereIs) {
   }
 }
 
-TEST(PlannedSchedule, WithATargetNothingWaitsForCompany) {
+TEST(PlannedSchedule, WithATargetNothingWaitsForABatch) {
   TargetOptions options = Within(100 * kSize);
   options.windows = {.eviction_bytes = 100 * kSize, .full_batch_bytes = kSize};
   const PlannedSchedule schedule(options);
@@ -1700,7 +1700,7 @@ TEST(PlannedSchedule, WithoutATargetAKnownStepRunsByItsPlan) {
               ElementsAre("stay 1", "out 0", "stay 2", "drop 0", "stay 3", "fetch 0"));
 }
 
-TEST(PlannedSchedule, InAKnownStepNothingWaitsForCompany) {
+TEST(PlannedSchedule, InAKnownStepNothingWaitsForABatch) {
   TargetOptions options = Auto();
   options.windows.full_batch_bytes = kSize;
   auto [schedule, player] = PlayedSchedule(options, {FourTensors()});

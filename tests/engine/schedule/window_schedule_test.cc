@@ -142,7 +142,7 @@ TEST(WindowBatchTest, IsAQuarterOfAWindowAndUpTo32KiBHalfOfAnAutomaticOne) {
   EXPECT_EQ(chosen.BatchBytes(), 16 * kKiB);
 }
 
-TEST_F(TensorWindowTest, NothingWaitsForCompany) { EXPECT_EQ(schedule_.BatchBytes(), 0u); }
+TEST_F(TensorWindowTest, NothingWaitsForABatch) { EXPECT_EQ(schedule_.BatchBytes(), 0u); }
 
 TEST_F(TensorWindowTest, AParcelThatIsSavedAgainStaysAsLongAsIfItWereNew) {
   ScheduledParcel& again = Leave(10);

@@ -250,7 +250,7 @@ TEST_F(OffloadGroups, TensorsThatGoBeforeTheirGroupLeavesAreNotCopied) {
   EXPECT_TRUE(SameBytes(reads_[0][0], SmallValues(1)));
 }
 
-TEST_F(OffloadGroups, WhatGoesWhileItWaitsIsNoCompanyForTheRest) {
+TEST_F(OffloadGroups, WhatIsReleasedWhileItWaitsIsInNoBatch) {
   std::vector<at::Tensor> seen_gone;
   const OffloadScope scope(world_.session());
   at::Tensor gone = carrier_;

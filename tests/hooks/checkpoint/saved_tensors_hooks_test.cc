@@ -214,12 +214,12 @@ TEST(DisableSavedTensorsHooksTest, InsideOfHooksItIsRefused) {
   EXPECT_TRUE(at::SavedTensorDefaultHooks::is_enabled());
 }
 
-// --- In company ---
+// --- Nested hooks ---
 
 enum class Who { kPython, kUser, kOffload, kCheckpoint, kNobody };
 constexpr Who kAll[] = {Who::kPython, Who::kUser, Who::kOffload, Who::kCheckpoint, Who::kNobody};
 
-class Company {
+class NestedHooks {
  public:
   // Returns exp(x) inside all `kinds`; the first is the outermost.
   at::Tensor Run(const std::vector<Who>& kinds, const at::Tensor& x, size_t next = 0) {
@@ -293,24 +293,24 @@ std::vector<std::vector<Who>> Combinations(size_t count) {
   return all;
 }
 
-TEST(InCompany, TheInnermostHooksWinWhoeverOpenedThem) {
-  Company company;
-  const at::Tensor x = company.world.activation(32).detach().div(256).requires_grad_(true);
+TEST(NestedHooksTest, TheInnermostHooksWinWhoeverOpenedThem) {
+  NestedHooks nested;
+  const at::Tensor x = nested.world.activation(32).detach().div(256).requires_grad_(true);
   const at::Tensor expected = at::exp(x.detach());
   for (const size_t count : {1, 2, 3}) {
     for (const std::vector<Who>& kinds : Combinations(count)) {
       std::string order;
       for (const Who who : kinds) absl::StrAppend(&order, static_cast<int>(who), " ");
       SCOPED_TRACE(order);
-      const uint64_t user = company.packed_by_user, python = company.python.packed();
-      const uint64_t offloaded = company.world.stats().packed;
-      const int ran = company.ran;
-      const at::Tensor y = company.Run(kinds, x);
-      EXPECT_EQ(company.packed_by_user - user, Company::Packs(kinds, Who::kUser));
-      EXPECT_EQ(company.python.packed() - python, Company::Packs(kinds, Who::kPython));
-      EXPECT_EQ(company.world.stats().packed - offloaded, Company::Packs(kinds, Who::kOffload));
+      const uint64_t user = nested.packed_by_user, python = nested.python.packed();
+      const uint64_t offloaded = nested.world.stats().packed;
+      const int ran = nested.ran;
+      const at::Tensor y = nested.Run(kinds, x);
+      EXPECT_EQ(nested.packed_by_user - user, NestedHooks::Packs(kinds, Who::kUser));
+      EXPECT_EQ(nested.python.packed() - python, NestedHooks::Packs(kinds, Who::kPython));
+      EXPECT_EQ(nested.world.stats().packed - offloaded, NestedHooks::Packs(kinds, Who::kOffload));
       y.sum().backward();
-      EXPECT_EQ(company.ran - ran, kinds.back() == Who::kCheckpoint ? 2 : 1);
+      EXPECT_EQ(nested.ran - ran, kinds.back() == Who::kCheckpoint ? 2 : 1);
       EXPECT_TRUE(SameBytes(x.grad(), expected));
       x.mutable_grad().reset();
     }

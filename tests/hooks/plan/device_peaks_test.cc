@@ -145,16 +145,16 @@ TEST(CountAsHeld, IsNeverLessThanWhatWouldHaveBeenThere) {
     const std::vector<bool> held = CountAsHeld(100, gone);
     for (uint32_t stays = 0; stays < 1U << gone.size(); ++stays) {
       int64_t counted_bytes = 100;
-      int64_t there_bytes = 100;
+      int64_t used_bytes = 100;
       for (size_t i = 0; i < gone.size(); ++i) {
         if ((stays >> i & 1) != 0 && !held[i]) counted_bytes += gone[i].size_bytes;
       }
       int64_t stayed_bytes = 0;  // of objects freed up to here
       for (size_t i = 0; i < gone.size(); ++i) {
         if ((stays >> i & 1) != 0) stayed_bytes += gone[i].size_bytes;
-        there_bytes = std::max(there_bytes, gone[i].later_peak_bytes + stayed_bytes);
+        used_bytes = std::max(used_bytes, gone[i].later_peak_bytes + stayed_bytes);
       }
-      EXPECT_GE(counted_bytes, there_bytes) << stays;
+      EXPECT_GE(counted_bytes, used_bytes) << stays;
     }
   }
 }

@@ -113,7 +113,7 @@ TEST_F(MovedLayersTest, AModelThatMovesAwayBeforeBackwardIsOnTheDeviceAllTheSame
   Net net(kLayers);
   const auto weights = Attach(*net);
   const Tensor loss = net->forward(Input().to(world_.device())).cpu().sum();
-  EXPECT_LE(weights->GetStats().here_bytes, 2 * kUnitBytes);
+  EXPECT_LE(weights->GetStats().resident_bytes, 2 * kUnitBytes);
   const uint64_t fetches = weights->GetStats().fetches;
   loss.backward();
   EXPECT_EQ(weights->GetStats().fetches, fetches + 5) << "two are there, the first needs none";

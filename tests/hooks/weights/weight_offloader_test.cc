@@ -702,7 +702,7 @@ TEST_F(WeightOffloaderTest, TheWeightsOfAPlainFunctionAreAUnitEach) {
   const uint64_t weight_bytes = kWidth * kWidth * sizeof(float);
   forward(list, X()).sum().backward();
   ExpectGradientsOf(*plain, *weights);
-  EXPECT_LE(weights->GetStats().here_bytes, 2 * weight_bytes) << "two of six at most";
+  EXPECT_LE(weights->GetStats().resident_bytes, 2 * weight_bytes) << "two of six at most";
 }
 
 TEST_F(WeightOffloaderTest, SeveralRequestsInOnePassFetchEachLayerOnce) {
@@ -863,7 +863,7 @@ TEST_F(WeightOffloaderTest, InferenceKeepsWhatFitsAndStreamsTheRest) {
   Net net(8);
   const auto weights = Attach(*net, 3 * kUnitBytes);
   for (int request = 0; request < 4; ++request) ExpectOutputOf(Net(8), net);
-  EXPECT_LE(weights->GetStats().here_bytes, 3 * kUnitBytes);
+  EXPECT_LE(weights->GetStats().resident_bytes, 3 * kUnitBytes);
   EXPECT_LE(weights->GetStats().fetches, 4u * 8 + 2);
 }
 
