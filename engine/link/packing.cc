@@ -24,10 +24,16 @@ void Append(PackingPlan::Group& group, size_t piece, uint64_t size_bytes) {
 
 }  // namespace
 
-double GatherCost::GatherUs(uint64_t pieces, uint64_t size_bytes) const {
-  const uint64_t launches = (pieces + pieces_per_launch - 1) / pieces_per_launch;
-  return static_cast<double>(launches) * launch_us +
-         2 * static_cast<double>(size_bytes) / (memory_gb_per_s * 1e3);
+double GatherUs(uint64_t pieces, uint64_t size_bytes) {
+  // Of one kernel that copies many pieces, on a compute stream and on the host.
+  constexpr double kLaunchUs = 5;
+  // LibTorch passes the pieces' addresses as kernel arguments, which limits a launch.
+  constexpr uint64_t kPiecesPerLaunch = 64;
+  // Bandwidth of device memory, a low figure. Every byte is read and written.
+  constexpr double kMemoryGbPerS = 500;
+  const uint64_t launches = (pieces + kPiecesPerLaunch - 1) / kPiecesPerLaunch;
+  return static_cast<double>(launches) * kLaunchUs +
+         2 * static_cast<double>(size_bytes) / (kMemoryGbPerS * 1e3);
 }
 
 uint64_t LargestSmallPiece(const LinkCalibration& link) {
@@ -43,8 +49,7 @@ uint64_t FullBatchBytes(const LinkCalibration& link) {
       16 * std::max(link.h2d.HalfPerformanceBytes(), link.d2h.HalfPerformanceBytes()));
 }
 
-PackingPlan PlanPacking(absl::Span<const uint64_t> sizes, const LinkCalibration& link,
-                        const GatherCost& gather) {
+PackingPlan PlanPacking(absl::Span<const uint64_t> sizes, const LinkCalibration& link) {
   const uint64_t small_bytes = LargestSmallPiece(link);
   PackingPlan plan;
   std::optional<size_t> shared;  // the group of small pieces
@@ -64,7 +69,7 @@ PackingPlan PlanPacking(absl::Span<const uint64_t> sizes, const LinkCalibration&
     PackingPlan::Group& group = plan.groups[*shared];
     const double padding_us =
         static_cast<double>(group.size_bytes - shared_bytes) / (link.d2h.gb_per_s * 1e3);
-    group.gather = gather.GatherUs(group.pieces.size(), group.size_bytes) + padding_us <
+    group.gather = GatherUs(group.pieces.size(), group.size_bytes) + padding_us <
                    static_cast<double>(group.pieces.size() - 1) * PieceUs(link.d2h);
   }
   return plan;

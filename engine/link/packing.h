@@ -30,17 +30,8 @@ namespace pinion {
 // piece keeps its address modulo this.
 inline constexpr uint64_t kPackAlignmentBytes = 512;
 
-// Cost of gathering pieces on the device.
-struct GatherCost {
-  // Time of one kernel that copies many pieces, on a compute stream and on the host.
-  double launch_us = 5;
-  // LibTorch passes the pieces' addresses as kernel arguments, which limits a launch.
-  uint64_t pieces_per_launch = 64;
-  // Bandwidth of device memory, a low figure. Every byte is read and written.
-  double memory_gb_per_s = 500;
-
-  double GatherUs(uint64_t pieces, uint64_t size_bytes) const;
-};
+// Time to gather pieces on the device.
+double GatherUs(uint64_t pieces, uint64_t size_bytes);
 
 struct PackingPlan {
   struct Group {
@@ -63,8 +54,7 @@ uint64_t FullBatchBytes(const LinkCalibration& link);
 
 // `sizes` are positive. By the model of link and device, the plan is never slower than all pieces
 // in one batch, or one by one.
-PackingPlan PlanPacking(absl::Span<const uint64_t> sizes, const LinkCalibration& link,
-                        const GatherCost& gather = {});
+PackingPlan PlanPacking(absl::Span<const uint64_t> sizes, const LinkCalibration& link);
 
 }  // namespace pinion
 

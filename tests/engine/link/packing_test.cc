@@ -42,7 +42,7 @@ double TransferUs(const LinkCurve& curve, uint64_t pieces, uint64_t size_bytes) 
 
 // Microseconds of link and device that the plan takes, out and back, if nothing overlaps.
 double PlanUs(const PackingPlan& plan, absl::Span<const uint64_t> sizes,
-              const LinkCalibration& link, const GatherCost& gather = {}) {
+              const LinkCalibration& link) {
   if (plan.groups.empty()) return 0;
   double gather_us = 0;
   uint64_t pieces_out = 0;
@@ -51,7 +51,7 @@ double PlanUs(const PackingPlan& plan, absl::Span<const uint64_t> sizes,
   for (const PackingPlan::Group& group : plan.groups) {
     bytes_in += group.size_bytes;
     if (group.gather) {
-      gather_us += gather.GatherUs(group.pieces.size(), group.size_bytes);
+      gather_us += GatherUs(group.pieces.size(), group.size_bytes);
       pieces_out += 1;
       bytes_out += group.size_bytes;
       continue;
@@ -78,30 +78,29 @@ TEST(PackingPlan, ALargePieceBesideThemDoesNotChangeThat) {
 }
 
 TEST(PackingPlan, AGatherCostsALaunchPer64PiecesAndTwoPassesOverTheBytes) {
-  EXPECT_DOUBLE_EQ(GatherCost().GatherUs(64, 250'000), 5 + 2 * 0.5);
-  EXPECT_DOUBLE_EQ(GatherCost().GatherUs(65, 250'000), 2 * 5 + 2 * 0.5);
+  EXPECT_DOUBLE_EQ(GatherUs(64, 250'000), 5 + 2 * 0.5);
+  EXPECT_DOUBLE_EQ(GatherUs(65, 250'000), 2 * 5 + 2 * 0.5);
 }
 
-// Of a link that moves a page of packing in a microsecond, as long as a piece costs: of three
-// pieces a gather saves 2 us, and it copies the padding.
-TEST(PackingPlan, AGatherPaysForPaddingToo) {
+// Whether three pieces, of which a gather saves two, are gathered.
+bool Gathers(const std::vector<uint64_t>& sizes, double piece_us, double gb_per_s) {
   LinkCalibration link;
-  link.h2d = link.d2h = {.fixed_us = 3, .piece_us = 1, .gb_per_s = 0.512};
-  const auto gathers = [&link](uint64_t size_bytes, double launch_us) {
-    const GatherCost cost = {.launch_us = launch_us, .memory_gb_per_s = 1e12};
-    const std::vector<uint64_t> sizes(3, size_bytes);
-    return PlanPacking(sizes, link, cost).groups[0].gather;
-  };
-  EXPECT_TRUE(gathers(512, 1));
-  EXPECT_FALSE(gathers(1, 1)) << "1022 bytes of padding";
-  EXPECT_TRUE(gathers(1, 1e-3));
+  link.h2d = link.d2h = {.fixed_us = 8, .piece_us = piece_us, .gb_per_s = gb_per_s};
+  return PlanPacking(sizes, link).groups[0].gather;
+}
+
+// On a link that moves a page of packing in a microsecond. A gather takes a little more than 5 us.
+TEST(PackingPlan, AGatherPaysForPaddingToo) {
+  EXPECT_TRUE(Gathers({512, 512, 512}, /*piece_us=*/3, /*gb_per_s=*/0.512));
+  EXPECT_FALSE(Gathers({1, 1, 1}, /*piece_us=*/3, /*gb_per_s=*/0.512)) << "1022 bytes of padding";
+  EXPECT_TRUE(Gathers({1, 1, 1}, /*piece_us=*/4, /*gb_per_s=*/0.512));
 }
 
 TEST(PackingPlan, WhereAGatherGainsNothingThereIsNone) {
-  LinkCalibration link;
-  link.h2d = link.d2h = {.fixed_us = 8, .piece_us = 4, .gb_per_s = 10};
-  const GatherCost cost = {.launch_us = 2, .memory_gb_per_s = 0.512};  // 2 + 6 us for 1536 bytes
-  EXPECT_FALSE(PlanPacking({512, 512, 512}, link, cost).groups[0].gather);
+  const std::vector<uint64_t> sizes = {512, 512, 248'976};
+  ASSERT_EQ(GatherUs(3, 250'000), 2 * 3);
+  EXPECT_FALSE(Gathers(sizes, /*piece_us=*/3, /*gb_per_s=*/100));
+  EXPECT_TRUE(Gathers(sizes, /*piece_us=*/3.001, /*gb_per_s=*/100));
 }
 
 // A kernel on the compute stream costs more than what three pieces cost the link.
@@ -176,12 +175,6 @@ TEST(PackingPlan, APieceIsSmallWhileItsBytesTakeNoLongerThanItsFixedCost) {
   EXPECT_THAT(GroupSizes(PlanPacking({limit + 1, limit + 1}, Pcie5())), ElementsAre(1, 1));
 }
 
-TEST(PackingPlan, NothingIsGatheredWhereTheKernelCostsMoreThanThePieces) {
-  const std::vector<uint64_t> sizes(50, 4 * kKiB);
-  EXPECT_TRUE(PlanPacking(sizes, Pcie5(), {.launch_us = 40}).groups[0].gather);
-  EXPECT_FALSE(PlanPacking(sizes, Pcie5(), {.launch_us = 60}).groups[0].gather);
-}
-
 TEST(PackingPlan, NothingComesOfNothing) {
   EXPECT_THAT(PlanPacking({}, Pcie5()).groups, SizeIs(0));
   EXPECT_EQ(PlanUs(PackingPlan(), {}, Pcie5()), 0);
@@ -211,7 +204,6 @@ class PackingPlanSeeds : public ::testing::TestWithParam<uint64_t> {
     link.d2h = AnyCurve();
     return link;
   }
-  GatherCost AnyGather() { return {Uniform(0, 20), Integer(1, 100), Uniform(10, 8000)}; }
   std::vector<uint64_t> AnySizes() {
     std::vector<uint64_t> sizes(Integer(1, 200));
     for (uint64_t& size : sizes) size = Integer(1, uint64_t{1} << Integer(1, 22));
@@ -224,7 +216,7 @@ class PackingPlanSeeds : public ::testing::TestWithParam<uint64_t> {
 TEST_P(PackingPlanSeeds, EveryPieceHasAPlaceOfItsOwnThatIsAligned) {
   for (int round = 0; round < 20; ++round) {
     const std::vector<uint64_t> sizes = AnySizes();
-    const PackingPlan plan = PlanPacking(sizes, AnyLink(), AnyGather());
+    const PackingPlan plan = PlanPacking(sizes, AnyLink());
     std::vector<int> seen(sizes.size(), 0);
     size_t first = 0;
     for (const PackingPlan::Group& group : plan.groups) {
@@ -253,8 +245,7 @@ TEST_P(PackingPlanSeeds, ThePlanIsNeverSlowerThanTheBatchOrTheLoop) {
   for (int round = 0; round < 20; ++round) {
     const std::vector<uint64_t> sizes = AnySizes();
     const LinkCalibration link = AnyLink();
-    const GatherCost gather = AnyGather();
-    const double plan_us = PlanUs(PlanPacking(sizes, link, gather), sizes, link, gather);
+    const double plan_us = PlanUs(PlanPacking(sizes, link), sizes, link);
     const uint64_t bytes = std::accumulate(sizes.begin(), sizes.end(), uint64_t{0});
     double loop_us = 0;
     for (const uint64_t size : sizes) loop_us += link.d2h.CopyUs(size) + link.h2d.CopyUs(size);
@@ -269,12 +260,11 @@ TEST_P(PackingPlanSeeds, AnotherPieceNeverMakesThePlanFasterNorSplitsAGroup) {
   for (int round = 0; round < 20; ++round) {
     std::vector<uint64_t> sizes = AnySizes();
     const LinkCalibration link = AnyLink();
-    const GatherCost gather = AnyGather();
-    const PackingPlan before = PlanPacking(sizes, link, gather);
-    const double before_us = PlanUs(before, sizes, link, gather);
+    const PackingPlan before = PlanPacking(sizes, link);
+    const double before_us = PlanUs(before, sizes, link);
     sizes.push_back(Integer(1, 64 * kKiB));
-    const PackingPlan after = PlanPacking(sizes, link, gather);
-    EXPECT_GE(PlanUs(after, sizes, link, gather), before_us * (1 - 1e-9));
+    const PackingPlan after = PlanPacking(sizes, link);
+    EXPECT_GE(PlanUs(after, sizes, link), before_us * (1 - 1e-9));
     ASSERT_GE(after.groups.size(), before.groups.size());
     for (size_t i = 0; i < before.groups.size(); ++i) {
       EXPECT_GE(after.groups[i].pieces.size(), before.groups[i].pieces.size());
