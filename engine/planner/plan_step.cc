@@ -132,12 +132,11 @@ absl::StatusOr<StepPlan> PlanStep(const StepTrace& step, uint64_t memory_bytes,
   return Checked(step, std::move(plan), memory_bytes);
 }
 
-absl::StatusOr<StepPlan> PlanStepWithin(const StepTrace& step, double slowdown,
-                                        const LinkCalibration& link) {
+absl::StatusOr<StepPlan> PlanStepWithoutTarget(const StepTrace& step, const LinkCalibration& link) {
   PINION_RETURN_IF_ERROR(step.Validate());
   const ResidencyPlanner planner(step);
   PINION_ASSIGN_OR_RETURN(const StepSimulator simulator, StepSimulator::Create(step, link));
-  const double allowed_us = slowdown * step.compute_us();
+  const double allowed_us = kMaxSlowdown * step.compute_us();
   const auto plan_within = [&](uint64_t memory_bytes) {
     return BestWithin(step, planner, memory_bytes, simulator, allowed_us, {kEvictionRules, 1},
                       /*tries=*/0);

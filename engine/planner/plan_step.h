@@ -46,10 +46,9 @@ absl::StatusOr<StepPlan> PlanStep(const StepTrace& step, uint64_t memory_bytes,
                                   const LinkCalibration& link,
                                   PlanEffort effort = PlanEffort::kTries);
 
-// Plans the step in the least memory in which it takes at most `slowdown` times its compute. 1.01
-// means "at most 1 % slower".
-absl::StatusOr<StepPlan> PlanStepWithin(const StepTrace& step, double slowdown,
-                                        const LinkCalibration& link);
+// Plans the step in the least memory in which it takes at most kMaxSlowdown times its compute.
+inline constexpr double kMaxSlowdown = 1.01;
+absl::StatusOr<StepPlan> PlanStepWithoutTarget(const StepTrace& step, const LinkCalibration& link);
 
 }  // namespace pinion
 

@@ -34,7 +34,7 @@ struct StepPlan {
   std::vector<StepMove> moves;
   uint64_t peak_bytes = 0;  // maximum over all intervals
   double step_us = 0;       // as SimulateStep returns it
-  // Within less memory the step would take longer than PlanStepWithin allows.
+  // Within less memory the step would take longer than PlanStepWithoutTarget allows.
   bool less_is_slower = false;
 };
 

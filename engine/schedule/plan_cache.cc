@@ -194,11 +194,10 @@ size_t CachedPlan::AccessesAlike(const CachedPlan& other) const {
 }
 
 absl::StatusOr<std::shared_ptr<const CachedPlan>> MakeCachedPlan(
-    StepTrace step, std::optional<uint64_t> memory_bytes, double slowdown,
-    const LinkCalibration& link, bool may_recompute, const Reservation& reservation,
-    uint64_t margin_bytes) {
+    StepTrace step, std::optional<uint64_t> memory_bytes, const LinkCalibration& link,
+    bool may_recompute, const Reservation& reservation, uint64_t margin_bytes) {
   if (!memory_bytes.has_value()) {
-    PINION_ASSIGN_OR_RETURN(StepPlan plan, PlanStepWithin(step, slowdown, link));
+    PINION_ASSIGN_OR_RETURN(StepPlan plan, PlanStepWithoutTarget(step, link));
     return std::make_shared<const CachedPlan>(std::move(step), std::move(plan));
   }
   PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes, LeastMemoryBytes(step));

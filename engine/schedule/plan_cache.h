@@ -208,13 +208,11 @@ class PlanCursor {
 // Plans a recorded step. With `memory_bytes`, the plan keeps to them; with `may_recompute`, it also
 // searches for segments to recompute (recompute_plan.h). If the step does not fit, the plan takes
 // the least memory that is possible, and CachedPlan::shortfall() says why. Without `memory_bytes`,
-// the plan takes the least memory with which the step takes at most `slowdown` times its compute.
-// Weights get `reservation` of `memory_bytes`. If the step can do without, `margin_bytes` more stay
-// free.
+// the plan is PlanStepWithoutTarget's. Weights get `reservation` of `memory_bytes`. If the step can
+// do without, `margin_bytes` more stay free.
 absl::StatusOr<std::shared_ptr<const CachedPlan>> MakeCachedPlan(
-    StepTrace step, std::optional<uint64_t> memory_bytes, double slowdown,
-    const LinkCalibration& link, bool may_recompute, const Reservation& reservation,
-    uint64_t margin_bytes = 0);
+    StepTrace step, std::optional<uint64_t> memory_bytes, const LinkCalibration& link,
+    bool may_recompute, const Reservation& reservation, uint64_t margin_bytes);
 
 // The steps, ordered by how likely they come next: first the step that followed the last one
 // before, then by recency.

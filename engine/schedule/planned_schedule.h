@@ -73,10 +73,8 @@
 namespace pinion {
 
 struct TargetOptions {
-  static constexpr double kSlowdown = 1.01;
-
   // Limit for the device's allocations. Empty: the least memory with which a step takes at most
-  // kSlowdown times its compute.
+  // kMaxSlowdown times its compute (plan_step.h).
   std::optional<uint64_t> memory_bytes = std::nullopt;
   WindowOptions windows = {};  // of unrecognised steps, without memory_bytes
   LinkCalibration link = {};
@@ -105,8 +103,8 @@ class PlannedSchedule final : public OffloadSchedule {
   absl::StatusOr<std::shared_ptr<const CachedPlan>> Plan(StepTrace step, bool may_recompute = false,
                                                          const Reservation& reservation = {},
                                                          uint64_t margin_bytes = 0) const {
-    return MakeCachedPlan(std::move(step), options_.memory_bytes, TargetOptions::kSlowdown,
-                          options_.link, may_recompute, reservation, margin_bytes);
+    return MakeCachedPlan(std::move(step), options_.memory_bytes, options_.link, may_recompute,
+                          reservation, margin_bytes);
   }
   // While a step runs as planned: an upper bound of what its trace counts. It has three parts: the
   // plan's peak; what the step began with beyond its trace; objects that should be offloaded, and
