@@ -85,7 +85,6 @@ ModuleHeads FindHeads(const torch::nn::Module& module, const HeadOptions& option
 
   ModuleHeads heads;
   if (std::optional<Part> head = FindHead(*inner, path)) {
-    heads.has_head = true;
     heads.parts.push_back(*std::move(head));
   } else if (options.warn_if_no_head) {
     PINION_LOG(kWarning)

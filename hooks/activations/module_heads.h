@@ -49,7 +49,6 @@ struct ModuleHeads {
   };
 
   std::vector<Part> parts;  // the head first, if there is one
-  bool has_head = false;    // false: all parts match a pattern
 };
 
 // Throws c10::Error for an empty pattern.

@@ -124,10 +124,10 @@ SequentialTaps::~SequentialTaps() {
   }
 }
 
-ModuleTaps::ModuleTaps(const torch::nn::Module& model, const std::string& name) {
+ModuleTaps::ModuleTaps(const torch::nn::Module& model) {
   // A Sequential that is in several places gets the name of the first.
   std::set<const torch::nn::Module*> seen;
-  for (const auto& module : model.named_modules(name)) {
+  for (const auto& module : model.named_modules()) {
     auto sequential = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(module.value());
     if (sequential == nullptr || !seen.insert(sequential.get()).second) continue;
     const std::string prefix = module.key().empty() ? "" : module.key() + ".";

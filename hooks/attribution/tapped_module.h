@@ -93,10 +93,10 @@ class [[nodiscard]] SequentialTaps {
 };
 
 // Puts SequentialTaps around every Sequential in `model`, or around `model` itself. Names are those
-// of model.named_modules(name). A shared_ptr must own `model`.
+// of model.named_modules(). A shared_ptr must own `model`.
 class [[nodiscard]] ModuleTaps {
  public:
-  [[nodiscard]] explicit ModuleTaps(const torch::nn::Module& model, const std::string& name = "");
+  [[nodiscard]] explicit ModuleTaps(const torch::nn::Module& model);
 
  private:
   std::deque<SequentialTaps> taps_;

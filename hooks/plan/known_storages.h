@@ -69,7 +69,6 @@ class KnownStorages {
   size_t Owners(Id id) const { return storages_[id].reference.use_count(); }
   // For the caller: the objects in the storage.
   Objects& objects(Id id) { return storages_[id].objects; }
-  const Objects& objects(Id id) const { return storages_[id].objects; }
 
  private:
   struct Storage {

@@ -145,7 +145,6 @@ class DeviceUnits {
               c10::Device device);
 
   DeviceUnit& operator[](uint32_t index) { return units_[index]; }
-  const DeviceUnit& operator[](uint32_t index) const { return units_[index]; }
   const std::vector<DeviceUnit>& all() const { return units_; }
   // Returns all statistics except excess_device_bytes and gradient_bytes.
   WeightStats GetStats() const;

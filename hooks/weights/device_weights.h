@@ -148,7 +148,6 @@ class DeviceWeights final : public ResidencyKeeper {
   void FetchExpected();
 
   WeightStats GetStats() const;
-  c10::Device device() const { return device_; }
 
  private:
   // Fetches on the current stream. Does not throw: units that fail are fetched on demand.
