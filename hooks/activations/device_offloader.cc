@@ -41,29 +41,17 @@ class DeviceOffloader::Handle final : public SavedTensor, public SlabObject<Hand
   Handle(std::shared_ptr<DeviceOffloader> owner, RecordView tensor)
       : owner_(std::move(owner)), tensor_(std::move(tensor)) {}
   ~Handle() override {
-    if (save_ == nullptr) {
-      Release();
-      return;
-    }
-    // Not left to the members' destructors: the memory goes before the record of the release.
-    save_->Release([this] {
-      Release();
-      fetched = c10::Storage();
-      tensor_.reset();
-    });
-  }
-
-  // Records the save that began at `begin`, and this handle's reads and release. Call before the
-  // handle is shared.
-  void RecordIn(std::shared_ptr<DeviceRecording> recording, const DeviceRecording::Moment& begin,
-                const DeviceRecording::Saved& saved) {
-    save_ = std::make_unique<RecordedSave>(std::move(recording), begin, saved, *this);
+    owner_->Release(*this);
+    if (owner_->learner_ != nullptr) owner_->learner_->TellOfRefusals();
   }
 
   at::Tensor Unpack() override {
-    return save_ == nullptr ? UnpackNow() : save_->Read([this] { return UnpackNow(); });
+    HostTimer timer(*owner_->stats_);
+    tensor_.CheckVersion();
+    at::Tensor tensor = owner_->Unpack(*this);
+    timer.Count(&OffloadStats::unpacked);
+    return tensor;
   }
-
   bool IsComputedAgain() const override { return record().cast != nullptr; }
   bool WasComputedAgain() const override { return was_cast_again; }
   const void* MemoryOwner() const override {
@@ -71,9 +59,9 @@ class DeviceOffloader::Handle final : public SavedTensor, public SlabObject<Hand
     return record().HoldsMemory() ? &record() : nullptr;
   }
 
-  StorageRecord& record() const { return tensor_->record(); }
-  const RecordView& tensor() const { return *tensor_; }
-  const SavedView& view() const { return tensor_->view(); }
+  StorageRecord& record() const { return tensor_.record(); }
+  const RecordView& tensor() const { return tensor_; }
+  const SavedView& view() const { return tensor_.view(); }
 
   Parcel::Reader reader;  // for the record's parcel, once it has one
   std::atomic<bool> was_cast_again = false;
@@ -83,21 +71,8 @@ class DeviceOffloader::Handle final : public SavedTensor, public SlabObject<Hand
   c10::Storage fetched;
 
  private:
-  at::Tensor UnpackNow() {
-    HostTimer timer(*owner_->stats_);
-    tensor_->CheckVersion();
-    at::Tensor tensor = owner_->Unpack(*this);
-    timer.Count(&OffloadStats::unpacked);
-    return tensor;
-  }
-  void Release() {
-    owner_->Release(*this);
-    if (owner_->learner_ != nullptr) owner_->learner_->TellOfRefusals();
-  }
-
   const std::shared_ptr<DeviceOffloader> owner_;
-  std::optional<const RecordView> tensor_;  // until the release is recorded
-  std::unique_ptr<RecordedSave> save_;      // null if the save was not recorded
+  const RecordView tensor_;
 };
 
 DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device device,
@@ -135,10 +110,10 @@ std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor,
   if (handle == nullptr) {
     if (recording != nullptr) recording->EndAside(begin);
     learner_->EndStepIfNone();
-  } else if (recording != nullptr) {
-    handle->RecordIn(recording, begin, {tensor, number, is_leaf, &handle->record().noted});
   }
-  return handle;
+  if (handle == nullptr || recording == nullptr) return handle;
+  const DeviceRecording::Saved as = {tensor, number, is_leaf, &handle->record().noted};
+  return std::make_unique<RecordedTensor>(std::move(handle), recording, begin, as);
 }
 
 std::unique_ptr<DeviceOffloader::Handle> DeviceOffloader::PackNow(Packed packed) {

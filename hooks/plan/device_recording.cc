@@ -305,19 +305,19 @@ absl::StatusOr<StepTrace> DeviceRecording::Finish() {
   return StepOf(entries_, objects_.all(), objects_.inputs(), times);
 }
 
-at::Tensor RecordedSave::Read(absl::FunctionRef<at::Tensor()> unpack) {
-  if (!recording_->IsRecording()) return unpack();
+at::Tensor RecordedTensor::Unpack() {
+  if (!recording_->IsRecording()) return saved_->Unpack();
   const DeviceRecording::Moment begin = recording_->BeginRead();
-  at::Tensor tensor = unpack();
-  recording_->EndRead(begin, object_, tensor, handle_, part_);
+  at::Tensor tensor = saved_->Unpack();
+  recording_->EndRead(begin, object_, tensor, *saved_, part_);
   return tensor;
 }
 
-void RecordedSave::Release(absl::FunctionRef<void()> release) {
+RecordedTensor::~RecordedTensor() {
   const auto tell_of = [](const std::exception& error) {
     PINION_LOG(kWarning) << "the release of a saved tensor was not recorded: " << error.what();
   };
-  recording_->ForgetHandle(object_, handle_);
+  recording_->ForgetHandle(object_, *saved_);
   std::optional<DeviceRecording::Moment> begin;
   try {
     if (recording_->IsRecording()) {
@@ -329,7 +329,7 @@ void RecordedSave::Release(absl::FunctionRef<void()> release) {
   } catch (const std::exception& error) {
     tell_of(error);
   }
-  release();
+  saved_.reset();
   try {
     if (begin.has_value()) recording_->EndRelease(*begin, object_);
   } catch (const std::exception& error) {

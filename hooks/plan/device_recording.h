@@ -2,8 +2,8 @@
 // end.
 //
 //   DeviceRecording::Moment begin = recording->Begin();
-//   ... a packer packs the tensor ...
-//   RecordedSave save(recording, begin, {tensor, place, is_leaf}, handle);
+//   ... a packer makes `saved` of the tensor ...
+//   return std::make_unique<RecordedTensor>(saved, recording, begin, {tensor, place, is_leaf});
 //
 // Work between Begin and End belongs to the packer: its waits do not count as compute, nor its
 // allocations as other live bytes.
@@ -175,26 +175,26 @@ class DeviceRecording : public std::enable_shared_from_this<DeviceRecording> {
   std::map<int64_t, Ending> endings_ ABSL_GUARDED_BY(mu_);  // by running backward
 };
 
-// A recorded save. Belongs to the handle that stands for the tensor in the graph, and records that
-// handle's reads and release.
-class RecordedSave {
+// A saved tensor that records its reads and its release.
+class RecordedTensor final : public SavedTensor {
  public:
-  // Ends the save that began at `begin`. `handle` must live until Release.
-  RecordedSave(std::shared_ptr<DeviceRecording> recording, const DeviceRecording::Moment& begin,
-               const DeviceRecording::Saved& saved, const SavedTensor& handle)
-      : recording_(std::move(recording)),
-        handle_(handle),
-        part_(CurrentPart(saved.tensor.device())),
-        object_(recording_->EndSave(begin, saved, handle, part_)) {}
+  // Ends the save that began at `begin`, in which a packer made `saved` of the tensor in `as`.
+  RecordedTensor(std::unique_ptr<SavedTensor> saved, std::shared_ptr<DeviceRecording> recording,
+                 const DeviceRecording::Moment& begin, const DeviceRecording::Saved& as)
+      : saved_(std::move(saved)),
+        recording_(std::move(recording)),
+        part_(CurrentPart(as.tensor.device())),
+        object_(recording_->EndSave(begin, as, *saved_, part_)) {}
+  ~RecordedTensor() override;
 
-  // Runs `unpack`, which reads the handle.
-  at::Tensor Read(absl::FunctionRef<at::Tensor()> unpack);
-  // Runs `release`, which must free all that the handle has. Throws only what `release` throws.
-  void Release(absl::FunctionRef<void()> release);
+  at::Tensor Unpack() override;
+  bool IsComputedAgain() const override { return saved_->IsComputedAgain(); }
+  bool WasComputedAgain() const override { return saved_->WasComputedAgain(); }
+  const void* MemoryOwner() const override { return saved_->MemoryOwner(); }
 
  private:
+  std::unique_ptr<SavedTensor> saved_;
   const std::shared_ptr<DeviceRecording> recording_;
-  const SavedTensor& handle_;
   const std::optional<SegmentPart> part_;
   const DeviceRecording::ObjectId object_;
 };

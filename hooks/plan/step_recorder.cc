@@ -40,25 +40,6 @@ bool IsPlaceholder(const SavedTensor& saved) {
          dynamic_cast<const PlaceholderTensor*>(&saved) != nullptr;
 }
 
-// A packer's saved tensor, with a record of its reads and its release.
-class RecordedTensor final : public SavedTensor {
- public:
-  RecordedTensor(std::unique_ptr<SavedTensor> saved, std::shared_ptr<DeviceRecording> recording,
-                 const DeviceRecording::Moment& begin, const DeviceRecording::Saved& as)
-      : saved_(std::move(saved)), save_(std::move(recording), begin, as, *saved_) {}
-  ~RecordedTensor() override {
-    save_.Release([this] { saved_.reset(); });
-  }
-
-  at::Tensor Unpack() override {
-    return save_.Read([this] { return saved_->Unpack(); });
-  }
-
- private:
-  std::unique_ptr<SavedTensor> saved_;
-  RecordedSave save_;
-};
-
 class StepRecorderImpl final : public StepRecorder,
                                public SavedTensorWatcher,
                                public MemoryObserver {
