@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <exception>
 #include <iterator>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -51,69 +52,63 @@ void TensorDepartures::CopyOut(DueRecords& due) {
   const absl::Span<const RecordPtr> staying =
       absl::MakeConstSpan(due.records).subspan(due.sources.size());
   if (!staying.empty()) Keep(staying, &OffloadStats::kept_held);
+  if (!options_.overlap) {
+    due.ends.resize(due.sources.size());  // each tensor leaves by itself
+    std::iota(due.ends.begin(), due.ends.end(), size_t{1});
+  }
   // Evict with the last batch. If the schedule needs the device's bytes, they must be read first,
   // outside any lock.
-  const bool evicts = !state_.asks_for_device_bytes;
+  const bool evicts = options_.overlap && !state_.asks_for_device_bytes;
   bool has_evicted = false;
   size_t begin = 0;
   for (const size_t end : due.ends) {
     const auto batch = absl::MakeConstSpan(due.records).subspan(begin, end - begin);
     const auto sources = absl::MakeSpan(due.sources).subspan(begin, end - begin);
     begin = end;
-    const BoundStream stream = batch.front()->pack_stream;
     // A gather or a checksum on a stream that captures would become part of the graph.
-    const absl::StatusOr<bool> capturing = tier_.engine().IsCapturing(stream.native);
+    const absl::StatusOr<bool> capturing =
+        tier_.engine().IsCapturing(batch.front()->pack_stream.native);
     if (!capturing.ok() || *capturing) {
       Keep(batch, capturing.ok() ? &OffloadStats::kept_capturing : &OffloadStats::kept_copy_failed);
       continue;
     }
-    if (options_.overlap) {
-      has_evicted = SubmitCopyOut(stream, batch, sources, evicts && end == due.ends.back());
-    } else {
-      for (size_t i = 0; i < batch.size(); ++i) CopyOutBlocking(batch[i], sources[i]);
+    absl::InlinedVector<ParcelDraft, 1> all = PlanParcels(batch, sources);
+    if (all.empty()) continue;
+    absl::InlinedVector<Departure, 1> departures;
+    for (ParcelDraft& draft : all) departures.push_back(std::move(draft.departure));
+    absl::Status left;
+    try {
+      left = tier_.PutOut(absl::MakeSpan(departures));
+    } catch (const std::exception& error) {
+      left = absl::UnavailableError(error.what());
     }
+    if (!left.ok()) {
+      PINION_LOG(kWarning) << "saved tensors stay on the device: " << left;
+      for (const ParcelDraft& draft : all) Keep(draft.records, &OffloadStats::kept_copy_failed);
+      continue;
+    }
+    Excess excess;
+    {
+      Released released;
+      OffloadLock lock(state_);
+      for (ParcelDraft& draft : all) Publish(draft, released);
+      // The sources of a gather are freed only after the lock, so eviction has to come later.
+      if (evicts && end == due.ends.back() && released.plain.empty()) {
+        TakeExcess(excess);
+        has_evicted = true;
+      }
+    }
+    Drop(excess);
+    if (!options_.overlap) EvictBlocking(all.front());
   }
   if (has_evicted) return;
   while (EvictSome() && state_.asks_for_device_bytes) {
   }
 }
 
-bool TensorDepartures::SubmitCopyOut(const BoundStream& stream, absl::Span<const RecordPtr> records,
-                                     absl::Span<c10::Storage> sources, bool evicts) {
-  absl::InlinedVector<ParcelDraft, 1> all = PlanParcels(stream, records, sources);
-  if (all.empty()) return false;
-  absl::InlinedVector<Departure, 1> departures;
-  for (ParcelDraft& draft : all) departures.push_back(std::move(draft.departure));
-  absl::Status left;
-  try {
-    left = tier_.PutOut(absl::MakeSpan(departures));
-  } catch (const std::exception& error) {
-    left = absl::UnavailableError(error.what());
-  }
-  if (!left.ok()) {
-    PINION_LOG(kWarning) << "saved tensors stay on the device: " << left;
-    for (const ParcelDraft& draft : all) Keep(draft.records, &OffloadStats::kept_copy_failed);
-    return false;
-  }
-  Excess excess;
-  bool has_evicted = false;
-  {
-    Released released;
-    OffloadLock lock(state_);
-    for (ParcelDraft& draft : all) Publish(draft, released);
-    // The sources of a gather are freed only after the lock, so eviction has to come later.
-    if (evicts && released.plain.empty()) {
-      TakeExcess(excess);
-      has_evicted = true;
-    }
-  }
-  Drop(excess);
-  return has_evicted;
-}
-
 absl::InlinedVector<TensorDepartures::ParcelDraft, 1> TensorDepartures::PlanParcels(
-    const BoundStream& stream, absl::Span<const RecordPtr> records,
-    absl::Span<c10::Storage> sources) {
+    absl::Span<const RecordPtr> records, absl::Span<c10::Storage> sources) {
+  const BoundStream stream = records.front()->pack_stream;
   absl::InlinedVector<size_t, 1> present;
   RecordPtrs changed;
   absl::InlinedVector<uint64_t, 1> sizes;
@@ -261,17 +256,14 @@ void TensorDepartures::Publish(ParcelDraft& draft, Released& released) {
   });
 }
 
-void TensorDepartures::CopyOutBlocking(const RecordPtr& record, c10::Storage& source) {
-  SubmitCopyOut(record->pack_stream, absl::MakeConstSpan(&record, 1), absl::MakeSpan(&source, 1),
-                /*evicts=*/false);
-  std::shared_ptr<SavedParcel> parcel;
+void TensorDepartures::EvictBlocking(const ParcelDraft& draft) {
+  SavedParcel& parcel = *draft.parcel;
   {
     OffloadLock lock(state_);
-    parcel = record->in_parcel.parcel();
+    if (draft.records.front()->in_parcel.parcel() == nullptr) return;
   }
-  if (parcel == nullptr) return;
   if (kBlockingCopyOut.enabled()) {
-    const absl::Status copied = parcel->copy_out().Wait(absl::InfiniteDuration());
+    const absl::Status copied = parcel.copy_out().Wait(absl::InfiniteDuration());
     if (!copied.ok()) {
       PINION_LOG(kWarning) << "a saved tensor stays on the device: " << copied;
       return;
@@ -280,7 +272,7 @@ void TensorDepartures::CopyOutBlocking(const RecordPtr& record, c10::Storage& so
   GuardedMemories evicted;
   {
     OffloadLock lock(state_);
-    evicted = Evict({parcel.get()});
+    evicted = Evict({&parcel});
   }
   for (GuardedMemory& memory : evicted) memory.Disarm();  // the host has waited
 }

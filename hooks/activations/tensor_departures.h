@@ -97,16 +97,12 @@ class TensorDepartures {
     uint64_t bytes = 0;  // size of its parcels
   };
 
-  // Submits records of one pack stream, which does not capture a graph. Moves from `sources`. With
-  // `evicts` it may also evict under the lock that it takes; returns whether it did.
-  bool SubmitCopyOut(const BoundStream& stream, absl::Span<const RecordPtr> records,
-                     absl::Span<c10::Storage> sources, bool evicts);
-  // Copies without overlap: the host waits, then evicts.
-  void CopyOutBlocking(const RecordPtr& record, c10::Storage& source);
-  // Returns parcels with their places in the host tier, gathered as planned if possible. Records
-  // that cannot be offloaded are counted as kept.
-  absl::InlinedVector<ParcelDraft, 1> PlanParcels(const BoundStream& stream,
-                                                  absl::Span<const RecordPtr> records,
+  // Without overlap: waits for the copy of a published draft, then evicts it.
+  void EvictBlocking(const ParcelDraft& draft);
+  // Returns parcels of records of one pack stream, with their places in the host tier, gathered as
+  // planned if possible. Moves from `sources`. Records that cannot be offloaded are counted as
+  // kept.
+  absl::InlinedVector<ParcelDraft, 1> PlanParcels(absl::Span<const RecordPtr> records,
                                                   absl::Span<c10::Storage> sources);
   // Returns whether the tensors are small slices of storages that are far larger than the parcel.
   bool HoldsMuchMore(const ParcelDraft& draft);
