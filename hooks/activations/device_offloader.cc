@@ -94,36 +94,16 @@ DeviceOffloader::DeviceOffloader(const OffloadOptions& options, c10::Device devi
                    ? nullptr
                    : std::make_unique<StepLearner>(device_, options_, tier_, state_)) {}
 
-std::unique_ptr<SavedTensor> DeviceOffloader::Pack(const at::Tensor& tensor,
-                                                   const GraphPlace& place, bool is_leaf,
-                                                   std::unique_ptr<const ParameterCast> cast,
-                                                   const PackScope& scope) {
-  if (learner_ == nullptr) {
-    return PackNow({tensor, place.node, /*place=*/0, is_leaf, std::move(cast), scope});
-  }
-  const uint64_t number = PlaceNumber(scope.begin, place);
-  const std::shared_ptr<DeviceRecording> recording = learner_->BeginSave(tensor, number);
-  DeviceRecording::Moment begin;
-  if (recording != nullptr) begin = recording->Begin();
-  std::unique_ptr<Handle> handle =
-      PackNow({tensor, place.node, number, is_leaf, std::move(cast), scope});
-  if (handle == nullptr) {
-    if (recording != nullptr) recording->EndAside(begin);
-    learner_->EndStepIfNone();
-  }
-  if (handle == nullptr || recording == nullptr) return handle;
-  const DeviceRecording::Saved as = {tensor, number, is_leaf, &handle->record().noted};
-  return std::make_unique<RecordedTensor>(std::move(handle), recording, begin, as);
-}
-
-std::unique_ptr<DeviceOffloader::Handle> DeviceOffloader::PackNow(Packed packed) {
-  auto& [tensor, node, place, is_leaf, cast, scope] = packed;
+DeviceOffloader::Packed DeviceOffloader::Pack(const at::Tensor& tensor, const NodeId& node,
+                                              uint64_t place, bool is_leaf,
+                                              std::unique_ptr<const ParameterCast> cast,
+                                              const PackScope& scope) {
   const ScopedRange range(trace(), "pinion.pack", tensor.nbytes());
   const BoundStream stream(CurrentStream(device_));
   const StreamInUse in_use(tier_->engine().device(), stream.native);
   const auto keep = [this](uint64_t OffloadStats::*reason) {
     stats_->Update([reason](OffloadStats& stats) { ++(stats.*reason); });
-    return nullptr;
+    return Packed();
   };
   if (!tier_->engine().health().ok()) return keep(&OffloadStats::kept_copy_failed);
   const absl::StatusOr<bool> capturing = tier_->engine().IsCapturing(stream.native);
@@ -200,11 +180,12 @@ std::unique_ptr<DeviceOffloader::Handle> DeviceOffloader::PackNow(Packed packed)
       if (counter == &OffloadStats::offloaded) stats.offloaded_bytes += record->size_bytes();
     });
   }
+  NotedAs* const noted = &record->noted;
   auto handle =
       std::make_unique<Handle>(shared_from_this(), RecordView(std::move(record), tensor, is_new));
   departures_.CopyOut(due);
   OffloadForTarget(state_, *stats_, device_, node, departures_);
-  return handle;
+  return {std::move(handle), noted};
 }
 
 uint64_t DeviceOffloader::DeviceBytes() {

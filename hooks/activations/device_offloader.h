@@ -32,11 +32,12 @@
 #include "pinion/hooks/activations/offload_state.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/activations/offload_stats_recorder.h"
-#include "pinion/hooks/activations/scope_packer.h"
+#include "pinion/hooks/activations/pack_scope.h"
 #include "pinion/hooks/activations/step_learner.h"
 #include "pinion/hooks/activations/tensor_departures.h"
 #include "pinion/hooks/activations/tensor_returns.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/plan/device_recording.h"
 #include "pinion/hooks/plan/parameter_cast.h"
 
 namespace pinion {
@@ -48,12 +49,18 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
                   std::shared_ptr<HostTier> host, std::shared_ptr<DeviceTier> tier,
                   std::shared_ptr<OffloadStatsRecorder> stats);
 
-  // Returns null if the tensor stays on the device; the reason is counted. A leaf (`is_leaf`) stays
-  // if the program still references it after its operator, unless
-  // OffloadOptions::offload_leaves is set. A `cast` is recast instead of copied.
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place, bool is_leaf,
-                                    std::unique_ptr<const ParameterCast> cast,
-                                    const PackScope& scope);
+  // What stands for a saved tensor in the graph, and its record's object in a recording.
+  struct Packed {
+    std::unique_ptr<SavedTensor> handle;
+    NotedAs* noted = nullptr;
+  };
+
+  // Returns no handle if the tensor stays on the device; the reason is counted. `node` saves the
+  // tensor, at PlaceNumber `place` in the scope. A leaf (`is_leaf`) stays if the program still
+  // references it after its operator, unless OffloadOptions::offload_leaves is set. A `cast` is
+  // recast instead of copied.
+  Packed Pack(const at::Tensor& tensor, const NodeId& node, uint64_t place, bool is_leaf,
+              std::unique_ptr<const ParameterCast> cast, const PackScope& scope);
 
   // Submits the scope's pending copies and ends it in the schedule. Call it after all operators of
   // the scope have returned.
@@ -90,17 +97,7 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
 
  private:
   class Handle;
-  // The arguments of Pack.
-  struct Packed {
-    const at::Tensor& tensor;
-    const NodeId& node;
-    uint64_t place;  // its number in the scope; 0 without a learner
-    bool is_leaf;
-    std::unique_ptr<const ParameterCast> cast;
-    const PackScope& scope;
-  };
 
-  std::unique_ptr<Handle> PackNow(Packed packed);
   // Like OffloadState::DeviceBytes; the learner compares the bytes with the target.
   uint64_t DeviceBytes();
   void EndScopeNow(ScopeId scope);

@@ -3,14 +3,13 @@
 
 #include <memory>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
 #include "pinion/device/trace/trace_sink.h"
 #include "pinion/hooks/activations/module_heads.h"
 #include "pinion/hooks/activations/offload_session.h"
-#include "pinion/hooks/activations/scope_packer.h"
+#include "pinion/hooks/activations/pack_scope.h"
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 
@@ -27,25 +26,9 @@ std::shared_ptr<PackTarget> TargetOf(const std::shared_ptr<OffloadSession>& sess
   return target;
 }
 
-std::shared_ptr<SavedTensorPacker> PackerFor(std::shared_ptr<PackTarget> target, ScopeModule module,
-                                             std::shared_ptr<PackScope> scope) {
-  if (target == nullptr) return nullptr;
-  return std::make_shared<ScopePacker>(std::move(target), std::move(module), std::move(scope));
-}
-
 std::shared_ptr<PackScope> NewPackScope(PackTarget* target) {
   return std::make_shared<PackScope>(NewScopeId(),
                                      target == nullptr ? CastNotes() : target->NoteCasts());
-}
-
-// Returns the enclosing scope of the same session, or null. An inner scope continues its prefetch
-// order and its batches. A scope that LibTorch carried here from another thread does not count: it
-// may end first, and then nothing would submit the inner scope's copies.
-std::shared_ptr<PackScope> OuterScope(const PackTarget* target) {
-  const auto* packer = dynamic_cast<const ScopePacker*>(CurrentPacker());
-  if (packer == nullptr || &packer->target() != target) return nullptr;
-  const std::shared_ptr<PackScope>& outer = packer->scope();
-  return outer->opened_on == std::this_thread::get_id() && !outer->ended ? outer : nullptr;
 }
 
 ParameterStorages StoragesOf(const torch::nn::Module& module) {
@@ -86,11 +69,12 @@ void SayThatNothingLeavesInBackward() {
 struct OffloadScope::State {
   State(const std::shared_ptr<OffloadSession>& session, ScopeModule module)
       : target(TargetOf(session)),
-        outer(OuterScope(target.get())),
+        outer(target == nullptr ? nullptr : target->OuterScope()),
         saved(outer != nullptr ? outer : NewPackScope(target.get())),
         range(target == nullptr ? nullptr : session->options().engine.trace.get(), "pinion.scope"),
         observed(target == nullptr || outer != nullptr ? nullptr : target->Observer()),
-        scope(PackerFor(target, std::move(module), saved), "OffloadScope") {
+        scope(target == nullptr ? nullptr : target->NewPacker(std::move(module), saved),
+              "OffloadScope") {
     if (target != nullptr && CurrentBackward() != -1) SayThatNothingLeavesInBackward();
   }
   ~State() {

@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -26,11 +27,15 @@
 #include "pinion/hooks/activations/cast_sources.h"
 #include "pinion/hooks/activations/device_offloader.h"
 #include "pinion/hooks/activations/offload_stats_recorder.h"
-#include "pinion/hooks/activations/scope_packer.h"
+#include "pinion/hooks/activations/pack_scope.h"
+#include "pinion/hooks/activations/step_learner.h"
 #include "pinion/hooks/autograd/kept_tensor.h"
 #include "pinion/hooks/autograd/memory_observer.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/environment.h"
+#include "pinion/hooks/plan/device_recording.h"
+#include "pinion/hooks/plan/noted_objects.h"
 #include "pinion/hooks/plan/offload_policy.h"
 #include "pinion/hooks/plan/parameter_cast.h"
 #include "pinion/hooks/tier/torch_tier.h"
@@ -55,7 +60,7 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
 
   OffloadStats GetStats() const override {
     OffloadStats stats = stats_->Get();
-    for (const auto& offloader : Offloaders()) {
+    for (DeviceOffloader* const offloader : Offloaders()) {
       if (offloader->learner() == nullptr) continue;
       const PlanMeter::Overshoot overshoot = offloader->learner()->overshoot();
       stats.steps_over_target += overshoot.steps;
@@ -69,26 +74,26 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   }
 
   EngineStats GetEngineStats(int device_index) const override {
-    const std::shared_ptr<DeviceOffloader> offloader = FindOffloader(device_index);
+    DeviceOffloader* const offloader = FindOffloader(device_index);
     if (offloader == nullptr) return EngineStats();
     offloader->engine().Poll();
     return offloader->engine().GetStats();
   }
 
   std::optional<LinkCalibration> GetLink(int device_index) const override {
-    const std::shared_ptr<DeviceOffloader> offloader = FindOffloader(device_index);
+    DeviceOffloader* const offloader = FindOffloader(device_index);
     if (offloader == nullptr) return std::nullopt;
     return offloader->link();
   }
 
   std::vector<LiveTensor> LiveTensors() const override {
     std::vector<LiveTensor> tensors;
-    for (const auto& offloader : Offloaders()) offloader->AppendLive(tensors);
+    for (DeviceOffloader* const offloader : Offloaders()) offloader->AppendLive(tensors);
     return tensors;
   }
 
   std::vector<PlannedStep> PlannedSteps(int device_index) const override {
-    const std::shared_ptr<DeviceOffloader> offloader = FindOffloader(device_index);
+    DeviceOffloader* const offloader = FindOffloader(device_index);
     if (offloader == nullptr || offloader->learner() == nullptr) return {};
     return offloader->learner()->PlannedSteps();
   }
@@ -105,31 +110,23 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   }
 
   void FreeDeviceMemory(int device_index) override {
-    if (const auto offloader = FindOffloader(device_index)) offloader->FreeDeviceMemory();
+    if (auto* const offloader = FindOffloader(device_index)) offloader->FreeDeviceMemory();
   }
 
   absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes) override {
     return tier_ == nullptr ? 0 : tier_->pool().Trim(keep_bytes);
   }
 
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
-                                    const ScopeModule& module, PackScope& scope) override;
-
-  std::optional<uint32_t> KeepSegment(const SegmentBegin& segment, ScopeId scope) override {
-    const bool is_planned = options_.memory_target_bytes != OffloadOptions::kNoTarget;
-    if (!is_planned || segment.device.type() != device_type_) return std::nullopt;
-    // A failure is reported when the segment's inputs are saved.
-    const absl::StatusOr<std::shared_ptr<DeviceOffloader>> offloader = OffloaderFor(segment.device);
-    if (!offloader.ok()) return std::nullopt;
-    return (*offloader)->learner()->KeepSegment(segment, scope);
-  }
+  std::shared_ptr<PackScope> OuterScope() const override;
+  std::shared_ptr<SavedTensorPacker> NewPacker(ScopeModule module,
+                                               std::shared_ptr<PackScope> scope) override;
 
   void EndScope(const PackScope& scope) override {
     {
       MutexLock lock(mu_);
       std::erase_if(failed_, [](const auto& one) { return !absl::IsUnimplemented(one.second); });
     }
-    for (const auto& offloader : Offloaders()) offloader->EndScope(scope.id);
+    for (DeviceOffloader* const offloader : Offloaders()) offloader->EndScope(scope.id);
     const bool all_elsewhere = scope.saved_unsupported && !scope.saved_supported;
     if (all_elsewhere && IsFirstToldOf(c10::Device(device_type_))) WarnOfNoTensorOn(device_type_);
   }
@@ -142,25 +139,23 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
 
   void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, int64_t added_bytes,
                      const void* freed) override {
-    if (device.type() != device_type_ || !device.has_index()) return;
-    DeviceOffloader* const offloader = known_[device.index()].load(std::memory_order_acquire);
+    if (device.type() != device_type_) return;
+    DeviceOffloader* const offloader = FindOffloader(device.index());
     if (offloader == nullptr) return;
     offloader->learner()->OnDeviceBytes(allocated_bytes, added_bytes, freed);
   }
   void OnUnobserved() override {
-    for (const std::atomic<DeviceOffloader*>& known : known_) {
-      DeviceOffloader* const offloader = known.load(std::memory_order_acquire);
-      if (offloader != nullptr) offloader->learner()->OnUnobserved();
-    }
+    for (DeviceOffloader* const offloader : Offloaders()) offloader->learner()->OnUnobserved();
   }
   void OnAccumulate(const at::Tensor& leaf) override {
     if (leaf.device().type() != device_type_) return;
-    DeviceOffloader* const offloader =
-        known_[leaf.device().index()].load(std::memory_order_acquire);
+    DeviceOffloader* const offloader = FindOffloader(leaf.device().index());
     if (offloader != nullptr) offloader->learner()->OnAccumulate(leaf);
   }
 
  private:
+  class Packer;
+
   // Without this check, a session for another backend would silently do nothing.
   void RefuseOtherAccelerator(c10::Device device) const {
     if (device.type() == device_type_ || device.is_cpu() || device.is_meta()) return;
@@ -177,7 +172,7 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
     if (options_.eviction_window_tensors != OffloadOptions::kNoTensorWindow &&
         device.type() == device_type_) {
       // Without an offloader no window counts tensors.
-      if (const auto offloader = FindOffloader(device.index())) offloader->CountKept();
+      if (auto* const offloader = FindOffloader(device.index())) offloader->CountKept();
     }
   }
   std::unique_ptr<SavedTensor> Keep(const at::Tensor& tensor, uint64_t OffloadStats::*reason) {
@@ -185,22 +180,28 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
     return KeepTensor(tensor);
   }
 
-  std::shared_ptr<DeviceOffloader> FindOffloader(int device_index) const {
-    MutexLock lock(mu_);
-    const auto found = offloaders_.find(device_index);
-    return found == offloaders_.end() ? nullptr : found->second;
+  // Returns null before the device's first use.
+  DeviceOffloader* FindOffloader(int device_index) const {
+    const bool is_index = device_index >= 0 && device_index < static_cast<int>(offloaders_.size());
+    return is_index ? offloaders_[device_index].load(std::memory_order_acquire) : nullptr;
   }
 
-  std::vector<std::shared_ptr<DeviceOffloader>> Offloaders() const {
-    MutexLock lock(mu_);
-    std::vector<std::shared_ptr<DeviceOffloader>> offloaders;
-    for (const auto& [index, offloader] : offloaders_) offloaders.push_back(offloader);
+  std::vector<DeviceOffloader*> Offloaders() const {
+    std::vector<DeviceOffloader*> offloaders;
+    for (const std::atomic<DeviceOffloader*>& one : offloaders_) {
+      if (DeviceOffloader* const offloader = one.load(std::memory_order_acquire)) {
+        offloaders.push_back(offloader);
+      }
+    }
     return offloaders;
   }
 
+  // Returns the device's offloader. Logs a failure once and returns null; throws if the device is
+  // none of the backend's.
+  DeviceOffloader* FindOrSetUp(c10::Device device);
   // Returns the device's offloader, set up at its first use. A failure is not retried in the scope.
-  absl::StatusOr<std::shared_ptr<DeviceOffloader>> OffloaderFor(c10::Device device);
-  absl::StatusOr<std::shared_ptr<DeviceOffloader>> SetUp(c10::Device device);
+  absl::StatusOr<DeviceOffloader*> OffloaderFor(c10::Device device);
+  absl::StatusOr<DeviceOffloader*> SetUp(c10::Device device);
   // Returns whether nothing about the device was logged. -1 stands for the lack of any device.
   bool IsFirstToldOf(c10::Device device);
 
@@ -210,76 +211,138 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
   CastSources casts_;
   const std::shared_ptr<OffloadStatsRecorder> stats_ = std::make_shared<OffloadStatsRecorder>();
 
-  // The offloaders by device index, to be read without the lock.
-  std::array<std::atomic<DeviceOffloader*>, 128> known_ = {};
+  // By device index; null before the device's first use. Written under mu_.
+  std::array<std::atomic<DeviceOffloader*>, 128> offloaders_ = {};
   mutable Mutex mu_;
-  std::map<int, std::shared_ptr<DeviceOffloader>> offloaders_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::shared_ptr<DeviceOffloader>> owned_ ABSL_GUARDED_BY(mu_);
   std::map<int, absl::Status> failed_ ABSL_GUARDED_BY(mu_);  // by device; only some are permanent
   std::set<int> told_ ABSL_GUARDED_BY(mu_);                  // devices whose failure was logged
 };
 
-std::unique_ptr<SavedTensor> SessionImpl::Pack(const at::Tensor& tensor, const GraphPlace& place,
-                                               const ScopeModule& module, PackScope& scope) {
-  HostTimer timer(*stats_);
+// Packs the tensors that autograd saves in a scope.
+class SessionImpl::Packer final : public SavedTensorPacker {
+ public:
+  Packer(std::shared_ptr<SessionImpl> session, ScopeModule module, std::shared_ptr<PackScope> scope)
+      : session_(std::move(session)), module_(std::move(module)), scope_(std::move(scope)) {}
+
+  bool IsOf(const SessionImpl& session) const { return session_.get() == &session; }
+  const std::shared_ptr<PackScope>& scope() const { return scope_; }
+
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place) override;
+  std::optional<uint32_t> KeepSegment(const SegmentBegin& segment) override;
+
+ private:
+  const std::shared_ptr<SessionImpl> session_;
+  const ScopeModule module_;
+  const std::shared_ptr<PackScope> scope_;
+};
+
+std::shared_ptr<SavedTensorPacker> SessionImpl::NewPacker(ScopeModule module,
+                                                          std::shared_ptr<PackScope> scope) {
+  const auto self = std::static_pointer_cast<SessionImpl>(shared_from_this());
+  return std::make_shared<Packer>(self, std::move(module), std::move(scope));
+}
+
+// A scope that LibTorch carried here from another thread does not count: it may end first, and then
+// nothing would submit the inner scope's copies.
+std::shared_ptr<PackScope> SessionImpl::OuterScope() const {
+  const auto* packer = dynamic_cast<const Packer*>(CurrentPacker());
+  if (packer == nullptr || !packer->IsOf(*this)) return nullptr;
+  const std::shared_ptr<PackScope>& outer = packer->scope();
+  return outer->opened_on == std::this_thread::get_id() && !outer->ended ? outer : nullptr;
+}
+
+// Segments in a backward, or after the scope's end, are not recorded.
+std::optional<uint32_t> SessionImpl::Packer::KeepSegment(const SegmentBegin& segment) {
+  const bool is_planned = session_->options_.memory_target_bytes != OffloadOptions::kNoTarget;
+  if (!is_planned || segment.device.type() != session_->device_type_) return std::nullopt;
+  if (CurrentBackward() != -1 || scope_->ended) return std::nullopt;
+  // A failure is reported when the segment's inputs are saved.
+  const auto offloader = session_->OffloaderFor(segment.device);
+  if (!offloader.ok()) return std::nullopt;
+  return (*offloader)->learner()->KeepSegment(segment, scope_->id);
+}
+
+std::unique_ptr<SavedTensor> SessionImpl::Packer::Pack(const at::Tensor& tensor,
+                                                       const GraphPlace& place) {
+  SessionImpl& session = *session_;
+  const OffloadOptions& options = session.options_;
+  HostTimer timer(*session.stats_);
   timer.Count(&OffloadStats::packed);
   const c10::Device device = tensor.device();
   // Recomputed tensors are needed at once, those that a double backward saves soon.
-  if (CurrentBackward() != -1) return Keep(tensor, &OffloadStats::kept_in_backward);
+  if (CurrentBackward() != -1) return session.Keep(tensor, &OffloadStats::kept_in_backward);
   const ParameterStorages* const parameters =
-      module.parameters.has_value() ? &*module.parameters : nullptr;
+      module_.parameters.has_value() ? &*module_.parameters : nullptr;
   const TensorKind kind =
-      ClassifyTensor(tensor, device_type_, options_.min_offload_bytes, parameters);
+      ClassifyTensor(tensor, session.device_type_, options.min_offload_bytes, parameters);
   if (kind == TensorKind::kUnsupported) {
     // A wrapper may have a device without memory there, as fake tensors do.
-    if (IsPlainTensor(tensor)) RefuseOtherAccelerator(device);
-    if (tensor.dim() > 0) Raise(scope.saved_unsupported);
-    return Keep(tensor, &OffloadStats::kept_unsupported);
+    if (IsPlainTensor(tensor)) session.RefuseOtherAccelerator(device);
+    if (tensor.dim() > 0) Raise(scope_->saved_unsupported);
+    return session.Keep(tensor, &OffloadStats::kept_unsupported);
   }
-  Raise(scope.saved_supported);
+  Raise(scope_->saved_supported);
   const auto reason = kind == TensorKind::kParameter ? &OffloadStats::kept_parameter
                       : kind == TensorKind::kSmall   ? &OffloadStats::kept_small
                                                      : &OffloadStats::kept_head;
   // Also for small tensors: autocast's cast of a small weight identifies a head's node.
-  if (module.heads != nullptr) {
-    HeadNodes::Save save = module.heads->OnSave(tensor, place.node);
+  if (module_.heads != nullptr) {
+    HeadNodes::Save save = module_.heads->OnSave(tensor, place.node);
     if (save.is_parameter) {
-      if (const auto offloader = FindOffloader(device.index())) offloader->KeepSavedBy(place.node);
+      auto* const offloader = session.FindOffloader(device.index());
+      if (offloader != nullptr) offloader->KeepSavedBy(place.node);
     }
     if (save.is_heads) {
-      CountKept(reason, device);
+      session.CountKept(reason, device);
       return KeepWith(tensor, std::move(save.earlier));
     }
   }
-  if (kind == TensorKind::kParameter || kind == TensorKind::kSmall) return Keep(tensor, reason);
-  DeviceOffloader* offloader = known_[device.index()].load(std::memory_order_acquire);
-  if (offloader == nullptr) {
-    const absl::StatusOr<std::shared_ptr<DeviceOffloader>> made = OffloaderFor(device);
-    if (absl::IsInvalidArgument(made.status()) || absl::IsNotFound(made.status())) {
-      ThrowIfError(made.status(), "setting up offload for a device");
-    }
-    if (!made.ok()) {
-      if (IsFirstToldOf(device)) {
-        PINION_LOG(kWarning) << "saved tensors stay on " << device.str()
-                             << ", which cannot be set up: " << made.status();
-      }
-      return Keep(tensor, &OffloadStats::kept_copy_failed);
-    }
-    offloader = made->get();
+  if (kind == TensorKind::kParameter || kind == TensorKind::kSmall) {
+    return session.Keep(tensor, reason);
   }
+  DeviceOffloader* const offloader = session.FindOrSetUp(device);
+  if (offloader == nullptr) return session.Keep(tensor, &OffloadStats::kept_copy_failed);
   std::unique_ptr<const ParameterCast> cast;
-  if (options_.cast_weights_again) cast = casts_.Find(tensor, scope.casts, scope.begin);
+  if (options.cast_weights_again) cast = session.casts_.Find(tensor, scope_->casts, scope_->begin);
   const bool is_leaf = kind == TensorKind::kHeldLeaf;
-  std::unique_ptr<SavedTensor> saved =
-      offloader->Pack(tensor, place, is_leaf, std::move(cast), scope);
-  return saved == nullptr ? KeepTensor(tensor) : std::move(saved);
+  const uint64_t number = PlaceNumber(scope_->begin, place);
+  StepLearner* const learner = offloader->learner();
+  const std::shared_ptr<DeviceRecording> recording =
+      learner == nullptr ? nullptr : learner->BeginSave(tensor, number);
+  DeviceRecording::Moment begin;
+  if (recording != nullptr) begin = recording->Begin();
+  DeviceOffloader::Packed packed =
+      offloader->Pack(tensor, place.node, number, is_leaf, std::move(cast), *scope_);
+  if (packed.handle == nullptr) {
+    if (recording != nullptr) recording->EndAside(begin);
+    if (learner != nullptr) learner->EndStepIfNone();
+    return KeepTensor(tensor);
+  }
+  if (recording == nullptr) return std::move(packed.handle);
+  const DeviceRecording::Saved as = {tensor, number, is_leaf, packed.noted};
+  return std::make_unique<RecordedTensor>(std::move(packed.handle), recording, begin, as);
+}
+
+DeviceOffloader* SessionImpl::FindOrSetUp(c10::Device device) {
+  const absl::StatusOr<DeviceOffloader*> made = OffloaderFor(device);
+  if (made.ok()) return *made;
+  if (absl::IsInvalidArgument(made.status()) || absl::IsNotFound(made.status())) {
+    ThrowIfError(made.status(), "setting up offload for a device");
+  }
+  if (IsFirstToldOf(device)) {
+    PINION_LOG(kWarning) << "saved tensors stay on " << device.str()
+                         << ", which cannot be set up: " << made.status();
+  }
+  return nullptr;
 }
 
 std::shared_ptr<MemoryObserver> SessionImpl::Observer() {
   if (options_.memory_target_bytes == OffloadOptions::kNoTarget) return nullptr;
-  const std::vector<std::shared_ptr<DeviceOffloader>> offloaders = Offloaders();
+  const std::vector<DeviceOffloader*> offloaders = Offloaders();
   const bool is_curious = offloaders.empty() ||
                           std::any_of(offloaders.begin(), offloaders.end(),
-                                      [](const auto& one) { return one->learner()->IsCurious(); });
+                                      [](const auto* one) { return one->learner()->IsCurious(); });
   const auto self = std::static_pointer_cast<SessionImpl>(shared_from_this());
   if (is_curious) {
     ObserveBackwards(self);
@@ -289,17 +352,15 @@ std::shared_ptr<MemoryObserver> SessionImpl::Observer() {
   return nullptr;
 }
 
-absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::OffloaderFor(c10::Device device) {
+absl::StatusOr<DeviceOffloader*> SessionImpl::OffloaderFor(c10::Device device) {
+  if (DeviceOffloader* const offloader = FindOffloader(device.index())) return offloader;
   {
     MutexLock lock(mu_);
-    if (const auto found = offloaders_.find(device.index()); found != offloaders_.end()) {
-      return found->second;
-    }
     if (const auto found = failed_.find(device.index()); found != failed_.end()) {
       return found->second;
     }
   }
-  absl::StatusOr<std::shared_ptr<DeviceOffloader>> offloader = SetUp(device);
+  absl::StatusOr<DeviceOffloader*> offloader = SetUp(device);
   if (!offloader.ok()) {
     MutexLock lock(mu_);
     failed_.try_emplace(device.index(), offloader.status());
@@ -312,7 +373,7 @@ bool SessionImpl::IsFirstToldOf(c10::Device device) {
   return told_.insert(device.index()).second;
 }
 
-absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::SetUp(c10::Device device) {
+absl::StatusOr<DeviceOffloader*> SessionImpl::SetUp(c10::Device device) {
   // Not under the lock, because this calls the device. If two threads do, the first one wins.
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<DeviceTier> tier, tier_->ForDevice(device.index()));
   PINION_RETURN_IF_ERROR(CheckHasOwnMemory(*tier));
@@ -321,13 +382,11 @@ absl::StatusOr<std::shared_ptr<DeviceOffloader>> SessionImpl::SetUp(c10::Device 
                                : options_.overlap ? tier->Link(NativeStream(CurrentStream(device)))
                                                   : AssumedLink();
   MutexLock lock(mu_);
-  auto& offloader = offloaders_[device.index()];
-  if (offloader == nullptr) {
-    offloader =
-        std::make_shared<DeviceOffloader>(options_, device, link, tier_, std::move(tier), stats_);
-    known_[device.index()].store(offloader.get(), std::memory_order_release);
-  }
-  return offloader;
+  if (DeviceOffloader* const first = FindOffloader(device.index())) return first;
+  owned_.push_back(
+      std::make_shared<DeviceOffloader>(options_, device, link, tier_, std::move(tier), stats_));
+  offloaders_[device.index()].store(owned_.back().get(), std::memory_order_release);
+  return owned_.back().get();
 }
 
 }  // namespace

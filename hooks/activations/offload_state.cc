@@ -7,7 +7,7 @@
 
 #include "pinion/engine/link/packing.h"
 #include "pinion/engine/schedule/window_schedule.h"
-#include "pinion/hooks/activations/scope_packer.h"
+#include "pinion/hooks/activations/pack_scope.h"
 #include "pinion/hooks/activations/storage_record.h"
 
 namespace pinion {

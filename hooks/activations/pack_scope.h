@@ -1,13 +1,12 @@
-// Passes the tensors that autograd saves in an OffloadScope to the session, and recognises those of
-// the module's heads (HeadNodes).
+// The scopes of a session: their identity, the heads of their modules (HeadNodes), and the
+// session's interface for them.
 //
-// Thread safety: a packer and a session are thread-safe, since autograd workers save on a scope's
-// behalf. A PackScope is constant except its atomic fields, a ScopeModule except its heads, which
-// have a lock.
-// Ownership: a packer shares its session.
+// Thread safety: a session is thread-safe, since autograd workers save on a scope's behalf. A
+// PackScope is constant except its atomic fields, a ScopeModule except its heads, which have a
+// lock.
 
-#ifndef PINION_HOOKS_ACTIVATIONS_SCOPE_PACKER_H_
-#define PINION_HOOKS_ACTIVATIONS_SCOPE_PACKER_H_
+#ifndef PINION_HOOKS_ACTIVATIONS_PACK_SCOPE_H_
+#define PINION_HOOKS_ACTIVATIONS_PACK_SCOPE_H_
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
@@ -102,12 +101,12 @@ ScopeId LastScopeId();
 class PackTarget {
  public:
   virtual ~PackTarget() = default;
-  // Never returns null. Counts the host's time and, for a tensor that stays on the device, the
-  // reason.
-  virtual std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place,
-                                            const ScopeModule& module, PackScope& scope) = 0;
-  // See SavedTensorPacker::KeepSegment.
-  virtual std::optional<uint32_t> KeepSegment(const SegmentBegin& segment, ScopeId scope) = 0;
+  // Returns the calling thread's innermost scope if it is one of the session's; null otherwise. An
+  // inner scope continues its prefetch order and its batches.
+  virtual std::shared_ptr<PackScope> OuterScope() const = 0;
+  // Returns what packs in the scope. It shares the session.
+  virtual std::shared_ptr<SavedTensorPacker> NewPacker(ScopeModule module,
+                                                       std::shared_ptr<PackScope> scope) = 0;
   // Ends a scope. Call it after `ended` is set and after all operators of the scope have returned,
   // on every thread.
   virtual void EndScope(const PackScope& scope) = 0;
@@ -120,25 +119,6 @@ class PackTarget {
 // Logs that a scope has seen no tensor on its session's device type.
 void WarnOfNoTensorOn(c10::DeviceType device_type);
 
-class ScopePacker : public SavedTensorPacker {
- public:
-  ScopePacker(std::shared_ptr<PackTarget> target, ScopeModule module,
-              std::shared_ptr<PackScope> scope);
-
-  const PackTarget& target() const { return *target_; }
-  const std::shared_ptr<PackScope>& scope() const { return scope_; }
-
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place) override {
-    return target_->Pack(tensor, place, module_, *scope_);
-  }
-  std::optional<uint32_t> KeepSegment(const SegmentBegin& segment) override;
-
- private:
-  const std::shared_ptr<PackTarget> target_;
-  const ScopeModule module_;
-  const std::shared_ptr<PackScope> scope_;
-};
-
 }  // namespace pinion
 
-#endif  // PINION_HOOKS_ACTIVATIONS_SCOPE_PACKER_H_
+#endif  // PINION_HOOKS_ACTIVATIONS_PACK_SCOPE_H_

@@ -1,4 +1,4 @@
-#include "pinion/hooks/activations/scope_packer.h"
+#include "pinion/hooks/activations/pack_scope.h"
 
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -69,16 +69,6 @@ void WarnOfNoTensorOn(c10::DeviceType device_type) {
   PINION_LOG(kWarning) << "an OffloadScope of a session for \"" << type
                        << "\" offloads nothing: autograd has saved no strided tensor on " << type
                        << ". Move the model and its inputs there before forward";
-}
-
-ScopePacker::ScopePacker(std::shared_ptr<PackTarget> target, ScopeModule module,
-                         std::shared_ptr<PackScope> scope)
-    : target_(std::move(target)), module_(std::move(module)), scope_(std::move(scope)) {}
-
-// Segments in a backward, or after the scope's end, are not recorded.
-std::optional<uint32_t> ScopePacker::KeepSegment(const SegmentBegin& segment) {
-  if (CurrentBackward() != -1 || scope_->ended) return std::nullopt;
-  return target_->KeepSegment(segment, scope_->id);
 }
 
 bool HeadNodes::IsParameter(const at::Tensor& tensor) const {
