@@ -194,22 +194,19 @@ uint64_t DeviceOffloader::DeviceBytes() {
 }
 
 void DeviceOffloader::EndScope(ScopeId scope) {
-  if (learner_ == nullptr) return EndScopeNow(scope);
-  learner_->RunAside([&] { EndScopeNow(scope); });
-  learner_->EndScope();
-}
-
-void DeviceOffloader::EndScopeNow(ScopeId scope) {
-  const ScopedRange range(trace(), "pinion.end_scope");
-  DueRecords due;
-  {
+  const auto end = [&] {
+    const ScopedRange range(trace(), "pinion.end_scope");
+    DueRecords due;
+    {
+      OffloadLock lock(state_);
+      due.Add(state_.books.pending.EndScope(scope));
+      due.Sort(state_);
+    }
+    departures_.CopyOut(due);
     OffloadLock lock(state_);
-    due.Add(state_.books.pending.EndScope(scope));
-    due.Sort(state_);
-  }
-  departures_.CopyOut(due);
-  OffloadLock lock(state_);
-  state_.schedule->OnScopeEnd(scope);
+    state_.schedule->OnScopeEnd(scope);
+  };
+  learner_ == nullptr ? end() : learner_->EndScope(end);
 }
 
 at::Tensor DeviceOffloader::Unpack(Handle& handle) {

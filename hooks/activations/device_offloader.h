@@ -100,7 +100,6 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
 
   // Like OffloadState::DeviceBytes; the learner compares the bytes with the target.
   uint64_t DeviceBytes();
-  void EndScopeNow(ScopeId scope);
   at::Tensor Unpack(Handle& handle);
   // Reports a backward to the schedule and registers for its end. -1 is ignored.
   void NoteBackward(int64_t backward);

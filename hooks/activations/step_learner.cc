@@ -101,12 +101,9 @@ bool StepLearner::FindGradients() {
   });
 }
 
-void StepLearner::RunAside(absl::FunctionRef<void()> work) {
+void StepLearner::EndScope(absl::FunctionRef<void()> end) {
   const std::shared_ptr<DeviceRecording> recording = Current();
-  recording == nullptr ? work() : RunBeside({&recording, 1}, work);
-}
-
-void StepLearner::EndScope() {
+  recording == nullptr ? end() : RunBeside({&recording, 1}, end);
   // After a step whose backward ran inside the scope, nothing of it is left to observe.
   if (!state_.planner->memory_bytes().has_value() || EndStepIfNone()) return;
   NoteDeviceBytes();

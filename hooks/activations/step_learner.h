@@ -67,12 +67,10 @@ class StepLearner {
   void OnAccumulate(const at::Tensor& leaf);
   // See SavedTensorPacker::KeepSegment.
   std::optional<uint32_t> KeepSegment(const SegmentBegin& segment, ScopeId scope);
-  // Runs `work` and excludes it from the recording.
-  void RunAside(absl::FunctionRef<void()> work);
 
-  // Reports the end of a scope. OnDeviceBytes is not called until a backward reads, for example
-  // during a loss outside the scope.
-  void EndScope();
+  // Runs `end`, which ends a scope, and excludes it from the recording. After that OnDeviceBytes is
+  // not called until a backward reads, for example during a loss outside the scope.
+  void EndScope(absl::FunctionRef<void()> end);
   // See MemoryObserver::OnUnobserved.
   void OnUnobserved();
 
