@@ -78,6 +78,10 @@ class SavedTensor {
   // backward that needs the tensor, on any thread, with the node's stream current. May throw
   // c10::Error.
   virtual at::Tensor Unpack() = 0;
+  // Returns whether the tensor has no memory, since the program recomputes it when it is read (a
+  // checkpoint's). Step recordings leave it out, and count work during its Unpack as work of the
+  // step.
+  virtual bool IsPlaceholder() const { return false; }
   // Returns whether the tensor can be evicted without a copy, since Unpack recomputes it if needed.
   virtual bool IsComputedAgain() const { return false; }
   // Returns whether the last Unpack recomputed the tensor.
@@ -87,13 +91,6 @@ class SavedTensor {
   // object owns the memory or ever will. Any thread may call this, also during Unpack and under
   // locks of its own: must not call LibTorch or a device, and must not release anything.
   virtual const void* MemoryOwner() const { return this; }
-};
-
-// A saved tensor without memory, which the program recomputes when it is read (a checkpoint's).
-// Step recordings leave it out, and count work during its Unpack as work of the step.
-class PlaceholderTensor : public SavedTensor {
- public:
-  const void* MemoryOwner() const final { return nullptr; }
 };
 
 // A segment of forward that can be recomputed from its inputs. Inputs may be undefined; all others

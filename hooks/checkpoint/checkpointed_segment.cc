@@ -79,13 +79,14 @@ struct CheckpointedSegment::Recomputation {
   bool stopped = false;
 };
 
-class CheckpointedSegment::Handle : public PlaceholderTensor {
+class CheckpointedSegment::Handle : public SavedTensor {
  public:
   Handle(std::shared_ptr<CheckpointedSegment> segment, size_t number)
       : segment_(std::move(segment)), number_(number) {}
   ~Handle() override { segment_->Forget(number_); }
 
   at::Tensor Unpack() override { return segment_->Read(number_); }
+  bool IsPlaceholder() const override { return true; }
 
  private:
   const std::shared_ptr<CheckpointedSegment> segment_;

@@ -34,12 +34,6 @@ std::unique_ptr<SavedTensor> PackUnrecorded(const at::Tensor& tensor, const Grap
   return packer == nullptr ? KeepTensor(tensor) : packer->Pack(tensor, place);
 }
 
-// Only tensors without memory can be placeholders; a dynamic_cast of each would be slow.
-bool IsPlaceholder(const SavedTensor& saved) {
-  return saved.MemoryOwner() == nullptr &&
-         dynamic_cast<const PlaceholderTensor*>(&saved) != nullptr;
-}
-
 class StepRecorderImpl final : public StepRecorder,
                                public SavedTensorWatcher,
                                public MemoryObserver {
@@ -69,7 +63,7 @@ class StepRecorderImpl final : public StepRecorder,
     }
     const DeviceRecording::Moment begin = recording->Begin();
     std::unique_ptr<SavedTensor> saved = PackUnrecorded(tensor, place, packer);
-    if (saved == nullptr || IsPlaceholder(*saved)) {
+    if (saved == nullptr || saved->IsPlaceholder()) {
       recording->EndAside(begin);
       return saved;
     }
