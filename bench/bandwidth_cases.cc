@@ -14,7 +14,6 @@
 #include "pinion/bench/link_workspace.h"
 #include "pinion/engine/link/calibrate_link.h"
 #include "pinion/engine/link/link_calibration.h"
-#include "pinion/programs/command_line.h"
 #include "pinion/programs/pool_options.h"
 
 namespace pinion {
@@ -23,15 +22,11 @@ namespace {
 constexpr CopyDirection kH2d = CopyDirection::kHostToDevice;
 constexpr CopyDirection kD2h = CopyDirection::kDeviceToHost;
 
-constexpr char kSmLatency[] = "host_device_latency_sm";
-constexpr char kCeLatency[] = "host_device_latency_ce";
-
 // Samples of many small copies hide the cost of their events.
 constexpr uint64_t kSampleBytes = 64 * kMiB;
 constexpr int kMostCopies = 16;
 // Devices of one host influence each other at any large size.
 constexpr uint64_t kAllDevicesBytes = 64 * kMiB;
-constexpr uint64_t kLatencyBytes = 64;
 
 CopyDirection Opposite(CopyDirection direction) { return direction == kH2d ? kD2h : kH2d; }
 
@@ -60,93 +55,51 @@ class Run {
       result_.devices.push_back({device.device->name(), device.device->info(), std::nullopt});
       result_.modelled |= device.device->info().modelled;
     }
+    const std::vector<std::string>& asked = options.cases;
     for (const CaseSpec& spec : BandwidthCases()) {
-      if (Wanted(spec.name))
-        AddCase(spec.name, spec.description()).bidirectional = spec.bidirectional;
+      if (asked.empty() || std::count(asked.begin(), asked.end(), spec.name) > 0) {
+        result_.cases.push_back({spec});
+      }
     }
   }
 
-  BandwidthResult Execute() && {
+  absl::StatusOr<BandwidthResult> Execute() && {
     for (const BenchDevice& device : devices_) {
-      absl::StatusOr<std::unique_ptr<LinkWorkspace>> workspace =
-          LinkWorkspace::Create(device.device, device.memory.front());
-      if (!workspace.ok()) {
-        FailAll(workspace.status());
-        return std::move(result_);
-      }
-      workspaces_.push_back(*std::move(workspace));
+      PINION_ASSIGN_OR_RETURN(std::unique_ptr<LinkWorkspace> workspace,
+                              LinkWorkspace::Create(device.device, device.memory.front()));
+      workspaces_.push_back(std::move(workspace));
     }
     for (size_t column = 0; column < devices_.size(); ++column) {
       for (const MemoryKind& kind : devices_[column].memory) RunWithMemory(column, kind);
     }
-    RunLatencies();
     workspaces_.clear();
-    for (size_t column = 0; column < devices_.size() && StopSignal() == 0; ++column) {
-      Calibrate(column);
-    }
-    if (StopSignal() != 0) WaiveTheRest();
+    for (size_t column = 0; column < devices_.size(); ++column) Calibrate(column);
     return std::move(result_);
   }
 
  private:
-  bool Wanted(const std::string& name) const {
-    return options_.cases.empty() || std::count(options_.cases.begin(), options_.cases.end(), name);
-  }
-
-  CaseResult& AddCase(const std::string& name, const std::string& description) {
-    result_.cases.emplace_back();
-    result_.cases.back().name = name;
-    result_.cases.back().description = description;
-    return result_.cases.back();
-  }
-
-  CaseResult& CaseOf(const CaseSpec& spec) {
-    return *std::find_if(result_.cases.begin(), result_.cases.end(),
-                         [&](const CaseResult& result) { return result.name == spec.name; });
-  }
-
-  static void Fail(CaseResult& result, const absl::Status& why) {
-    result.status = CaseStatus::kError;
-    result.reason = std::string(why.message());
-    result.series.clear();
-  }
-
-  void FailAll(const absl::Status& why) {
-    for (CaseResult& result : result_.cases) Fail(result, why);
-  }
-
-  Series SeriesOf(size_t column, const MemoryKind& kind, CopyDirection direction) const {
-    Series series;
-    series.column = static_cast<int>(column);
-    series.device = devices_[column].device->name();
-    series.memory = kind.name;
-    series.numa_node = workspaces_[column]->numa_node();
-    series.remote = kind.remote;
-    series.direction = direction;
-    return series;
-  }
-
   void RunWithMemory(size_t column, const MemoryKind& kind) {
     LinkWorkspace& workspace = *workspaces_[column];
     const bool near = &kind == &devices_[column].memory.front();
-    const std::string where = absl::StrCat(workspace.device().name(), ", ", kind.name, " memory",
-                                           kind.numa_node < 0 ? "" : " of node ",
-                                           kind.numa_node < 0 ? "" : absl::StrCat(kind.numa_node));
+    const std::string where =
+        absl::StrCat(workspace.device().name(), ", ", kind.name, " memory",
+                     kind.remote ? absl::StrCat(" of node ", kind.numa_node) : "");
     const absl::Status got = GetMemory(workspace, kind, where);
-    for (const CaseSpec& spec : BandwidthCases()) {
-      if (!Wanted(spec.name)) continue;
+    for (CaseResult& result : result_.cases) {
+      const CaseSpec& spec = result.of;
       if (!near && (spec.bidirectional || spec.all_devices)) continue;
-      CaseResult& result = CaseOf(spec);
-      if (result.status == CaseStatus::kError || StopSignal() != 0) continue;
+      if (!result.status.ok()) continue;
       progress_(absl::StrCat(spec.name, ", ", where));
-      Series series = SeriesOf(column, kind, spec.direction);
-      absl::Status ran = got;
-      if (ran.ok()) ran = AddTraffic(spec, column);
-      if (ran.ok()) ran = Sweep(spec, workspace, series);
-      const absl::Status cleared = workspace.meter().ClearTraffic();
-      if (ran.ok()) ran = cleared;
-      if (!ran.ok()) {
-        Fail(result, ran);
+      Series series = {.device = workspace.device().name(),
+                       .memory = kind.name,
+                       .numa_node = workspace.numa_node(),
+                       .remote = kind.remote};
+      result.status = got;
+      if (result.status.ok()) result.status = AddTraffic(spec, column);
+      if (result.status.ok()) result.status = Sweep(spec, workspace, series);
+      result.status.Update(workspace.meter().ClearTraffic());
+      if (!result.status.ok()) {
+        result.series.clear();
       } else if (!series.points.empty()) {
         result.series.push_back(std::move(series));
       }
@@ -192,7 +145,7 @@ class Run {
     if (spec.all_devices) sizes = {std::min(kAllDevicesBytes, options_.max_bytes)};
     std::vector<CopyTime> medians;
     for (const uint64_t size_bytes : sizes) {
-      if (size_bytes > workspace.size_bytes() || StopSignal() != 0) break;
+      if (size_bytes > workspace.size_bytes()) break;
       PINION_ASSIGN_OR_RETURN(const SizePoint point,
                               MeasurePoint(workspace, spec.direction, size_bytes));
       series.points.push_back(point);
@@ -210,69 +163,6 @@ class Run {
     const SamplePlan plan = PlanFor(size_bytes, options_);
     PINION_ASSIGN_OR_RETURN(SampleTimes us, workspace.Measure(direction, size_bytes, plan));
     return SizePoint{size_bytes, plan.copies, Summarize(std::move(us))};
-  }
-
-  void WaiveTheRest() {
-    result_.warnings.push_back("stopped by a signal: what is here was measured until then");
-    for (CaseResult& result : result_.cases) {
-      if (result.status == CaseStatus::kError || !result.series.empty()) continue;
-      result.status = CaseStatus::kWaived;
-      result.reason = "stopped by a signal";
-    }
-  }
-
-  void RunLatencies() {
-    if (StopSignal() != 0) return;
-    if (Wanted(kCeLatency)) {
-      CaseResult& result = AddCase(kCeLatency,
-                                   "memcpy CE latency of one copy, CPU -> GPU(column) in row 0, "
-                                   "CPU <- GPU(column) in row 1 (ns)");
-      result.latency = true;
-      if (const absl::Status ran = RunCeLatency(result); !ran.ok()) Fail(result, ran);
-    }
-    if (Wanted(kSmLatency)) {
-      CaseResult& result = AddCase(kSmLatency, "memory latency SM CPU(row) <-> GPU(column) (ns)");
-      result.latency = true;
-      RunSmLatency(result);
-    }
-  }
-
-  absl::Status RunCeLatency(CaseResult& result) {
-    for (size_t column = 0; column < devices_.size(); ++column) {
-      LinkWorkspace& workspace = *workspaces_[column];
-      progress_(absl::StrCat(kCeLatency, ", ", workspace.device().name()));
-      PINION_RETURN_IF_ERROR(workspace.Use(devices_[column].memory.front(), kMiB));
-      for (const CopyDirection direction : {kH2d, kD2h}) {
-        Series series = SeriesOf(column, devices_[column].memory.front(), direction);
-        const SamplePlan plan = {.samples = options_.samples, .copies = 1};
-        PINION_ASSIGN_OR_RETURN(SampleTimes us, workspace.Measure(direction, kLatencyBytes, plan));
-        series.points.push_back({kLatencyBytes, plan.copies, Summarize(std::move(us))});
-        result.series.push_back(std::move(series));
-      }
-    }
-    return absl::OkStatus();
-  }
-
-  void RunSmLatency(CaseResult& result) {
-    for (size_t column = 0; column < devices_.size(); ++column) {
-      const BenchDevice& device = devices_[column];
-      if (device.read_latency_ns == nullptr) {
-        result.status = CaseStatus::kWaived;
-        result.reason = device.no_read_latency;
-        return;
-      }
-      progress_(absl::StrCat(kSmLatency, ", ", device.device->name()));
-      SampleTimes us;
-      for (int i = 0; i < options_.samples; ++i) {
-        const absl::StatusOr<double> ns = device.read_latency_ns();
-        if (!ns.ok()) return Fail(result, ns.status());
-        us.push_back(*ns * 1e-3);
-      }
-      Series series = SeriesOf(column, device.memory.front(), kH2d);
-      series.numa_node = -1;
-      series.points.push_back({/*size_bytes=*/0, /*copies=*/1, Summarize(std::move(us))});
-      result.series.push_back(std::move(series));
-    }
   }
 
   void Calibrate(size_t column) {
@@ -300,11 +190,6 @@ class Run {
 
 }  // namespace
 
-std::string CaseSpec::description() const {
-  const char* const arrow = bidirectional ? "<->" : direction == kH2d ? "->" : "<-";
-  return absl::StrCat("memcpy CE CPU(row) ", arrow, " GPU(column) bandwidth (GB/s)");
-}
-
 const std::vector<CaseSpec>& BandwidthCases() {
   constexpr bool kBidirectional = true, kAll = true;
   static const auto& cases = *new std::vector<CaseSpec>{
@@ -318,14 +203,6 @@ const std::vector<CaseSpec>& BandwidthCases() {
       {"host_to_all_bidirectional_memcpy_ce", kH2d, kBidirectional, kAll},
   };
   return cases;
-}
-
-std::vector<std::string> CaseNames() {
-  std::vector<std::string> names;
-  for (const CaseSpec& spec : BandwidthCases()) names.push_back(spec.name);
-  names.push_back(kCeLatency);
-  names.push_back(kSmLatency);
-  return names;
 }
 
 std::vector<uint64_t> SweepSizes(const BandwidthOptions& options) {
@@ -349,7 +226,8 @@ absl::Status BandwidthOptions::Validate() const {
     return absl::InvalidArgumentError(
         absl::StrCat("samples is ", samples, "; it must be from 1 to 10000"));
   }
-  const std::vector<std::string> known = CaseNames();
+  std::vector<std::string> known;
+  for (const CaseSpec& spec : BandwidthCases()) known.push_back(spec.name);
   for (const std::string& name : cases) {
     if (std::count(known.begin(), known.end(), name) == 0) {
       return absl::InvalidArgumentError(
@@ -359,8 +237,9 @@ absl::Status BandwidthOptions::Validate() const {
   return absl::OkStatus();
 }
 
-BandwidthResult RunBandwidth(const std::vector<BenchDevice>& devices,
-                             const BandwidthOptions& options, const Progress& progress) {
+absl::StatusOr<BandwidthResult> RunBandwidth(const std::vector<BenchDevice>& devices,
+                                             const BandwidthOptions& options,
+                                             const Progress& progress) {
   PINION_CHECK(!devices.empty()) << "no devices";
   return Run(devices, options, progress).Execute();
 }

@@ -51,32 +51,18 @@ struct MemoryKind {
 struct BenchDevice {
   std::shared_ptr<Device> device;
   std::vector<MemoryKind> memory;  // not empty; the first is pinned memory near the device
-  // Nanoseconds of one dependent read of host memory by the device. Empty: no probe;
-  // no_read_latency says why.
-  std::function<absl::StatusOr<double>()> read_latency_ns;
-  std::string no_read_latency;
 };
 
-struct CaseSpec {
-  const char* name;
-  CopyDirection direction;
-  bool bidirectional = false;
-  bool all_devices = false;
-
-  std::string description() const;  // as nvbandwidth prints it
-};
-
-// All cases except the two latency cases, which have no direction.
 const std::vector<CaseSpec>& BandwidthCases();
-std::vector<std::string> CaseNames();
 
 std::vector<uint64_t> SweepSizes(const BandwidthOptions& options);
 
 using Progress = std::function<void(const std::string& what)>;
 
-// Never fails as a whole: cases and warnings contain the errors.
-BandwidthResult RunBandwidth(const std::vector<BenchDevice>& devices,
-                             const BandwidthOptions& options, const Progress& progress);
+// Cases and warnings contain the errors. Exception: a device without 24 MiB for copies of its own.
+absl::StatusOr<BandwidthResult> RunBandwidth(const std::vector<BenchDevice>& devices,
+                                             const BandwidthOptions& options,
+                                             const Progress& progress);
 
 // Opens the devices to measure, with their host memory. The devices live as long as what was
 // opened.
@@ -92,8 +78,6 @@ struct DeviceChoice {
 struct BenchDevices {
   DeviceBackend backend;  // keeps the devices alive
   std::vector<BenchDevice> devices;
-  int cuda_runtime_version = 0;  // 0: no CUDA
-  std::string driver_version;
   std::vector<std::string> notes;  // bad settings
 };
 

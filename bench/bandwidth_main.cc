@@ -17,8 +17,6 @@
 #include "pinion/bench/bandwidth_reports.h"
 #include "pinion/bench/bench_main.h"
 #include "pinion/bench/goals.h"
-#include "pinion/programs/command_line.h"
-#include "pinion/programs/output_file.h"
 
 ABSL_FLAG(std::string, device, "",
           "cuda, cuda:N, emu or emu:N: all devices of a kind, or one; default: cuda where there is "
@@ -35,7 +33,6 @@ ABSL_FLAG(
 ABSL_FLAG(int, samples, 10,
           "per size, of which the median is reported; fewer of large copies on emulated devices");
 ABSL_FLAG(bool, quick, false, "copies of up to 16 MiB and few samples, for a first look");
-ABSL_FLAG(std::string, nvbandwidth_json, "", "file to write nvbandwidth's own JSON to");
 
 namespace pinion {
 namespace {
@@ -67,8 +64,6 @@ BandwidthOptions OptionsFromFlags(bool modelled) {
 }
 
 absl::Status Run(BenchReport& report) {
-  const std::string nvbandwidth_json = absl::GetFlag(FLAGS_nvbandwidth_json);
-  if (!nvbandwidth_json.empty()) PINION_RETURN_IF_ERROR(CheckWritable(nvbandwidth_json));
   DeviceChoice choice;
   choice.device = absl::GetFlag(FLAGS_device);
   choice.preset = absl::GetFlag(FLAGS_preset);
@@ -77,40 +72,20 @@ absl::Status Run(BenchReport& report) {
   const bool modelled = opened.devices.front().device->info().modelled;
   const BandwidthOptions options = OptionsFromFlags(modelled);
   PINION_RETURN_IF_ERROR(options.Validate());
-
-  StopBySignal();
-  BandwidthResult result = RunBandwidth(opened.devices, options, [](const std::string& what) {
-    std::cerr << "measuring " << what << std::endl;
-  });
-  result.cuda_runtime_version = opened.cuda_runtime_version;
-  result.driver_version = opened.driver_version;
+  const auto show = [](const std::string& what) { std::cerr << "measuring " << what << std::endl; };
+  PINION_ASSIGN_OR_RETURN(BandwidthResult result, RunBandwidth(opened.devices, options, show));
   result.warnings.insert(result.warnings.begin(), opened.notes.begin(), opened.notes.end());
-
-  std::cout << BandwidthText(result);
-  report = MakeReport(result);
-  if (nvbandwidth_json.empty()) return absl::OkStatus();
-  return WriteAtomically(nvbandwidth_json, NvbandwidthJson(result).dump(1) + "\n");
+  AddBandwidth(result, report);
+  return absl::OkStatus();
 }
 
 }  // namespace
 }  // namespace pinion
 
 int main(int argc, char** argv) {
-  // Accepts nvbandwidth's spelling: --nvbandwidth-json is --nvbandwidth_json.
-  std::vector<std::string> arguments(argv, argv + argc);
-  std::vector<char*> pointers;
-  for (std::string& argument : arguments) {
-    if (argument.rfind("--", 0) == 0) {
-      for (size_t i = 2; i < argument.size() && argument[i] != '='; ++i) {
-        if (argument[i] == '-') argument[i] = '_';
-      }
-    }
-    pointers.push_back(argument.data());
-  }
-  const int exit_code = pinion::BenchMain(
-      argc, pointers.data(), "bandwidth",
+  return pinion::BenchMain(
+      argc, argv, "bandwidth",
       "Measures copies between the host and its devices as nvbandwidth does, over sizes and kinds "
       "of host memory. Exits with 1 when a goal is missed, with 2 when it cannot run",
       pinion::Run);
-  return pinion::StopSignal() == 0 ? exit_code : 128 + pinion::StopSignal();
 }

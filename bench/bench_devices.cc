@@ -1,5 +1,4 @@
 #include <cstdlib>
-#include <fstream>
 #include <optional>
 #include <utility>
 
@@ -12,8 +11,6 @@
 #include "pinion/allocator/sources/mmap_source.h"
 #include "pinion/allocator/sources/numa.h"
 #include "pinion/bench/bandwidth_cases.h"
-#include "pinion/bench/host_latency.h"
-#include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/cuda/cuda_backend.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_backend.h"
@@ -23,7 +20,6 @@ namespace pinion {
 namespace {
 
 constexpr int kMaxNumaNodes = 64;
-constexpr uint64_t kReadsPerSample = 100'000;  // a tenth of a second
 
 // Returns the index in "cuda:1"; nullopt for "cuda".
 absl::StatusOr<std::optional<int>> IndexIn(const std::string& name) {
@@ -47,26 +43,17 @@ absl::StatusOr<std::vector<BenchDevice>> Open(const DeviceBackend& backend, cons
   return devices;
 }
 
-MemoryKind Kind(std::string name, std::shared_ptr<HostMemorySource> source) {
-  MemoryKind kind;
-  kind.name = std::move(name);
-  kind.source = std::move(source);
-  return kind;
-}
-
 // Adds pinned and pageable memory near the device, then pinned memory of other nodes.
 absl::Status AddCudaMemory(BenchDevice& device) {
   const int near = device.device->info().numa_node;
-  MemoryKind pinned = Kind("pinned", device.device->pinned_source());
-  pinned.numa_node = near;
+  MemoryKind pinned = {
+      .name = "pinned", .source = device.device->pinned_source(), .numa_node = near};
   device.memory.push_back(pinned);
   MmapOptions options;
   options.numa_node = CheckNumaNode(near).ok() ? near : -1;
-  PINION_ASSIGN_OR_RETURN(std::shared_ptr<MmapSource> mapped, MmapSource::Create(options));
-  MemoryKind pageable = Kind("pageable", std::move(mapped));
-  pageable.numa_node = near;
-  pageable.pinned = false;
-  device.memory.push_back(std::move(pageable));
+  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<MmapSource> mapped, MmapSource::Create(options));
+  device.memory.push_back(
+      {.name = "pageable", .source = mapped, .pinned = false, .numa_node = near});
   pinned.remote = true;
   for (int node = 0; node < kMaxNumaNodes; ++node) {
     if (near < 0 || node == near || !CheckNumaNode(node).ok()) continue;
@@ -76,30 +63,13 @@ absl::Status AddCudaMemory(BenchDevice& device) {
   return absl::OkStatus();
 }
 
-// Returns "580.65.06" of "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul ...".
-std::string DriverVersion() {
-  std::ifstream file("/proc/driver/nvidia/version");
-  for (std::string word; file >> word;) {
-    double number = 0;
-    if (absl::StrContains(word, '.') && absl::SimpleAtod(word.substr(0, word.find('.')), &number)) {
-      return word;
-    }
-  }
-  return "unknown";
-}
-
 absl::StatusOr<BenchDevices> OpenCuda(const std::string& name) {
   BenchDevices opened;
   opened.backend = CudaBackend();
   PINION_ASSIGN_OR_RETURN(const int count, CudaDeviceCount());
   PINION_ASSIGN_OR_RETURN(opened.devices, Open(opened.backend, name, count));
-  opened.cuda_runtime_version = CUDART_VERSION;
-  opened.driver_version = DriverVersion();
   for (BenchDevice& device : opened.devices) {
     PINION_RETURN_IF_ERROR(AddCudaMemory(device));
-    device.read_latency_ns = [index = device.device->index()] {
-      return MeasureHostLatencyNs(RealCudaApi(), index, kReadsPerSample);
-    };
   }
   const char* const connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   if (connections != nullptr && std::string(connections) == "1") {
@@ -119,14 +89,10 @@ absl::StatusOr<BenchDevices> OpenEmulated(const std::string& name, const DeviceC
   BenchDevices opened;
   opened.backend = EmulatedBackend(std::move(machine));
   PINION_ASSIGN_OR_RETURN(opened.devices, Open(opened.backend, name, choice.emulated_devices));
-  opened.driver_version = "emulated";
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<MmapSource> pageable, MmapSource::Create());
   for (BenchDevice& device : opened.devices) {
-    device.memory.push_back(Kind("pinned", device.device->pinned_source()));
-    device.memory.push_back(Kind("pageable", pageable));
-    device.memory.back().pinned = false;
-    device.no_read_latency =
-        "the emulated accelerator's kernels run on the host: none can chase pointers for it";
+    device.memory = {{.name = "pinned", .source = device.device->pinned_source()},
+                     {.name = "pageable", .source = pageable, .pinned = false}};
   }
   return opened;
 }

@@ -58,6 +58,7 @@ std::string RowsText(absl::Span<const nlohmann::ordered_json> rows) {
 }
 
 void BenchReport::PrintRows() {
+  if (printed_rows_ == rows_.size()) return;
   std::cout << RowsText(absl::MakeConstSpan(rows_).subspan(printed_rows_)) << std::endl;
   printed_rows_ = rows_.size();
 }
@@ -89,13 +90,9 @@ std::string BenchReport::GoalsText() const {
   return text;
 }
 
-absl::Status BenchReport::Write(const std::string& path) const {
-  return WriteAtomically(path, ToJson().dump(1) + "\n");
-}
-
 absl::Status BenchReport::Finish(const std::string& path) const {
   std::cout << GoalsText() << std::flush;
-  if (!path.empty()) PINION_RETURN_IF_ERROR(Write(path));
+  if (!path.empty()) PINION_RETURN_IF_ERROR(WriteAtomically(path, ToJson().dump(1) + "\n"));
   std::string missed;
   for (const Goal& goal : goals_) {
     if (goal.missed()) absl::StrAppend(&missed, "\n  ", goal.name);

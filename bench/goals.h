@@ -17,6 +17,7 @@
 #ifndef PINION_BENCH_GOALS_H_
 #define PINION_BENCH_GOALS_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -87,6 +88,14 @@ class BenchReport {
     AddGoal(std::move(name), bound, Worst(bound, rows, value));
   }
 
+  // Adds the goal that `is_wrong` holds for no row. Its value is the number of those rows; without
+  // rows it has none.
+  template <typename Row, typename IsWrong>
+  void AddNoneGoal(std::string name, const std::vector<Row>& rows, const IsWrong& is_wrong) {
+    const auto wrong = static_cast<double>(std::count_if(rows.begin(), rows.end(), is_wrong));
+    AddGoal(std::move(name), AtMost(0), rows.empty() ? std::nullopt : std::optional(wrong));
+  }
+
   const std::vector<Goal>& goals() const { return goals_; }
 
   // Prints the rows that were added since the last call (RowsText).
@@ -96,11 +105,9 @@ class BenchReport {
   // Returns one line per goal: "met     name: value (goal >= 0.98)"; "MISSED  ..."; "-       name:
   // not measured ...". Empty without goals.
   std::string GoalsText() const;
-  // Leaves no partial file.
-  absl::Status Write(const std::string& path) const;
 
-  // Ends a run: prints the goals to stdout and writes the file, unless `path` is empty. OutOfRange
-  // names the missed goals.
+  // Ends a run: prints the goals to stdout and writes the whole file or none, unless `path` is
+  // empty. OutOfRange names the missed goals.
   absl::Status Finish(const std::string& path) const;
 
  private:

@@ -99,13 +99,7 @@ class LinkWorkspace {
         << size_bytes << " of " << measured_.size_bytes;
     const uint64_t wanted_places = static_cast<uint64_t>(plan.samples) * plan.copies;
     const uint64_t places = std::min(wanted_places, measured_.size_bytes / size_bytes);
-    PINION_RETURN_IF_ERROR(FillSource(direction, places * size_bytes));
-    if (direction == CopyDirection::kHostToDevice) {
-      PINION_RETURN_IF_ERROR(WriteDevice(stale_, places * size_bytes));
-    } else {
-      stale_.Fill(measured_.host, 0, places * size_bytes);
-    }
-
+    PINION_RETURN_IF_ERROR(Prepare(direction, places * size_bytes));
     SampleTimes times;
     uint64_t place = 0;
     for (int sample = 0; sample < plan.samples; ++sample) {
@@ -142,13 +136,12 @@ class LinkWorkspace {
     PINION_ASSIGN_OR_RETURN(near_device_, device_->Allocate(kNearBytes, meter_->stream()));
     // Afterwards streams of every device may use the memory.
     PINION_RETURN_IF_ERROR(device_->SynchronizeStream(meter_->stream()));
-    meter_->SetGate(Stage());
+    meter_->SetGate(LinkBuffer{near_host_.data, near_device_, kNearBytes}.Part(0, kNearPartBytes));
     return absl::OkStatus();
   }
 
   absl::Status GiveBack() {
     PINION_RETURN_IF_ERROR(meter_->Settle());
-    source_of_.reset();
     if (void* const data = std::exchange(measured_, {}).device; data != nullptr) {
       PINION_RETURN_IF_ERROR(device_->Free(data, meter_->stream()));
     }
@@ -156,60 +149,32 @@ class LinkWorkspace {
     return host.data == nullptr ? absl::OkStatus() : kind_.source->Free(host);
   }
 
-  LinkBuffer Stage() const {
-    return LinkBuffer{near_host_.data, near_device_, kNearBytes}.Part(0, kNearPartBytes);
-  }
-
-  absl::Status FillSource(CopyDirection direction, uint64_t size_bytes) {
-    if (source_of_ == direction && source_bytes_ >= size_bytes) return absl::OkStatus();
-    source_of_.reset();
-    if (direction == CopyDirection::kHostToDevice) {
-      sent_.Fill(measured_.host, 0, size_bytes);
-    } else {
-      PINION_RETURN_IF_ERROR(WriteDevice(sent_, size_bytes));
-    }
-    source_of_ = direction;
-    source_bytes_ = size_bytes;
-    return absl::OkStatus();
-  }
-
-  absl::Status CopyPart(CopyDirection direction, uint64_t offset_bytes, uint64_t size_bytes) {
-    const LinkBuffer part = {Stage().host, measured_.Part(offset_bytes, size_bytes).device,
-                             size_bytes};
-    const CopyPiece piece = part.Piece(direction);
-    PINION_RETURN_IF_ERROR(device_->CopyAsync(direction, {&piece, 1}, meter_->stream()));
-    return meter_->Settle();
-  }
-
-  absl::Status WriteDevice(const TestPattern& pattern, uint64_t size_bytes) {
-    const uint64_t stage_bytes = Stage().size_bytes;
-    for (uint64_t offset = 0; offset < size_bytes; offset += stage_bytes) {
-      const uint64_t part_bytes = std::min(stage_bytes, size_bytes - offset);
-      pattern.Fill(Stage().host, offset, part_bytes);
-      PINION_RETURN_IF_ERROR(CopyPart(CopyDirection::kHostToDevice, offset, part_bytes));
-    }
+  // Writes the sent bytes to the source and others to the destination.
+  absl::Status Prepare(CopyDirection direction, uint64_t size_bytes) {
+    const bool out = direction == CopyDirection::kDeviceToHost;
+    (out ? sent_ : stale_).Fill(measured_.host, 0, size_bytes);
+    PINION_RETURN_IF_ERROR(CopyNow(CopyDirection::kHostToDevice, size_bytes));
+    (out ? stale_ : sent_).Fill(measured_.host, 0, size_bytes);
     return absl::OkStatus();
   }
 
   absl::Status Verify(CopyDirection direction, uint64_t size_bytes) {
-    const uint64_t stage_bytes = Stage().size_bytes;
-    for (uint64_t offset = 0; offset < size_bytes; offset += stage_bytes) {
-      const uint64_t part_bytes = std::min(stage_bytes, size_bytes - offset);
-      const void* arrived = measured_.Part(offset, part_bytes).host;
-      if (direction == CopyDirection::kHostToDevice) {
-        PINION_RETURN_IF_ERROR(CopyPart(CopyDirection::kDeviceToHost, offset, part_bytes));
-        arrived = Stage().host;
-      }
-      if (const std::optional<uint64_t> wrong =
-              sent_.FirstDifference(arrived, offset, part_bytes)) {
-        return absl::DataLossError(absl::StrCat(device_->name(), " ", CopyDirectionName(direction),
-                                                ": byte ", offset + *wrong, " of ",
-                                                HumanBytes(size_bytes),
-                                                " did not arrive as it was sent: a copy changed "
-                                                "it, missed its place or never happened"));
-      }
+    if (direction == CopyDirection::kHostToDevice) {
+      stale_.Fill(measured_.host, 0, size_bytes);
+      PINION_RETURN_IF_ERROR(CopyNow(CopyDirection::kDeviceToHost, size_bytes));
     }
-    return absl::OkStatus();
+    const std::optional<uint64_t> wrong = sent_.FirstDifference(measured_.host, 0, size_bytes);
+    if (!wrong.has_value()) return absl::OkStatus();
+    return absl::DataLossError(absl::StrCat(
+        device_->name(), " ", CopyDirectionName(direction), ": byte ", *wrong, " of ",
+        HumanBytes(size_bytes),
+        " did not arrive as it was sent: a copy changed it, missed its place or never happened"));
+  }
+
+  absl::Status CopyNow(CopyDirection direction, uint64_t size_bytes) {
+    const CopyPiece piece = measured_.Part(0, size_bytes).Piece(direction);
+    PINION_RETURN_IF_ERROR(device_->CopyAsync(direction, {&piece, 1}, meter_->stream()));
+    return meter_->Settle();
   }
 
   const std::shared_ptr<Device> device_;
@@ -218,16 +183,13 @@ class LinkWorkspace {
   const TestPattern stale_{0xCAFEBABE};
   std::unique_ptr<LinkMeter> meter_;
 
-  // Near memory: the gate, which also stages verification, and two kinds of traffic.
+  // Near memory: the gate, and two kinds of traffic.
   HostSegment near_host_;
   void* near_device_ = nullptr;
 
   MemoryKind kind_;
   HostSegment host_;
   LinkBuffer measured_;
-  // The part of the source that has its pattern, for the last measured direction.
-  std::optional<CopyDirection> source_of_;
-  uint64_t source_bytes_ = 0;
 };
 
 }  // namespace pinion

@@ -62,10 +62,6 @@ const CudaApi& RealCudaApi() {
       .EventQuery = &cudaEventQuery,
       .EventElapsedTime = &cudaEventElapsedTime,
       .MemcpyAsync = &cudaMemcpyAsync,
-      .LibraryLoadData = &cudaLibraryLoadData,
-      .LibraryGetKernel = &cudaLibraryGetKernel,
-      .LibraryUnload = &cudaLibraryUnload,
-      .LaunchKernel = &cudaLaunchKernel,
   };
   return api;
 }

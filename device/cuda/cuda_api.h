@@ -57,12 +57,6 @@ struct CudaApi {
 
   // Copies.
   decltype(&cudaMemcpyAsync) MemcpyAsync;
-
-  // Kernels.
-  decltype(&cudaLibraryLoadData) LibraryLoadData;
-  decltype(&cudaLibraryGetKernel) LibraryGetKernel;
-  decltype(&cudaLibraryUnload) LibraryUnload;
-  decltype(&cudaLaunchKernel) LaunchKernel;
 };
 
 const CudaApi& RealCudaApi();

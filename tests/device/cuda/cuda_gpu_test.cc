@@ -12,7 +12,6 @@
 #include "absl/status/statusor.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/bench/host_latency.h"
 #include "pinion/device/cuda/cuda_api.h"
 #include "pinion/device/cuda/cuda_backend.h"
 #include "pinion/device/cuda/cuda_calls.h"
@@ -75,13 +74,6 @@ TEST_F(CudaGpuTest, SaysWhatItIsAndWhatLinkItHangsOn) {
 TEST_F(CudaGpuTest, TheEngineMovesMemoryOfCudaHostAlloc) {
   GpuUnderTest gpu;
   testing::ExpectEngineRoundTrip(gpu, gpu.device().pinned_source());
-}
-
-TEST_F(CudaGpuTest, ReadingHostMemoryTakesAMicrosecondOrSo) {
-  PINION_ASSERT_OK_AND_ASSIGN(const double ns, MeasureHostLatencyNs(RealCudaApi(), 0, 100'000));
-  EXPECT_GT(ns, 50);
-  EXPECT_LT(ns, 100'000);
-  RecordProperty("host_latency_ns", std::to_string(ns));
 }
 
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(DeviceConformanceTest);

@@ -107,11 +107,6 @@ std::string FakeCuda::failed_function() const {
   return failed_function_;
 }
 
-void FakeCuda::ForgetFailedCall() {
-  MutexLock lock(mu_);
-  failed_function_.clear();
-}
-
 bool FakeCuda::has_context(int device) const {
   MutexLock lock(mu_);
   return contexts_.count(device) > 0;

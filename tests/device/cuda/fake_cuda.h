@@ -31,7 +31,6 @@
 #include <sched.h>
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -89,11 +88,6 @@ class FakeCuda {
   void SetBlockingStreamCaptures() { blocking_stream_captures_ = true; }
   // Gives each new stream the handle of the stream that was destroyed last.
   void RecycleStreamHandles() { recycles_handles_ = true; }
-  // Runs `kernel` on the host at each launch; without it the fake cannot run GPU code. A launch
-  // takes the time of the work that `kernel` submits to the machine.
-  void SetKernel(std::function<cudaError_t(void** arguments, StreamHandle stream)> kernel) {
-    kernel_ = std::move(kernel);
-  }
   // Makes every later call fail with cudaErrorCudartUnloading, as during process exit.
   void Unload();
 
@@ -105,14 +99,13 @@ class FakeCuda {
   uint64_t calls_after_unload() const;
   // Returns the function that FailCall or FaultCopy hit, or "" if none was hit yet.
   std::string failed_function() const;
-  void ForgetFailedCall();
   bool has_context(int device) const;
   // Returns the number of streams that a green context owns.
   size_t green_streams() const;
   // Returns the CPUs on which the thread of the last cudaHostAlloc could run.
   const cpu_set_t& pinning_cpus() const { return pinning_cpus_; }
-  // Return the streams, events and libraries that are not destroyed, and the pinned segments that
-  // are not freed.
+  // Return the streams and events that are not destroyed, and the pinned segments that are not
+  // freed.
   size_t live_handles() const;
   size_t live_segments() const;
 
@@ -157,7 +150,6 @@ class FakeCuda {
   cudaError_t Latch(const absl::Status& status);
   cudaError_t Latch(cudaError_t error);
   bool no_driver() const { return no_driver_; }
-  const auto& kernel() const { return kernel_; }
   bool integrated() const { return integrated_; }
   const std::string& bus_id() const { return bus_id_; }
   void AddEvent(cudaEvent_t event);
@@ -176,7 +168,6 @@ class FakeCuda {
   cudaError_t Injected(const char* function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const std::shared_ptr<EmulatedMachine> machine_;
-  std::function<cudaError_t(void**, StreamHandle)> kernel_;
   bool no_driver_ = false;
   bool pages_only_ = false;
   bool integrated_ = false;

@@ -269,43 +269,6 @@ cudaError_t MemcpyAsync(void* dst, const void* src, size_t size_bytes, cudaMemcp
       {&piece, 1}, fake.Stream(stream)));
 }
 
-cudaError_t LibraryLoadData(cudaLibrary_t* library, const void*, cudaJitOption*, void**,
-                            unsigned int jit_options, cudaLibraryOption*, void**,
-                            unsigned int options) {
-  FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_RETURN_IF_ERROR(fake.Enter("LibraryLoadData"));
-  if (fake.kernel() == nullptr) return fake.Latch(cudaErrorNotSupported);
-  PINION_CHECK(jit_options == 0 && options == 0);
-  *library = reinterpret_cast<cudaLibrary_t>(&fake);
-  fake.AddHandle(&fake);
-  return cudaSuccess;
-}
-
-cudaError_t LibraryGetKernel(cudaKernel_t* kernel, cudaLibrary_t, const char*) {
-  FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_RETURN_IF_ERROR(fake.Enter("LibraryGetKernel"));
-  *kernel = reinterpret_cast<cudaKernel_t>(&fake);
-  return cudaSuccess;
-}
-
-cudaError_t LibraryUnload(cudaLibrary_t) {
-  FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_RETURN_IF_ERROR(fake.Enter("LibraryUnload"));
-  fake.RemoveHandle(&fake);
-  return cudaSuccess;
-}
-
-cudaError_t LaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
-                         size_t shared_bytes, cudaStream_t stream) {
-  FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_RETURN_IF_ERROR(fake.Enter("LaunchKernel"));
-  PINION_CHECK(kernel == &fake && shared_bytes == 0);
-  for (const dim3& threads : {grid, block}) {
-    PINION_CHECK(threads.x == 1 && threads.y == 1 && threads.z == 1) << "it runs once";
-  }
-  return fake.Latch(fake.kernel()(arguments, fake.Stream(stream)));
-}
-
 #undef FAKE_CUDA_RETURN_IF_ERROR
 
 }  // namespace
@@ -341,10 +304,6 @@ const CudaApi& FakeCuda::Api() {
       .EventQuery = &testing::EventQuery,
       .EventElapsedTime = &testing::EventElapsedTime,
       .MemcpyAsync = &testing::MemcpyAsync,
-      .LibraryLoadData = &testing::LibraryLoadData,
-      .LibraryGetKernel = &testing::LibraryGetKernel,
-      .LibraryUnload = &testing::LibraryUnload,
-      .LaunchKernel = &testing::LaunchKernel,
   };
   return api;
 }
