@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -77,12 +76,12 @@ struct Case {
   // Without what is computed again by plan.
   const StepTrace& StepOf(const OffloadMethod& method) const {
     if (method.kind == Kind::kPlannedRecompute) return segmented;
-    return method.checkpoints() ? checkpointed : step;
+    return method.kind == Kind::kCheckpoint ? checkpointed : step;
   }
 };
 
 absl::StatusOr<StepTrace> RecordModel(const OffloadModel& model, const DevicePreset& preset,
-                                      ModelStep::Blocks blocks, bool keep_checkpoints = false) {
+                                      bool checkpoints, bool keep_checkpoints = false) {
   StepTrace record;
   MethodWorld world;
   world.preset = preset;
@@ -90,24 +89,15 @@ absl::StatusOr<StepTrace> RecordModel(const OffloadModel& model, const DevicePre
       RunMethod(
           {}, world,
           [&](const std::shared_ptr<EmulatedMachine>& machine) -> absl::StatusOr<OffloadStep> {
-            ModelStep step(model, Emu(), blocks);
+            ModelStep step(PutModelOn(model, Emu(), checkpoints));
             // The first run fills pools: later the device does not idle for allocations.
             step.Run([] { return nullptr; });
             PINION_ASSIGN_OR_RETURN(record,
                                     step.Record(EmulatedBackend(machine), keep_checkpoints));
-            return OffloadStep{[](const ReplayedStep::MakeScope&) {}, {}, {}};
+            return OffloadStep{[](const ReplayedStep::MakeScope&) {}, {}};
           })
           .status());
   return record;
-}
-
-ModelStep::Blocks BlocksOf(const OffloadMethod& method) {
-  const bool checkpoints = method.checkpoints() || method.kind == Kind::kPlannedRecompute;
-  return checkpoints ? ModelStep::Blocks::kCheckpoints : ModelStep::Blocks::kPlain;
-}
-
-ReplayedStep::Readers ReadersOf(const OffloadMethod& method) {
-  return method.checkpoints() ? ReplayedStep::Readers::kCheckpoints : ReplayedStep::Readers::kNodes;
 }
 
 class OffloadBench {
@@ -150,17 +140,24 @@ class OffloadBench {
           const MethodCost cost,
           RunMethod(method, of.world,
                     [&](const std::shared_ptr<EmulatedMachine>&) -> absl::StatusOr<OffloadStep> {
-                      const auto step = std::make_shared<ModelStep>(model, Emu(), BlocksOf(method));
+                      const bool checkpoints = method.kind == Kind::kCheckpoint ||
+                                               method.kind == Kind::kPlannedRecompute;
+                      const auto step =
+                          std::make_shared<ModelStep>(PutModelOn(model, Emu(), checkpoints));
                       return OffloadStep{
                           [step, &gradients](const ReplayedStep::MakeScope& make_scope) {
                             step->Run(make_scope);
                             gradients = step->Gradients();
                           },
-                          step->LayerParameters(), step->Inputs()};
+                          step->Parameters()};
                     }));
       PINION_RETURN_IF_ERROR(CheckPeak(of, method, cost, kRecordersBytes));
       if (method.kind == Kind::kNone) expected = gradients;
-      table_.values.push_back({model.name(), preset, method, cost, SameBits(gradients, expected)});
+      table_.values.push_back({.model = model.name(),
+                               .preset = preset,
+                               .method = method,
+                               .cost = cost,
+                               .same_bits = SameBits(gradients, expected)});
       report_.AddRow(JsonOf(table_.values.back()));
     }
     report_.PrintRows();
@@ -175,13 +172,11 @@ class OffloadBench {
     of.model = model;
     of.preset = preset;
     PINION_ASSIGN_OR_RETURN(of.world.preset, PresetFor(model, preset));
-    PINION_ASSIGN_OR_RETURN(of.step,
-                            RecordModel(model, of.world.preset, ModelStep::Blocks::kPlain));
+    PINION_ASSIGN_OR_RETURN(of.step, RecordModel(model, of.world.preset, /*checkpoints=*/false));
     PINION_ASSIGN_OR_RETURN(of.checkpointed,
-                            RecordModel(model, of.world.preset, ModelStep::Blocks::kCheckpoints));
-    PINION_ASSIGN_OR_RETURN(of.segmented,
-                            RecordModel(model, of.world.preset, ModelStep::Blocks::kCheckpoints,
-                                        /*keep_checkpoints=*/true));
+                            RecordModel(model, of.world.preset, /*checkpoints=*/true));
+    PINION_ASSIGN_OR_RETURN(of.segmented, RecordModel(model, of.world.preset, /*checkpoints=*/true,
+                                                      /*keep_checkpoints=*/true));
     // Recorded times include launches.
     of.world.preset.launch_us = 0;
     PINION_ASSIGN_OR_RETURN(of.world.link, LinkOf(of.world.preset));
@@ -209,9 +204,7 @@ class OffloadBench {
   // Checks Pinion's methods without recomputation. Peers may copy earlier than the bound allows.
   static absl::Status CheckBound(const OffloadRow& row) {
     if (!row.planned() && row.method.kind != Kind::kWindows) return absl::OkStatus();
-    const double step_us = row.cost.step_us;
-    const double us =
-        std::min({step_us, row.plan_us.value_or(step_us), row.offline_us.value_or(step_us)});
+    const double us = std::min(row.cost.step_us, row.offline_us.value_or(row.cost.step_us));
     if (us >= (1 - 1e-9) * row.bound_us) return absl::OkStatus();
     return absl::InternalError(
         absl::StrFormat("%s on %s, %s: a step or plan of %.3f us is below the bound of %.3f us",
@@ -219,21 +212,19 @@ class OffloadBench {
   }
 
   static std::vector<OffloadMethod> AllMethods() {
-    return {{Kind::kNone},    {Kind::kBlocking},   {Kind::kTrl},
-            {Kind::kWindows}, {Kind::kCheckpoint}, {Kind::kTrlCheckpoint}};
+    return {{Kind::kNone}, {Kind::kBlocking}, {Kind::kTrl}, {Kind::kWindows}, {Kind::kCheckpoint}};
   }
 
   absl::StatusOr<MethodCost> Replay(const Case& of, const OffloadMethod& method,
                                     const StepTrace& record) const {
-    return RunMethod(method, of.world, ReplayOf(record, of.model.layers(), ReadersOf(method)));
+    return RunMethod(method, of.world, ReplayOf(record));
   }
 
   // Adds the planned methods that can run within the target.
   absl::Status AddPlanned(const Case& of, uint64_t target_bytes,
                           std::optional<Kind> at_the_peak_of) {
     // A method that recomputes every block is compared with plans that recompute some.
-    const bool every = at_the_peak_of.has_value() && OffloadMethod{*at_the_peak_of}.checkpoints();
-    if (!every && target_bytes >= of.least_bytes) {
+    if (at_the_peak_of != Kind::kCheckpoint && target_bytes >= of.least_bytes) {
       PINION_RETURN_IF_ERROR(AddRow(of, {Kind::kPlanned, target_bytes}, at_the_peak_of));
     }
     // A block that may be recomputed keeps its inputs until its forward ends.
@@ -261,10 +252,8 @@ class OffloadBench {
     PINION_RETURN_IF_ERROR(CheckPeak(of, method, row.cost, 0));
     const uint64_t memory_bytes = method.has_target() ? method.bytes : row.cost.peak_bytes;
     PINION_ASSIGN_OR_RETURN(row.bound_us, StepLowerBoundUs(of.step, memory_bytes, of.world.link));
-    if (recomputes && memory_bytes < of.all_bytes) row.plan_us = recompute.plan.step_us;
     if (row.planned() && memory_bytes < of.all_bytes) {
       PINION_ASSIGN_OR_RETURN(StepPlan plan, PlanStep(of.step, memory_bytes, of.world.link));
-      row.plan_us = plan.step_us;
       if (row.bound_us < OffloadRow::kNearBound * plan.step_us) {
         PINION_ASSIGN_OR_RETURN(plan, SearchPlan(of.step, memory_bytes, of.world.link, kSearch));
       }

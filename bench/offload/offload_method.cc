@@ -1,8 +1,5 @@
 #include "pinion/bench/offload/offload_method.h"
 
-#include <c10/util/Exception.h>
-
-#include <exception>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -67,7 +64,6 @@ std::string OffloadMethod::name() const {
                                "windows",
                                "planned",
                                "checkpoint every block",
-                               "trl with checkpoint",
                                "planned, with recompute"};
   return names[static_cast<int>(kind)];
 }
@@ -83,22 +79,18 @@ absl::StatusOr<std::shared_ptr<EmulatedMachine>> NewMachine(const MethodWorld& w
   return machine;
 }
 
-MakeStep ReplayOf(StepTrace record, int layers, ReplayedStep::Readers readers) {
-  return [record = std::move(record), layers,
-          readers](const std::shared_ptr<EmulatedMachine>& machine) -> absl::StatusOr<OffloadStep> {
+MakeStep ReplayOf(StepTrace record) {
+  return [record = std::move(record)](
+             const std::shared_ptr<EmulatedMachine>& machine) -> absl::StatusOr<OffloadStep> {
     PINION_ASSIGN_OR_RETURN(std::shared_ptr<ReplayedStep> step,
-                            ReplayedStep::Create(record, machine, layers, readers));
-    OffloadStep replayed;
-    for (const at::Tensor& parameter : step->layer_parameters()) {
-      replayed.layers.push_back({parameter});
-    }
-    replayed.run = [step](const ReplayedStep::MakeScope& make_scope) { step->Run(make_scope); };
-    return replayed;
+                            ReplayedStep::Create(record, machine));
+    return OffloadStep{[step](const ReplayedStep::MakeScope& make_scope) { step->Run(make_scope); },
+                       {}};
   };
 }
 
 absl::StatusOr<MethodScopes> ScopesOf(const OffloadMethod& method, const MethodDevice& on,
-                                      const OffloadStep& step) {
+                                      const std::vector<at::Tensor>& parameters) {
   MethodScopes scopes;
   switch (method.kind) {
     case OffloadMethod::Kind::kNone:
@@ -113,16 +105,9 @@ absl::StatusOr<MethodScopes> ScopesOf(const OffloadMethod& method, const MethodD
       scopes.forward = [session] { return std::make_shared<OffloadScope>(session); };
       break;
     }
-    case OffloadMethod::Kind::kTrl:
-    case OffloadMethod::Kind::kTrlCheckpoint: {
-      TrlOptions options;
-      for (const std::vector<at::Tensor>& layer : step.layers) {
-        options.parameters.insert(options.parameters.end(), layer.begin(), layer.end());
-      }
-      for (const at::Tensor& input : step.inputs) {
-        if (input.requires_grad()) options.parameters.push_back(input);
-      }
-      const auto trl = std::make_shared<TrlOffload>(std::move(options), on.device);
+    case OffloadMethod::Kind::kTrl: {
+      const auto trl =
+          std::make_shared<TrlOffload>(TrlOptions{.parameters = parameters}, on.device);
       scopes.step = [trl] { return std::make_shared<TrlScope>(trl); };
       break;
     }
@@ -140,7 +125,7 @@ absl::StatusOr<MethodCost> RunMethod(const OffloadMethod& method, const MethodWo
     const MethodDevice on = {.device = {DeviceTypeOf("emu").value(), 0},
                              .backend = EmulatedBackend(machine),
                              .link = world.link};
-    PINION_ASSIGN_OR_RETURN(const MethodScopes scopes, ScopesOf(method, on, step));
+    PINION_ASSIGN_OR_RETURN(const MethodScopes scopes, ScopesOf(method, on, step.parameters));
     return Measure(step, scopes, method.has_target(), *machine);
   });
 }

@@ -31,27 +31,22 @@ namespace pinion {
 struct OffloadMethod {
   enum class Kind {
     kNone,
-    kBlocking,  // the host waits for each copy, as save_on_cpu does
-    kTrl,       // bench/peers/trl_offload.h
-    kWindows,   // a session without a target
-    kPlanned,   // a session with a target
-    // Steps that recompute each block of the model in backward:
-    kCheckpoint,     // nothing is offloaded
-    kTrlCheckpoint,  // TRL offloads the inputs, and tensors saved outside blocks
-    // A session with a target, whose plan selects recomputed blocks.
-    kPlannedRecompute,
+    kBlocking,          // the host waits for each copy, as save_on_cpu does
+    kTrl,               // bench/peers/trl_offload.h
+    kWindows,           // a session without a target
+    kPlanned,           // a session with a target
+    kCheckpoint,        // recomputes each block of the model in backward, and offloads nothing
+    kPlannedRecompute,  // a session with a target, whose plan selects recomputed blocks
   };
   Kind kind = Kind::kNone;
   uint64_t bytes = 0;  // the target
 
-  // "none", "blocking", "trl", "windows", "planned", "checkpoint every block", "trl with
-  // checkpoint", "planned, with recompute"
+  // "none", "blocking", "trl", "windows", "planned", "checkpoint every block", "planned, with
+  // recompute"
   std::string name() const;
   bool has_target() const { return kind == Kind::kPlanned || kind == Kind::kPlannedRecompute; }
   // Tensors return contiguous, so some kernels sum in another order.
-  bool gives_other_strides() const { return kind == Kind::kTrl || kind == Kind::kTrlCheckpoint; }
-  // Returns whether every block of the model is a checkpoint.
-  bool checkpoints() const { return kind == Kind::kCheckpoint || kind == Kind::kTrlCheckpoint; }
+  bool gives_other_strides() const { return kind == Kind::kTrl; }
 };
 
 // The inputs that all runs on one device share.
@@ -70,18 +65,16 @@ struct MethodCost {
   uint64_t moved_bytes = 0;  // over the link, both directions
 };
 
-// A step on device 0 of the registered machine, and its inputs.
+// A step on device 0 of the registered machine.
 struct OffloadStep {
   std::function<void(const ReplayedStep::MakeScope&)> run;
-  std::vector<std::vector<at::Tensor>> layers;  // parameters of each
-  std::vector<at::Tensor> inputs;               // other parameters, and the batch
+  std::vector<at::Tensor> parameters;  // which TRL keeps on the device
 };
 using MakeStep =
     std::function<absl::StatusOr<OffloadStep>(const std::shared_ptr<EmulatedMachine>& machine)>;
 
 // The replay of a record, as ReplayedStep::Create.
-MakeStep ReplayOf(StepTrace record, int layers,
-                  ReplayedStep::Readers readers = ReplayedStep::Readers::kNodes);
+MakeStep ReplayOf(StepTrace record);
 
 // The device of a method.
 struct MethodDevice {
@@ -96,9 +89,9 @@ struct MethodScopes {
   ReplayedStep::MakeScope forward = [] { return nullptr; };
 };
 
-// Returns the scopes of a method for steps like `step`. Errors: those of the session.
+// Returns the scopes of a method for steps with these parameters. Errors: those of the session.
 absl::StatusOr<MethodScopes> ScopesOf(const OffloadMethod& method, const MethodDevice& on,
-                                      const OffloadStep& step);
+                                      const std::vector<at::Tensor>& parameters);
 
 // Returns a machine of the world, registered as "emu". It detects no races: tests do.
 absl::StatusOr<std::shared_ptr<EmulatedMachine>> NewMachine(const MethodWorld& world);

@@ -83,43 +83,24 @@ std::string OffloadModel::name() const {
   return absl::StrCat(kinds[static_cast<int>(kind)], autocast ? " autocast" : " float32");
 }
 
-int OffloadModel::layers() const {
-  switch (kind) {
-    case Kind::kGpt:
-      return static_cast<int>(SmallGpt(autocast).layers);
-    case Kind::kConvNet:
-      return static_cast<int>(kConvNet.stages * kConvNet.blocks_per_stage);
-    case Kind::kUNet:
-      return static_cast<int>(2 * kUNet.levels - 1);
-  }
-  return 0;
-}
-
-std::vector<OffloadModel> OffloadModels() {
-  std::vector<OffloadModel> models;
-  for (const auto kind :
-       {OffloadModel::Kind::kGpt, OffloadModel::Kind::kConvNet, OffloadModel::Kind::kUNet}) {
-    for (const bool autocast : {false, true}) models.push_back({kind, autocast});
-  }
-  return models;
-}
-
-absl::StatusOr<std::vector<OffloadModel>> FindOffloadModels(const std::vector<std::string>& names) {
-  std::vector<OffloadModel> models;
-  for (const OffloadModel& model : OffloadModels()) {
-    const auto asks = [&](const std::string& name) { return absl::StartsWith(model.name(), name); };
-    if (names.empty() || std::any_of(names.begin(), names.end(), asks)) models.push_back(model);
-  }
-  if (!models.empty()) return models;
-  return absl::InvalidArgumentError(
-      absl::StrCat("--models=", absl::StrJoin(names, ","), " names none of gpt, convnet and unet"));
-}
-
 absl::StatusOr<ModelsToRun> FindModelsToRun(const std::vector<std::string>& models,
                                             const std::vector<std::string>& presets, bool quick) {
   ModelsToRun run;
   PINION_ASSIGN_OR_RETURN(run.presets, PresetsToRun(presets, quick));
-  PINION_ASSIGN_OR_RETURN(run.models, FindOffloadModels(models));
+  for (const auto kind :
+       {OffloadModel::Kind::kGpt, OffloadModel::Kind::kConvNet, OffloadModel::Kind::kUNet}) {
+    for (const bool autocast : {false, true}) {
+      const OffloadModel model = {kind, autocast};
+      const auto asks = [&](const std::string& of) { return absl::StartsWith(model.name(), of); };
+      if (models.empty() || std::any_of(models.begin(), models.end(), asks)) {
+        run.models.push_back(model);
+      }
+    }
+  }
+  if (run.models.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("--models=", absl::StrJoin(models, ","),
+                                                   " names none of gpt, convnet and unet"));
+  }
   if (quick) run.models.resize(1);
   return run;
 }
@@ -135,6 +116,22 @@ absl::StatusOr<DevicePreset> PresetFor(const OffloadModel& model, const std::str
                      {.flops_per_saved_byte = 1, .mean_saved_tensor_bytes = 1});
 }
 
+ModelOnDevice PutGptOn(const GptConfig& config, c10::Device device) {
+  torch::manual_seed(kSeed);
+  Gpt gpt(config);
+  if (config.bfloat16) gpt->to(at::kBFloat16);
+  gpt->to(device);
+  const auto tokens = [&](at::IntArrayRef sizes) {
+    return at::randint(config.vocabulary, sizes, at::kLong).to(device);
+  };
+  ModelOnDevice made;
+  made.module = gpt.ptr();
+  made.forward = [gpt](const at::Tensor& x) { return gpt.ptr()->forward(x).flatten(0, 1); };
+  made.input = tokens({config.batch, config.sequence});
+  made.target = tokens({config.tokens()});
+  return made;
+}
+
 ModelOnDevice PutModelOn(const OffloadModel& model, c10::Device device, bool checkpoints) {
   torch::manual_seed(kSeed);
   const auto images = [](int64_t batch, int64_t size) { return at::rand({batch, 3, size, size}); };
@@ -143,11 +140,7 @@ ModelOnDevice PutModelOn(const OffloadModel& model, c10::Device device, bool che
     case OffloadModel::Kind::kGpt: {
       GptConfig config = SmallGpt(/*bfloat16=*/false);
       config.checkpoint_blocks = checkpoints;
-      const Gpt gpt(config);
-      made.module = gpt.ptr();
-      made.forward = [gpt](const at::Tensor& x) { return gpt.ptr()->forward(x).flatten(0, 1); };
-      made.input = at::randint(config.vocabulary, {config.batch, config.sequence}, at::kLong);
-      made.target = at::randint(config.vocabulary, {config.batch * config.sequence}, at::kLong);
+      made = PutGptOn(config, device);
       break;
     }
     case OffloadModel::Kind::kConvNet: {
@@ -175,7 +168,7 @@ ModelOnDevice PutModelOn(const OffloadModel& model, c10::Device device, bool che
   made.input = made.input.to(device);
   made.target = made.target.to(device);
   if (model.autocast) {
-    made.forward = [device, plain = std::move(made.forward)](const at::Tensor& x) {
+    const auto autocast = [device, plain = std::move(made.forward)](const at::Tensor& x) {
       at::autocast::set_autocast_enabled(device.type(), true);
       at::autocast::set_autocast_dtype(device.type(), at::kBFloat16);
       at::autocast::increment_nesting();
@@ -185,23 +178,21 @@ ModelOnDevice PutModelOn(const OffloadModel& model, c10::Device device, bool che
       };
       return plain(x);
     };
+    made.forward = [autocast](const at::Tensor& x) { return autocast(x).to(at::kFloat); };
   }
   return made;
 }
 
-ModelStep::ModelStep(const OffloadModel& model, c10::Device device, Blocks blocks)
-    : kind_(model.kind),
-      device_(device),
-      model_(PutModelOn(model, device, blocks == Blocks::kCheckpoints)) {
+ModelStep::ModelStep(ModelOnDevice model) : model_(std::move(model)) {
   for (at::Tensor& parameter : model_.module->parameters()) {
     parameter.mutable_grad() = at::zeros_like(parameter);
   }
 }
 
 at::Tensor ModelStep::Loss() const {
-  const at::Tensor made = model_.forward(model_.input).to(at::kFloat);
-  return kind_ == OffloadModel::Kind::kUNet ? at::mse_loss(made, model_.target)
-                                            : at::cross_entropy_loss(made, model_.target);
+  const at::Tensor made = model_.forward(model_.input);
+  return model_.target.is_floating_point() ? at::mse_loss(made, model_.target)
+                                           : at::cross_entropy_loss(made, model_.target);
 }
 
 void ModelStep::Run(const ReplayedStep::MakeScope& make_scope) {
@@ -227,34 +218,7 @@ absl::StatusOr<StepTrace> ModelStep::Record(const DeviceBackend& backend, bool k
   Run([&] { return std::make_shared<Scopes>(recorder, keep_checkpoints); });
   using Steps = std::map<int, StepTrace>;
   PINION_ASSIGN_OR_RETURN(Steps steps, recorder->Finish());
-  return std::move(steps[device_.index()]);
-}
-
-std::string ModelStep::LayerOf(const std::string& parameter) {
-  const size_t number = parameter.find_first_of("0123456789");
-  if (number == std::string::npos || parameter[number - 1] != '.') return "";
-  return parameter.substr(0, parameter.find('.', number));
-}
-
-std::vector<std::vector<at::Tensor>> ModelStep::LayerParameters() const {
-  std::vector<std::vector<at::Tensor>> layers;
-  std::string last;
-  for (const auto& parameter : model_.module->named_parameters()) {
-    const std::string layer = LayerOf(parameter.key());
-    if (layer.empty()) continue;
-    if (layer != last) layers.emplace_back();
-    layers.back().push_back(parameter.value());
-    last = layer;
-  }
-  return layers;
-}
-
-std::vector<at::Tensor> ModelStep::Inputs() const {
-  std::vector<at::Tensor> inputs = {model_.input, model_.target};
-  for (const auto& parameter : model_.module->named_parameters()) {
-    if (LayerOf(parameter.key()).empty()) inputs.push_back(parameter.value());
-  }
-  return inputs;
+  return std::move(steps[model_.input.device().index()]);
 }
 
 std::vector<at::Tensor> ModelStep::Gradients() const {

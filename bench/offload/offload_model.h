@@ -1,10 +1,10 @@
-// Models that offload_bench records, small enough for a CPU, and devices scaled so that they behave
+// Models that benchmarks run, small enough for a CPU, and devices scaled so that they behave
 // like large models.
 //
-//   for (const OffloadModel& model : OffloadModels()) {
+//   for (const OffloadModel& model : run.models) {
 //     PINION_ASSIGN_OR_RETURN(const DevicePreset preset, PresetFor(model, "a100_pcie4"));
 //     ... an emulated machine of that preset is registered ...
-//     ModelStep step(model, device);
+//     ModelStep step(PutModelOn(model, device, /*checkpoints=*/false));
 //     step.Run(make_scope);                  // one forward and its backward, with values
 //
 // Thread safety: none; LibTorch's seed and autocast are those of the calling thread.
@@ -27,6 +27,7 @@
 #include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/engine/planner/step_trace.h"
+#include "pinion/programs/gpt_config.h"
 
 namespace pinion {
 
@@ -36,19 +37,14 @@ struct OffloadModel {
   bool autocast = false;  // bfloat16 where autocast says so; otherwise float32 throughout
 
   std::string name() const;  // "gpt float32", "unet autocast"
-  int layers() const;        // for methods that work by layers
 };
-
-std::vector<OffloadModel> OffloadModels();
-// Returns the models whose names begin with one of `names`; all if `names` is empty.
-// InvalidArgument lists the kinds if no model matches.
-absl::StatusOr<std::vector<OffloadModel>> FindOffloadModels(const std::vector<std::string>& names);
 
 struct ModelsToRun {
-  std::vector<OffloadModel> models;  // with --quick the first alone
+  std::vector<OffloadModel> models;  // whose names begin with one of --models; --quick: one
   std::vector<std::string> presets;  // bench_main.h
 };
-// Parses --models, --presets and --quick. Errors: those of FindOffloadModels and PresetsToRun.
+// Parses --models, --presets and --quick. InvalidArgument lists the kinds if no model matches.
+// Errors of PresetsToRun.
 absl::StatusOr<ModelsToRun> FindModelsToRun(const std::vector<std::string>& models,
                                             const std::vector<std::string>& presets, bool quick);
 
@@ -59,23 +55,24 @@ absl::StatusOr<DevicePreset> PresetFor(const OffloadModel& model, const std::str
 // A model on a device in training mode, with a batch.
 struct ModelOnDevice {
   std::shared_ptr<torch::nn::Module> module;
-  // input -> logits [examples, classes] or images, under the model's autocast.
+  // input -> logits [examples, classes] or images; float32 under the model's autocast.
   std::function<at::Tensor(const at::Tensor& input)> forward;
   at::Tensor input, target;
 };
+// Blocks are checkpoints if `checkpoints`: a layer of the GPT, a residual block, or a level of the
+// U-Net on the way down or up.
 ModelOnDevice PutModelOn(const OffloadModel& model, c10::Device device, bool checkpoints);
+ModelOnDevice PutGptOn(const GptConfig& config, c10::Device device);
 
 inline bool SameBits(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                     [](const at::Tensor& x, const at::Tensor& y) { return x.equal(y); });
 }
 
+// Forward and backward. The weights never change, so that all steps are alike.
 class ModelStep {
  public:
-  // A block is a layer of the GPT, a residual block, or a level of the U-Net on the way down or up.
-  enum class Blocks { kPlain, kCheckpoints };
-
-  ModelStep(const OffloadModel& model, c10::Device device, Blocks blocks = Blocks::kPlain);
+  explicit ModelStep(ModelOnDevice model);
 
   void Run(const ReplayedStep::MakeScope& make_scope);
   // What one more step saves and reads, on this device; spoils the gradients. If checkpoints are
@@ -84,18 +81,11 @@ class ModelStep {
   // Of the last step, on the CPU.
   std::vector<at::Tensor> Gradients() const;
 
-  // Returns parameters by layer: those of each numbered module ("blocks.3").
-  std::vector<std::vector<at::Tensor>> LayerParameters() const;
-  // Returns the step's other inputs.
-  std::vector<at::Tensor> Inputs() const;
+  std::vector<at::Tensor> Parameters() const { return model_.module->parameters(); }
 
  private:
-  // Returns the name of a parameter's layer; "" for none.
-  static std::string LayerOf(const std::string& parameter);
   at::Tensor Loss() const;
 
-  const OffloadModel::Kind kind_;
-  const c10::Device device_;
   const ModelOnDevice model_;
 };
 

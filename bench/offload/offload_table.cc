@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "pinion/allocator/base/bytes.h"
 
 namespace pinion {
 namespace {
@@ -75,39 +74,31 @@ std::optional<double> OverFarBound(const OffloadRow& row) {
   return row.cost.step_us / row.bound_us;
 }
 
-nlohmann::ordered_json CommonJson(const std::string& model, const std::string& preset,
-                                  const OffloadMethod& method, const MethodCost& cost) {
-  nlohmann::ordered_json json = {{"model", model}, {"preset", preset}, {"method", method.name()}};
-  if (method.bytes > 0) json["target_mib"] = Mib(method.bytes);
-  json["peak_mib"] = Mib(cost.peak_bytes);
-  json["step_us"] = cost.step_us;
-  json["stall_us"] = cost.stall_us;
-  json["moved_mib"] = Mib(cost.moved_bytes);
-  return json;
-}
-
 }  // namespace
 
 nlohmann::ordered_json JsonOf(const OffloadRow& row) {
-  nlohmann::ordered_json json = CommonJson(row.model, row.preset, row.method, row.cost);
+  nlohmann::ordered_json json = {
+      {"model", row.model}, {"preset", row.preset}, {"method", row.method.name()}};
+  if (row.method.bytes > 0) json["target_mib"] = Mib(row.method.bytes);
+  json["peak_mib"] = Mib(row.cost.peak_bytes);
+  json["step_us"] = row.cost.step_us;
+  json["stall_us"] = row.cost.stall_us;
+  json["moved_mib"] = Mib(row.cost.moved_bytes);
+  if (row.same_bits.has_value()) {
+    json["same_bits"] = *row.same_bits;
+    return json;
+  }
   json["alone_us"] = row.alone_us;
   json["of_none"] = row.cost.step_us / row.alone_us;
   if (std::isfinite(row.bound_us)) {
     json["bound_us"] = row.bound_us;
     json["efficiency"] = row.efficiency();
   }
-  if (row.plan_us.has_value()) json["plan_us"] = *row.plan_us;
   if (row.offline_us.has_value()) json["offline_us"] = *row.offline_us;
   if (row.method.kind == Kind::kPlannedRecompute) json["computed_again"] = row.computed_again;
   if (row.at_the_peak_of.has_value()) {
     json["target_of"] = OffloadMethod{*row.at_the_peak_of}.name();
   }
-  return json;
-}
-
-nlohmann::ordered_json JsonOf(const ValuesRow& row) {
-  nlohmann::ordered_json json = CommonJson(row.model, row.preset, row.method, row.cost);
-  json["same_bits"] = row.same_bits;
   return json;
 }
 
@@ -144,24 +135,15 @@ void AddOffloadGoals(const OffloadTable& table, BenchReport& report) {
       });
   add("planned, with recompute: step over planned at the same target", AtMost(kNotSlower),
       [&](const OffloadRow& row) { return OverPlanned(table, row); });
-  for (const Kind kind : {Kind::kCheckpoint, Kind::kTrlCheckpoint}) {
-    add(absl::StrCat("planned, with recompute, at the peak of ", OffloadMethod{kind}.name(),
-                     ": step over its"),
-        AtMost(kNotSlower), [&](const OffloadRow& row) { return OverPeer(table, row, kind); });
-  }
-  const auto far_from_hidden =
-      std::count_if(table.rows.begin(), table.rows.end(),
-                    [](const OffloadRow& row) { return OverFarBound(row).has_value(); });
-  add(absl::StrCat("planned, with recompute, of ", far_from_hidden,
-                   " runs whose bound is over 1.2 of none: step over bound"),
-      AtMost(1), OverFarBound);
-  std::optional<double> other_bits;
-  for (const ValuesRow& row : table.values) {
-    if (row.method.gives_other_strides()) continue;
-    other_bits = other_bits.value_or(0) + (row.same_bits ? 0 : 1);
-  }
-  report.AddGoal("runs with values, but for TRL's, that give gradients of other bits", AtMost(0),
-                 other_bits);
+  add("planned, with recompute, at the peak of checkpoint every block: step over its",
+      AtMost(kNotSlower),
+      [&](const OffloadRow& row) { return OverPeer(table, row, Kind::kCheckpoint); });
+  add("planned, with recompute, where the bound is over 1.2 of none: step over bound", AtMost(1),
+      OverFarBound);
+  report.AddNoneGoal("runs with values, but for TRL's, that give gradients of other bits",
+                     table.values, [](const OffloadRow& row) {
+                       return !row.method.gives_other_strides() && row.same_bits == false;
+                     });
   report.AddGoal("minutes for the table", AtMost(20), table.minutes);
 }
 

@@ -16,25 +16,26 @@
 
 namespace pinion {
 
-// One method on one step.
+// One method on one step: replayed, or run with values.
 struct OffloadRow {
   std::string model;   // OffloadModel::name()
   std::string preset;  // the device's, before it was scaled
-  OffloadMethod method;
-  MethodCost cost;
-  double alone_us = 0;  // the step without offload
+  OffloadMethod method = {};
+  MethodCost cost = {};
+  double alone_us = 0;  // the replayed step without offload
   // Lower bound of policies that recompute nothing and start copies after the operator returned
   // (programs/step_bound.h). The memory is the target, or the peak of a method without one.
   // Infinite if no policy fits.
   double bound_us = 0;
-  // If the target binds: the time of the plan alone, and of the shortest plan that a long search
-  // finds without recomputation. A plan near the bound replaces the search.
+  // kPlanned, if the target binds: the time of the shortest plan that a long search finds. A plan
+  // near the bound replaces the search.
   static constexpr double kNearBound = 0.98;
-  std::optional<double> plan_us;
-  std::optional<double> offline_us;  // kPlanned
-  size_t computed_again = 0;         // kPlannedRecompute: recomputed segments
+  std::optional<double> offline_us = std::nullopt;
+  size_t computed_again = 0;  // kPlannedRecompute: recomputed segments
   // The method whose peak is this row's target.
-  std::optional<OffloadMethod::Kind> at_the_peak_of;
+  std::optional<OffloadMethod::Kind> at_the_peak_of = std::nullopt;
+  // With values: gradients equal those without offload.
+  std::optional<bool> same_bits = std::nullopt;
 
   // Above 1 only with recomputation, or with copies that start before the saving operator returned
   // (TRL). Infinite if the bound is.
@@ -42,24 +43,14 @@ struct OffloadRow {
   bool planned() const { return method.kind == OffloadMethod::Kind::kPlanned; }
 };
 
-// One step with values, and whether its gradients have the bits without offload.
-struct ValuesRow {
-  std::string model;
-  std::string preset;
-  OffloadMethod method = {};
-  MethodCost cost = {};
-  bool same_bits = false;
-};
-
 struct OffloadTable {
   std::vector<OffloadRow> rows = {};
-  std::vector<ValuesRow> values = {};
+  std::vector<OffloadRow> values = {};
   double minutes = 0;  // of wall time, for all of it
 };
 
 // Returns a row's fields in the report.
 nlohmann::ordered_json JsonOf(const OffloadRow& row);
-nlohmann::ordered_json JsonOf(const ValuesRow& row);
 
 // Adds the goals.
 void AddOffloadGoals(const OffloadTable& table, BenchReport& report);

@@ -112,7 +112,7 @@ absl::Status ReplayRecorded(const StepTrace& step, uint64_t target_bytes, const 
                             RecordedRow& row) {
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<EmulatedMachine> machine, NewMachine(world));
   PINION_ASSIGN_OR_RETURN(const std::unique_ptr<ReplayedStep> replayed,
-                          ReplayedStep::Create(step, machine, /*layers=*/0));
+                          ReplayedStep::Create(step, machine));
   OffloadOptions options;
   options.allocator = PoolWithoutWatermarks();
   options.link = world.link;

@@ -143,19 +143,11 @@ absl::StatusOr<Script> ScriptOf(const StepTrace& step) {
 
 class Replay final : public ReplayedStep {
  public:
-  Replay(StepTrace step, Script script, std::shared_ptr<EmulatedMachine> machine, int layers,
-         Readers readers)
+  Replay(StepTrace step, Script script, std::shared_ptr<EmulatedMachine> machine)
       : step_(std::move(step)),
         script_(std::move(script)),
         machine_(std::move(machine)),
-        device_(DeviceTypeOf("emu").value(), 0),
-        readers_(readers) {
-    for (int i = 0; i < layers; ++i) {
-      layer_parameters_.push_back(at::ones({1}).requires_grad_());
-    }
-  }
-
-  const std::vector<at::Tensor>& layer_parameters() const override { return layer_parameters_; }
+        device_(DeviceTypeOf("emu").value(), 0) {}
 
   void Run(const MakeScope& make_scope) override {
     made_.assign(step_.objects.size(), at::Tensor());
@@ -184,16 +176,10 @@ class Replay final : public ReplayedStep {
       add_input_metadata(gradient);
     }
     void Reads(const Operator& reads) { reads_ = reads; }
-    // Call this first: hooks may search the graph for parameters at any time.
-    void Uses(const at::Tensor& parameter) {
-      add_next_edge(torch::autograd::impl::gradient_edge(parameter));
-    }
 
     variable_list apply(variable_list&& gradients) override {
       replay_.Read(reads_);
-      variable_list further(num_outputs());  // a parameter's gradient is not defined
-      further.back() = std::move(gradients.front());
-      return further;
+      return std::move(gradients);
     }
 
    private:
@@ -207,15 +193,10 @@ class Replay final : public ReplayedStep {
     std::vector<std::shared_ptr<OperatorNode>> by_use(step_.accesses.size());
     // What is saved has a history, as activations have; what the program keeps is an input.
     std::shared_ptr<OperatorNode> node = NewNode();
-    size_t layer = 0;
     for (const Operator& saves : script_.forward) {
       Pass(saves.begin);
       DropHeldBefore(saves.begin);
       const std::shared_ptr<OperatorNode> maker = std::exchange(node, NewNode());
-      if (layer < layer_parameters_.size() &&
-          layer * turn <= saves.begin * layer_parameters_.size()) {
-        node->Uses(layer_parameters_[layer++]);
-      }
       for (size_t use = saves.begin; use < saves.end; ++use) {
         if (use > saves.begin) Pass(use);
         const at::Tensor saved = PartOf(made_[step_.accesses[use]], script_.parts[use]);
@@ -237,7 +218,6 @@ class Replay final : public ReplayedStep {
       node->Reads(reads);
       nodes.push_back(std::move(node));
     }
-    // A node gets its own edges before the previous node's edge to it.
     for (size_t i = nodes.size(); i-- > 0;) {
       nodes[i]->add_next_edge(i + 1 < nodes.size() ? Edge(nodes[i + 1], 0) : Edge());
     }
@@ -254,7 +234,7 @@ class Replay final : public ReplayedStep {
     }
     Pass(reads.end);
     DropHeldBefore(reads.end);
-    if (readers_ == Readers::kNodes) read_.clear();
+    read_.clear();
   }
 
   // The interval before `use`: what it makes, computes, and takes and gives back besides.
@@ -281,7 +261,7 @@ class Replay final : public ReplayedStep {
 
   // What nobody needs behind the interval before `use`.
   void ReleaseOver(size_t use) {
-    if (readers_ == Readers::kNodes && script_.over_bytes[use] > 0) read_.clear();
+    if (script_.over_bytes[use] > 0) read_.clear();
     for (size_t save = 0; save < saves_.size(); ++save) {
       if (script_.over[save] == use) saves_[save].reset_data();
     }
@@ -326,10 +306,8 @@ class Replay final : public ReplayedStep {
   const Script script_;
   const std::shared_ptr<EmulatedMachine> machine_;
   const c10::Device device_;
-  const Readers readers_;
   // The gradient that backward passes on: a CPU float, so that nodes run on the caller's thread.
   const at::Tensor gradient_ = at::ones({1});
-  std::vector<at::Tensor> layer_parameters_;
 
   // --- State of the running step ---
   std::vector<at::Tensor> made_;      // by object, while the program holds it
@@ -343,11 +321,10 @@ class Replay final : public ReplayedStep {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ReplayedStep>> ReplayedStep::Create(
-    StepTrace record, std::shared_ptr<EmulatedMachine> machine, int layers, Readers readers) {
+    StepTrace record, std::shared_ptr<EmulatedMachine> machine) {
   PINION_CHECK(machine->options().preset.launch_us == 0);
   PINION_ASSIGN_OR_RETURN(Script script, ScriptOf(record));
-  return std::make_unique<Replay>(std::move(record), std::move(script), std::move(machine), layers,
-                                  readers);
+  return std::make_unique<Replay>(std::move(record), std::move(script), std::move(machine));
 }
 
 }  // namespace pinion

@@ -2,7 +2,7 @@
 // saved, read and freed in the recorded order, through autograd and the active hooks. The device
 // computes as long and allocates as much temporary memory.
 //
-//   PINION_ASSIGN_OR_RETURN(auto step, ReplayedStep::Create(record, machine, /*layers=*/6));
+//   PINION_ASSIGN_OR_RETURN(auto step, ReplayedStep::Create(record, machine));
 //   step->Run([&] { return std::make_shared<OffloadScope>(session); });
 //   machine->now_ms(), machine->memory_stats(0).peak_bytes
 //
@@ -15,11 +15,8 @@
 #ifndef PINION_BENCH_OFFLOAD_REPLAYED_STEP_H_
 #define PINION_BENCH_OFFLOAD_REPLAYED_STEP_H_
 
-#include <ATen/core/Tensor.h>
-
 #include <functional>
 #include <memory>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "pinion/device/emulated/emulated_machine.h"
@@ -32,23 +29,14 @@ class ReplayedStep {
   // Returns an object that lives through forward, or null.
   using MakeScope = std::function<std::shared_ptr<void>()>;
 
-  // The readers of saved tensors. A checkpoint keeps its inputs until its segment's last node has
-  // run. A method that frees tensors after the reading node finds them still in use.
-  enum class Readers { kNodes, kCheckpoints };
-
   // Replays on device 0 of `machine`, which is registered as "emu" with DevicePreset::launch_us 0.
   // InvalidArgument if the record is not one forward and its backward.
   static absl::StatusOr<std::unique_ptr<ReplayedStep>> Create(
-      StepTrace record, std::shared_ptr<EmulatedMachine> machine, int layers,
-      Readers readers = Readers::kNodes);
+      StepTrace record, std::shared_ptr<EmulatedMachine> machine);
   virtual ~ReplayedStep() = default;
 
   // Throws LibTorch's errors, and c10::Error for the device's.
   virtual void Run(const MakeScope& make_scope) = 0;
-
-  // Returns stand-ins for each layer's parameters, for methods that detect layers by parameters.
-  // The record has no layers: each gets as many saved tensors.
-  virtual const std::vector<at::Tensor>& layer_parameters() const = 0;
 };
 
 }  // namespace pinion

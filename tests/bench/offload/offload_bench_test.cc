@@ -68,10 +68,9 @@ TEST(OffloadBenchTest, AQuickRunComparesAllMethodsAndJudgesItself) {
     }
   }
   EXPECT_THAT(methods, UnorderedElementsAre("none", "blocking", "trl", "windows", "planned",
-                                            "checkpoint every block", "trl with checkpoint",
-                                            "planned, with recompute"));
+                                            "checkpoint every block", "planned, with recompute"));
   EXPECT_GE(below_bound, 3);
-  EXPECT_EQ(values, 8);
+  EXPECT_EQ(values, 7);
   // A session that runs the real model must show the same effects as the replayed steps.
   const auto of_values = [&](const std::string& method, const char* what) {
     return with_values[method][what].get<double>();
@@ -79,8 +78,6 @@ TEST(OffloadBenchTest, AQuickRunComparesAllMethodsAndJudgesItself) {
   EXPECT_LT(of_values("planned, with recompute", "step_us"), 0.9 * of_values("planned", "step_us"));
   EXPECT_LT(of_values("planned, with recompute", "moved_mib"),
             0.6 * of_values("planned", "moved_mib"));
-  EXPECT_GT(of_values("trl with checkpoint", "moved_mib"),
-            of_values("checkpoint every block", "moved_mib"));
   bool any_missed = false;
   for (const nlohmann::json& goal : report["goals"]) {
     const std::string name = goal["name"];
@@ -98,7 +95,7 @@ TEST(OffloadBenchTest, AQuickRunComparesAllMethodsAndJudgesItself) {
     }
   }
   EXPECT_EQ(outcome.exit_code, any_missed ? 1 : 0);
-  EXPECT_EQ(report["goals"].size(), 12);
+  EXPECT_EQ(report["goals"].size(), 11);
 }
 
 TEST(OffloadBenchTest, BadInputGetsOneLineThatSaysWhatIsWrong) {

@@ -51,7 +51,7 @@ TEST(PlannedCopies, WhatHasToGoFirstIsCopiedFirst) {
 
   world.memory_bytes = target_bytes;  // the device refuses any byte more
   const absl::StatusOr<MethodCost> cost =
-      RunMethod({OffloadMethod::Kind::kPlanned, target_bytes}, world, ReplayOf(step, /*layers=*/0));
+      RunMethod({OffloadMethod::Kind::kPlanned, target_bytes}, world, ReplayOf(step));
   ASSERT_TRUE(cost.ok()) << cost.status();
   EXPECT_LE(cost->step_us, 1.01 * plan.step_us);
   EXPECT_EQ(cost->moved_bytes, 2 * 64 * kUnitBytes) << "objects 0, 1 and 2, both ways";

@@ -31,7 +31,7 @@ absl::StatusOr<MethodCost> Replay(const StepTrace& step, const MethodWorld& worl
   // The device refuses every byte above the target.
   MethodWorld limited = world;
   if (method.kind == Kind::kPlanned) limited.memory_bytes = method.bytes;
-  return RunMethod(method, limited, ReplayOf(step, /*layers=*/0));
+  return RunMethod(method, limited, ReplayOf(step));
 }
 
 TEST(RandomSteps, APlannedStepKeepsWithinTheMemoryOfWindowsAndIsNotSlower) {

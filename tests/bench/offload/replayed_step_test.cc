@@ -3,12 +3,6 @@
 #include "pinion/bench/offload/replayed_step.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty_like.h>
-#include <c10/core/StorageImpl.h>
-#include <c10/util/intrusive_ptr.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
-#include <torch/csrc/autograd/graph_task.h>
 
 #include <cstdint>
 #include <map>
@@ -34,11 +28,8 @@
 namespace pinion::testing {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::SizeIs;
 
 constexpr uint64_t kSize = 64 * kKiB;
 
@@ -69,8 +60,8 @@ class ReplayedStepTest : public ::testing::Test {
     EXPECT_THAT(RegisterEmuDevice(machine_), IsOk());
   }
 
-  std::unique_ptr<ReplayedStep> Replay(StepTrace step, int layers = 0) {
-    return ReplayedStep::Create(std::move(step), machine_, layers).value();
+  std::unique_ptr<ReplayedStep> Replay(StepTrace step) {
+    return ReplayedStep::Create(std::move(step), machine_).value();
   }
 
   std::shared_ptr<EmulatedMachine> machine_;
@@ -150,76 +141,9 @@ TEST_F(ReplayedStepTest, HooksMeetItsTensorsAndPartsOfWhatOneOperatorSavesTwice)
   EXPECT_THAT(packer->read, ElementsAre(kSize / 2, kSize, kSize, kSize));
 }
 
-// Unpacks copies, and records whether each copy is still in use after the node that reads it.
-class LookingPacker final : public SavedTensorPacker {
- public:
-  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
-    return std::make_unique<Copied>(*this, tensor.detach());
-  }
-
-  std::vector<bool> in_use_behind;  // one value per reading node
-
- private:
-  using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
-
-  class AfterNode final : public torch::autograd::FunctionPostHook {
-   public:
-    AfterNode(LookingPacker& packer, Weak storage) : packer_(packer), storage_(storage) {}
-    torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                              const torch::autograd::variable_list&) override {
-      packer_.in_use_behind.push_back(!storage_.expired());
-      return outputs;
-    }
-
-   private:
-    LookingPacker& packer_;
-    const Weak storage_;
-  };
-
-  class Copied final : public SavedTensor {
-   public:
-    Copied(LookingPacker& packer, at::Tensor tensor)
-        : packer_(packer), tensor_(std::move(tensor)) {}
-    at::Tensor Unpack() override {
-      at::Tensor copy = at::empty_like(tensor_);
-      torch::autograd::get_current_node()->add_post_hook(
-          std::make_unique<AfterNode>(packer_, copy.storage().getWeakStorageImpl()));
-      return copy;
-    }
-
-   private:
-    LookingPacker& packer_;
-    const at::Tensor tensor_;
-  };
-};
-
-TEST_F(ReplayedStepTest, WhatACheckpointReadsIsInUseWhenTheNodeThatHasReadItHasRun) {
-  const auto in_use_behind = [this](ReplayedStep::Readers readers) {
-    const auto packer = std::make_shared<LookingPacker>();
-    ReplayedStep::Create(Step(), machine_, /*layers=*/0, readers).value()->Run([&] {
-      return std::make_shared<SavedTensorScope>(packer);
-    });
-    return packer->in_use_behind;
-  };
-  EXPECT_THAT(in_use_behind(ReplayedStep::Readers::kNodes), AllOf(SizeIs(4), Each(false)));
-  EXPECT_THAT(in_use_behind(ReplayedStep::Readers::kCheckpoints), AllOf(SizeIs(4), Each(true)));
-}
-
-TEST_F(ReplayedStepTest, CheckpointsHaveThePeakOfTheRecord) {
-  const StepTrace step = Step();
-  const std::unique_ptr<ReplayedStep> replayed =
-      ReplayedStep::Create(step, machine_, /*layers=*/0, ReplayedStep::Readers::kCheckpoints)
-          .value();
-  replayed->Run(NoScope);
-  machine_->ResetPeakMemory(0);
-  replayed->Run(NoScope);
-  const StepPlan all = PlanStep(step, uint64_t{1} << 40, AssumedLink()).value();
-  EXPECT_EQ(machine_->memory_stats(0).peak_bytes, all.peak_bytes);
-}
-
 TEST_F(ReplayedStepTest, StepsLeaveNothingBehindButWhatIsAlwaysThere) {
   const StepTrace step = Step();
-  const std::unique_ptr<ReplayedStep> replayed = Replay(step, /*layers=*/2);
+  const std::unique_ptr<ReplayedStep> replayed = Replay(step);
   replayed->Run(NoScope);
   const uint64_t behind_bytes = machine_->memory_stats(0).in_use_bytes;
   replayed->Run(NoScope);
@@ -231,7 +155,7 @@ TEST_F(ReplayedStepTest, WhatSavesInItsBackwardIsRefused) {
   StepTrace step = Step();
   step.accesses = {0, 1, 1, 2, 2, 3, 1, 1, 0};
   step.operators.clear();
-  const absl::Status refused = ReplayedStep::Create(step, machine_, 0).status();
+  const absl::Status refused = ReplayedStep::Create(step, machine_).status();
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(refused.message(), HasSubstr("use 5"));
 }
