@@ -10,9 +10,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/zeros_like.h>
 
-#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -33,7 +31,6 @@
 #include "pinion/bench/offload/offload_model.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/hooks/attribution/attribution_session.h"
-#include "pinion/hooks/attribution/gradient_shap.h"
 #include "pinion/hooks/attribution/layer_methods.h"
 #include "pinion/hooks/attribution/path_methods.h"
 
@@ -52,9 +49,7 @@ constexpr int64_t kSide = 16;
 
 // {steps, steps of the budget}. Cases that fit at once come first.
 constexpr std::pair<int64_t, int64_t> kSteps[] = {{8, 8}, {32, 32}, {32, 8}, {128, 8}, {128, 32}};
-constexpr int64_t kMostSteps = 128;
-// For LayerGradientShap, which Captum does not batch, and for quick runs.
-constexpr int64_t kFewSteps = 32;
+constexpr int64_t kMostQuickSteps = 32;
 
 at::Tensor RunPinion(AttributionSession& session, const AttributedForward& forward,
                      const PathWay& way, const CaptumPathCall& call, uint64_t budget_bytes) {
@@ -63,25 +58,14 @@ at::Tensor RunPinion(AttributionSession& session, const AttributedForward& forwa
   PathOptions options;
   options.n_steps = way.n_steps;
   options.device_budget_bytes = budget_bytes;
-  ShapOptions shap;
-  shap.n_samples = way.n_steps;
-  shap.device_budget_bytes = budget_bytes;
   switch (way.method) {
     case PathMethod::kIntegratedGradients:
       return IntegratedGradients(session, forward, inputs, call.target, options)[0];
     case PathMethod::kLayerIntegratedGradients:
       return LayerIntegratedGradients(session, forward, layers, inputs, call.target, options)[0]
           .tensors[0];
-    case PathMethod::kInternalInfluence:
-      return InternalInfluence(session, forward, layers, inputs, call.target, options)[0]
-          .tensors[0];
     case PathMethod::kLayerConductance:
       return LayerConductance(session, forward, layers, inputs, call.target, options)[0].tensors[0];
-    case PathMethod::kLayerGradientShap:
-      return LayerGradientShap(session, forward, layers, inputs,
-                               {at::zeros_like(call.input.narrow(0, 0, 1))}, call.target, shap,
-                               call.draws)[0]
-          .tensors[0];
   }
   return {};
 }
@@ -91,14 +75,11 @@ class PathRuns {
   PathRuns(OffloadModel model, std::string preset_name, DevicePreset preset)
       : model_(model), preset_name_(std::move(preset_name)), preset_(std::move(preset)) {}
 
-  // Adds Captum's row, if Captum has the method, and Pinion's.
-  absl::Status Add(const PathWay& way) {
-    PathWay captum = way, pinion = way;
-    pinion.is_pinion = true;
-    if (way.fits_at_once() || way.method != PathMethod::kLayerGradientShap) {
-      PINION_RETURN_IF_ERROR(AddRow(captum));
-    }
-    return AddRow(pinion);
+  // Adds Captum's row and Pinion's.
+  absl::Status Add(PathWay way) {
+    PINION_RETURN_IF_ERROR(AddRow(way));
+    way.is_pinion = true;
+    return AddRow(way);
   }
 
   std::vector<PathRow> TakeRows() { return std::move(rows_); }
@@ -143,9 +124,6 @@ class PathRuns {
                            .input = world.model.input,
                            .target = world.target,
                            .n_steps = way.n_steps};
-    if (way.method == PathMethod::kLayerGradientShap) {
-      call.draws = DrawShap({call.input}, /*baselines=*/1, {.n_samples = way.n_steps});
-    }
     AttributionCall run;
     if (way.is_pinion) {
       PINION_ASSIGN_OR_RETURN(const std::shared_ptr<AttributionSession> session,
@@ -188,11 +166,9 @@ absl::StatusOr<std::vector<PathRow>> RunPaths(const OffloadModel& model, const s
   PathRuns runs(model, preset, std::move(scaled));
   for (const PathMethod method :
        {PathMethod::kIntegratedGradients, PathMethod::kLayerIntegratedGradients,
-        PathMethod::kInternalInfluence, PathMethod::kLayerConductance,
-        PathMethod::kLayerGradientShap}) {
-    const bool few = quick || method == PathMethod::kLayerGradientShap;
+        PathMethod::kLayerConductance}) {
     for (const auto& [steps, budget_steps] : kSteps) {
-      if (steps > (few ? kFewSteps : kMostSteps)) continue;
+      if (quick && steps > kMostQuickSteps) continue;
       PINION_RETURN_IF_ERROR(runs.Add({method, steps, budget_steps}));
     }
   }
@@ -200,7 +176,6 @@ absl::StatusOr<std::vector<PathRow>> RunPaths(const OffloadModel& model, const s
 }
 
 absl::Status Run(BenchReport& report) {
-  const auto begin = std::chrono::steady_clock::now();
   const bool quick = absl::GetFlag(FLAGS_quick);
   PINION_ASSIGN_OR_RETURN(
       const ModelsToRun run,
@@ -220,8 +195,6 @@ absl::Status Run(BenchReport& report) {
       add(paths, table.paths);
     }
   }
-  table.minutes =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / 60;
   AddAttributionGoals(table, report);
   return absl::OkStatus();
 }

@@ -22,8 +22,6 @@
 #include "pinion/bench/attribution/captum_baseline.h"
 #include "pinion/bench/bench_main.h"
 #include "pinion/device/emulated/time_stats.h"
-#include "pinion/hooks/activations/offload_options.h"
-#include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/attribution/layer_methods.h"
 #include "pinion/hooks/attribution/tap.h"
 #include "pinion/programs/run_options.h"
@@ -61,7 +59,7 @@ absl::StatusOr<AttributionWorld> AttributionWorld::Create(const OffloadModel& mo
 }
 
 at::Tensor AttributionWorld::Forward(const at::Tensor& input) const {
-  const at::Tensor output = model.forward(input).to(at::kFloat);
+  const at::Tensor output = model.forward(input);
   // A picture's output becomes one sum per channel.
   return output.dim() > 2 ? output.sum({2, 3}) : output;
 }
@@ -95,9 +93,6 @@ namespace {
 using Kind = AttributionWay::Kind;
 using Method = AttributionWay::Method;
 
-// Warm-up fills pools, and a session learns the order of backward's reads.
-constexpr int kWarmupCalls = 1;
-constexpr int kWarmupCallsInScope = 3;
 // A product reads two tensors and writes one.
 constexpr uint64_t kProductTraffic = 3;
 
@@ -191,17 +186,7 @@ std::vector<at::Tensor> TensorsOf(const std::vector<LayerAttribution>& layers) {
 
 absl::StatusOr<AttributionCall> CallOf(const AttributionWay& way, const AttributionWorld& world,
                                        const std::vector<std::string>& layers) {
-  AttributedForward forward = world.forward();
-  if (way.in_scope) {
-    OffloadOptions options;
-    options.allocator = world.accelerator.tier_options().allocator;
-    PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,
-                            OffloadSession::Create(options, world.accelerator.backend()));
-    forward = [&world, session](const std::vector<at::Tensor>& inputs) {
-      const OffloadScope scope(session, *world.model.module);
-      return world.Forward(inputs.front());
-    };
-  }
+  const AttributedForward forward = world.forward();
   const bool gradients = way.method == Method::kGradientXActivation;
   if (way.kind == Kind::kPlain) {
     return AttributionCall([&world, forward, method = way.method]() -> std::vector<at::Tensor> {
@@ -220,11 +205,9 @@ absl::StatusOr<AttributionCall> CallOf(const AttributionWay& way, const Attribut
                                  : LayerActivation(*session, forward, layers, world.inputs()));
     });
   }
-  CaptumCall captum = {.forward = std::move(forward),
-                       .layers = layers,
-                       .inputs = world.inputs(),
-                       .target = world.target};
-  return AttributionCall([captum = std::move(captum), kind = way.kind, gradients] {
+  const CaptumCall captum = {
+      .forward = forward, .layers = layers, .inputs = world.inputs(), .target = world.target};
+  return AttributionCall([captum, kind = way.kind, gradients] {
     const CaptumMode mode =
         kind == Kind::kCaptumMemoryEfficient ? CaptumMode::kMemoryEfficient : CaptumMode::kDefault;
     const std::vector<at::Tensor> results =
@@ -238,9 +221,6 @@ std::vector<AttributionWay> AllWays() {
   for (const Kind kind : {Kind::kPlain, Kind::kCaptum, Kind::kCaptumThenCpu,
                           Kind::kCaptumMemoryEfficient, Kind::kPinion}) {
     ways.push_back({Method::kGradientXActivation, kind});
-  }
-  for (const Kind kind : {Kind::kPlain, Kind::kPinion}) {
-    ways.push_back({Method::kGradientXActivation, kind, /*in_scope=*/true});
   }
   for (const Kind kind : {Kind::kPlain, Kind::kCaptum, Kind::kCaptumThenCpu, Kind::kPinion}) {
     ways.push_back({Method::kActivation, kind});
@@ -286,7 +266,7 @@ absl::StatusOr<std::vector<AttributionRow>> RunWays(const OffloadModel& model,
     const auto run = [&]() -> absl::StatusOr<AttributionOutcome> {
       PINION_ASSIGN_OR_RETURN(AttributionWorld world, AttributionWorld::Create(model, scaled));
       PINION_ASSIGN_OR_RETURN(const AttributionCall call, CallOf(way, world, step.layers));
-      for (int i = 0; i < (way.in_scope ? kWarmupCallsInScope : kWarmupCalls); ++i) call();
+      call();  // fills pools
       return world.Measure(call);
     };
     PINION_ASSIGN_OR_RETURN(
@@ -303,8 +283,6 @@ absl::StatusOr<std::vector<AttributionRow>> RunWays(const OffloadModel& model,
     std::sort(sizes.rbegin(), sizes.rend());
     row.two_largest_bytes = sizes[0] + sizes[1];
     row.bound_us = CopyBoundUs(step.captures, step.time_us, rates);
-    row.bound_of_two_us =
-        CopyBoundUs(step.captures, step.time_us, rates, CopyMemory::kForTwoLargest);
     row.same_values = way.kind == Kind::kPlain || SameBits(outcome.results, expected[way.method]);
     rows.push_back(std::move(row));
   }

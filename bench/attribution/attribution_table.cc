@@ -1,14 +1,11 @@
 #include "pinion/bench/attribution/attribution_table.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "pinion/allocator/base/bytes.h"
 
 namespace pinion {
 namespace {
@@ -21,19 +18,15 @@ constexpr double kHidden = 1.01;
 constexpr double kOfPlainDefault = 1.02;
 // Pinion overlaps copies with compute on every preset, so it is faster than ways that block.
 constexpr double kFaster = 0.99;
-constexpr double kMostMinutes = 10;
 
 bool IsPinion(const AttributionRow& row) { return row.way.kind == Kind::kPinion; }
-bool HasProducts(const AttributionRow& row) {
-  return row.way.method == Method::kGradientXActivation && row.way.kind != Kind::kPlain;
-}
 
 // The row of the same model, preset and method.
 const AttributionRow* Find(const std::vector<AttributionRow>& rows, const AttributionRow& like,
-                           Kind kind, bool in_scope) {
+                           Kind kind) {
   for (const AttributionRow& row : rows) {
     if (row.model == like.model && row.preset == like.preset && row.way.method == like.way.method &&
-        row.way.kind == kind && row.way.in_scope == in_scope) {
+        row.way.kind == kind) {
       return &row;
     }
   }
@@ -47,12 +40,10 @@ double TimeOver(const AttributionRow& row, const AttributionRow& other) {
 using Value = std::function<std::optional<double>(const AttributionRow&)>;
 
 // Pinion's peak above the step's, over the two largest tensors.
-Value PeakOfAllowed(const AttributionTable& table, Method method, bool in_scope) {
-  return [&table, method, in_scope](const AttributionRow& row) -> std::optional<double> {
-    if (!IsPinion(row) || row.way.method != method || row.way.in_scope != in_scope) {
-      return std::nullopt;
-    }
-    const AttributionRow* const plain = Find(table.rows, row, Kind::kPlain, in_scope);
+Value PeakOfAllowed(const AttributionTable& table, Method method) {
+  return [&table, method](const AttributionRow& row) -> std::optional<double> {
+    if (!IsPinion(row) || row.way.method != method) return std::nullopt;
+    const AttributionRow* const plain = Find(table.rows, row, Kind::kPlain);
     if (plain == nullptr) return std::nullopt;
     return (Mib(row.cost.peak_bytes) - Mib(plain->cost.peak_bytes)) / Mib(row.two_largest_bytes);
   };
@@ -61,14 +52,14 @@ Value PeakOfAllowed(const AttributionTable& table, Method method, bool in_scope)
 // Pinion's time over the time of one of Captum's ways.
 Value TimeOverCaptum(const AttributionTable& table, Method method, Kind kind) {
   return [&table, method, kind](const AttributionRow& row) -> std::optional<double> {
-    if (!IsPinion(row) || row.way.in_scope || row.way.method != method) return std::nullopt;
-    const AttributionRow* const captum = Find(table.rows, row, kind, false);
+    if (!IsPinion(row) || row.way.method != method) return std::nullopt;
+    const AttributionRow* const captum = Find(table.rows, row, kind);
     return captum != nullptr ? std::optional(TimeOver(row, *captum)) : std::nullopt;
   };
 }
 
 bool IsHidden(const AttributionTable& table, const AttributionRow& row) {
-  const AttributionRow* const captum = Find(table.rows, row, Kind::kCaptum, false);
+  const AttributionRow* const captum = Find(table.rows, row, Kind::kCaptum);
   return captum != nullptr && row.bound_us <= kHidden * captum->cost.time_us;
 }
 
@@ -130,12 +121,12 @@ std::string AttributionWay::method_name() const {
 std::string AttributionWay::name() const {
   const char* const names[] = {"plain", "captum", "captum, then .cpu()", "captum, memory_efficient",
                                "pinion"};
-  return absl::StrCat(names[static_cast<int>(kind)], in_scope ? ", in a scope" : "");
+  return names[static_cast<int>(kind)];
 }
 
 std::string PathMethodName(PathMethod method) {
   const char* const names[] = {"IntegratedGradients", "LayerIntegratedGradients",
-                               "InternalInfluence", "LayerConductance", "LayerGradientShap"};
+                               "LayerConductance"};
   return names[static_cast<int>(method)];
 }
 
@@ -152,12 +143,11 @@ void AddRows(const std::vector<AttributionRow>& rows, BenchReport& report) {
                                    {"copied_mib", Mib(row.cost.copied_bytes)},
                                    {"captured_mib", Mib(row.captured_bytes)},
                                    {"two_largest_mib", Mib(row.two_largest_bytes)},
-                                   {"bound_us", row.bound_us},
-                                   {"bound_of_two_us", row.bound_of_two_us}};
-    if (const auto* plain = Find(rows, row, Kind::kPlain, row.way.in_scope); plain != nullptr) {
+                                   {"bound_us", row.bound_us}};
+    if (const auto* plain = Find(rows, row, Kind::kPlain); plain != nullptr) {
       json["over_plain_mib"] = Mib(row.cost.peak_bytes) - Mib(plain->cost.peak_bytes);
     }
-    if (const auto* captum = Find(rows, row, Kind::kCaptum, false); captum != nullptr) {
+    if (const auto* captum = Find(rows, row, Kind::kCaptum); captum != nullptr) {
       json["of_captum"] = TimeOver(row, *captum);
     }
     if (row.way.kind != Kind::kPlain) json["same_values"] = row.same_values;
@@ -184,14 +174,11 @@ void AddRows(const std::vector<PathRow>& rows, BenchReport& report) {
 }
 
 void AddAttributionGoals(const AttributionTable& table, BenchReport& report) {
-  const std::string above = "peak above the step's over the two largest captures";
-  for (const bool in_scope : {false, true}) {
-    report.AddGoal(
-        absl::StrCat("gradient x activation", in_scope ? ", in an OffloadScope: " : ": ", above),
-        AtMost(1), table.rows, PeakOfAllowed(table, Method::kGradientXActivation, in_scope));
+  for (const Method method : {Method::kGradientXActivation, Method::kActivation}) {
+    report.AddGoal(absl::StrCat(AttributionWay{.method = method}.method_name(),
+                                ": peak above the step's over the two largest captures"),
+                   AtMost(1), table.rows, PeakOfAllowed(table, method));
   }
-  report.AddGoal(absl::StrCat("activation: ", above), AtMost(1), table.rows,
-                 PeakOfAllowed(table, Method::kActivation, false));
   for (const Kind kind : {Kind::kCaptumThenCpu, Kind::kCaptumMemoryEfficient}) {
     report.AddGoal(
         absl::StrCat("gradient x activation: time over ", AttributionWay{.kind = kind}.name()),
@@ -204,32 +191,22 @@ void AddAttributionGoals(const AttributionTable& table, BenchReport& report) {
     const auto hidden = [&](const AttributionRow& row) {
       return IsHidden(table, row) ? over(row) : std::nullopt;
     };
-    const auto count =
-        std::count_if(table.rows.begin(), table.rows.end(),
-                      [&](const AttributionRow& row) { return hidden(row).has_value(); });
-    report.AddGoal(absl::StrCat(AttributionWay{.method = method}.method_name(), ", of ", count,
-                                " calls whose copies the link can hide: time over captum"),
+    report.AddGoal(absl::StrCat(AttributionWay{.method = method}.method_name(),
+                                ", where the link can hide the copies: time over captum"),
                    AtMost(kOfPlainDefault), table.rows, hidden);
   }
   report.AddGoal("MiB of the device that are held with Pinion's results", AtMost(0), table.rows,
                  [](const AttributionRow& row) {
                    return IsPinion(row) ? std::optional(Mib(row.cost.held_bytes)) : std::nullopt;
                  });
-  const auto pinions = [&table](const std::function<bool(const AttributionRow&)>& counts) {
-    std::optional<double> rows;
-    for (const AttributionRow& row : table.rows) {
-      if (IsPinion(row)) rows = rows.value_or(0) + (counts(row) ? 1 : 0);
-    }
-    return rows;
-  };
-  report.AddGoal("calls with other values than Captum's", AtMost(0),
-                 pinions([](const AttributionRow& row) { return !row.same_values; }));
-  report.AddGoal("calls whose products took no time on the host", AtMost(0),
-                 pinions([](const AttributionRow& row) {
-                   return HasProducts(row) && row.cost.arithmetic_us == 0;
-                 }));
+  report.AddNoneGoal("calls with other values than Captum's", table.rows,
+                     [](const AttributionRow& row) { return IsPinion(row) && !row.same_values; });
+  report.AddNoneGoal("calls whose products took no time on the host", table.rows,
+                     [](const AttributionRow& row) {
+                       return IsPinion(row) && row.way.method == Method::kGradientXActivation &&
+                              row.cost.arithmetic_us == 0;
+                     });
   AddPathGoals(table.paths, report);
-  report.AddGoal("minutes for the table", AtMost(kMostMinutes), table.minutes);
 }
 
 namespace {
@@ -242,30 +219,16 @@ double TimeUs(uint64_t size_bytes, double gb_per_s) {
 
 }  // namespace
 
-double CopyBoundUs(const std::vector<ReadyTensor>& tensors, double step_us, const CopyRates& rates,
-                   CopyMemory memory) {
-  double stopped_us = 0;              // stalls of the step
-  double host_us = 0;                 // when the host is free
-  std::vector<double> link_us = {0};  // when the link is free for each tensor
-  size_t oldest = 0;                  // tensor that may still be on the device
-  uint64_t held_bytes = 0;            // on the device if copies are as late as allowed
-  uint64_t largest_bytes = 0, second_bytes = 0;
+double CopyBoundUs(const std::vector<ReadyTensor>& tensors, double step_us,
+                   const CopyRates& rates) {
+  double host_us = 0;  // when the host is free
+  double link_us = 0;  // when the link is free
   for (const ReadyTensor& tensor : tensors) {
-    second_bytes = std::max(second_bytes, std::min(largest_bytes, tensor.size_bytes));
-    largest_bytes = std::max(largest_bytes, tensor.size_bytes);
-    held_bytes += tensor.size_bytes;
-    double gone_us = 0;
-    while (memory == CopyMemory::kForTwoLargest && held_bytes > largest_bytes + second_bytes) {
-      held_bytes -= tensors[oldest].size_bytes;
-      gone_us = link_us[++oldest];
-    }
-    stopped_us = std::max(stopped_us, gone_us - tensor.ready_us);
-    link_us.push_back(std::max(link_us.back(), tensor.ready_us + stopped_us) +
-                      TimeUs(tensor.size_bytes, rates.link_gb_per_s));
-    host_us = std::max(host_us, link_us.back()) +
-              TimeUs(tensor.arithmetic_bytes, rates.host_memory_gb_per_s);
+    link_us = std::max(link_us, tensor.ready_us) + TimeUs(tensor.size_bytes, rates.link_gb_per_s);
+    host_us =
+        std::max(host_us, link_us) + TimeUs(tensor.arithmetic_bytes, rates.host_memory_gb_per_s);
   }
-  return std::max(step_us + stopped_us, host_us);
+  return std::max(step_us, host_us);
 }
 
 }  // namespace pinion

@@ -25,10 +25,9 @@ struct AttributionWay {
   };
   Method method = Method::kGradientXActivation;
   Kind kind = Kind::kPlain;
-  bool in_scope = false;  // forward runs in an OffloadScope
 
   std::string method_name() const;  // "gradient x activation", "activation"
-  std::string name() const;         // "captum, then .cpu()", "pinion, in a scope"
+  std::string name() const;         // "captum, then .cpu()", "pinion"
 };
 
 // The cost of one call after pools have filled.
@@ -47,24 +46,21 @@ struct AttributionRow {
   AttributionCost cost;
   uint64_t captured_bytes = 0;     // layers' values and gradients
   uint64_t two_largest_bytes = 0;  // the two largest captures
-  double bound_us = 0;             // CopyBoundUs: memory for all,
-  double bound_of_two_us = 0;      // and memory for the two largest
+  double bound_us = 0;             // CopyBoundUs
   bool same_values = true;         // as Captum's
 };
 
 enum class PathMethod {
   kIntegratedGradients,
   kLayerIntegratedGradients,
-  kInternalInfluence,
   kLayerConductance,
-  kLayerGradientShap,
 };
 std::string PathMethodName(PathMethod method);  // "IntegratedGradients"
 
 // A method, and the implementation that computes it.
 struct PathWay {
   PathMethod method = PathMethod::kIntegratedGradients;
-  int64_t n_steps = 0;  // or samples
+  int64_t n_steps = 0;
   // The budget: Captum's peak for one batch of this many steps.
   int64_t budget_steps = 0;
   bool is_pinion = false;  // device_budget_bytes is the budget; else Captum's batches
@@ -90,7 +86,6 @@ struct PathRow {
 struct AttributionTable {
   std::vector<AttributionRow> rows = {};
   std::vector<PathRow> paths = {};
-  double minutes = 0;  // of wall time, for all of it
 };
 
 // Add the rows of one model on one preset, and the goals, to the report.
@@ -109,17 +104,12 @@ struct CopyRates {
   double host_memory_gb_per_s = 0;
 };
 
-enum class CopyMemory { kForAll, kForTwoLargest };
-
 // Returns a lower bound on the time of attribution with results on the host. `tensors` are in the
 // order of ready_us; the step alone takes `step_us`.
 //
 // Tensors become ready during the step. They cross one link in order, at its bandwidth and without
-// fixed costs. The host computes with each tensor after its copy. With memory for the two largest
-// tensors only, the step stalls before it makes a tensor for which there is no room beside pending
-// copies.
-double CopyBoundUs(const std::vector<ReadyTensor>& tensors, double step_us, const CopyRates& rates,
-                   CopyMemory memory = CopyMemory::kForAll);
+// fixed costs. The host computes with each tensor after its copy.
+double CopyBoundUs(const std::vector<ReadyTensor>& tensors, double step_us, const CopyRates& rates);
 
 }  // namespace pinion
 

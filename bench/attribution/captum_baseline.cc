@@ -154,11 +154,6 @@ at::Tensor LayerIntegratedGradientsOf(const CaptumPathCall& call, const at::Tens
   return WeightedSum(gradients, weights) * (at_input - at_baseline);
 }
 
-at::Tensor InternalInfluenceOf(const CaptumPathCall& call, Numbers alphas, Numbers weights) {
-  const at::Tensor scaled = Scaled(at::zeros_like(call.input), call.input, alphas);
-  return WeightedSum(GradientAndValue(call, scaled).gradient, weights);
-}
-
 at::Tensor LayerConductanceOf(const CaptumPathCall& call, Numbers alphas) {
   const at::Tensor scaled = Scaled(at::zeros_like(call.input), call.input, alphas);
   const LayerGradient layer = GradientAndValue(call, scaled);
@@ -168,20 +163,6 @@ at::Tensor LayerConductanceOf(const CaptumPathCall& call, Numbers alphas) {
       layer.value.narrow(0, examples, rows) - layer.value.narrow(0, 0, rows);
   const at::Tensor products = differences * layer.gradient.narrow(0, 0, rows);
   return BySteps(products, rows / examples).sum(0);
-}
-
-at::Tensor LayerGradientShapOf(const CaptumPathCall& call) {
-  const at::Tensor inputs = Repeated(call.input, static_cast<size_t>(call.n_steps));
-  const at::Tensor baselines = at::zeros_like(inputs);
-  std::vector<int64_t> one_each(static_cast<size_t>(inputs.dim()), 1);
-  one_each.front() = -1;
-  const at::Tensor coefficients = call.draws.coefficients.to(inputs.options()).view(one_each);
-  const at::Tensor between =
-      (coefficients * inputs + (1 - coefficients) * baselines).requires_grad_();
-  const LayerGradient layer = GradientAndValue(call, between);
-  const at::Tensor change = LayerValue(call, inputs) - LayerValue(call, baselines);
-  const at::Tensor products = change * layer.gradient;
-  return BySteps(products, call.n_steps).mean(0);
 }
 
 // _batch_attribution: `attribute` for some steps at a time, summed on the device.
@@ -280,15 +261,9 @@ at::Tensor CaptumPath(PathMethod method, const CaptumPathCall& call) {
         return LayerIntegratedGradientsOf(call, at_input, at_baseline, alphas, weights);
       });
     }
-    case PathMethod::kInternalInfluence:
-      return InBatches(call, false, [&](Numbers alphas, Numbers weights) {
-        return InternalInfluenceOf(call, alphas, weights);
-      });
     case PathMethod::kLayerConductance:
       return InBatches(call, true,
                        [&](Numbers alphas, Numbers) { return LayerConductanceOf(call, alphas); });
-    case PathMethod::kLayerGradientShap:
-      return LayerGradientShapOf(call);
   }
   return {};
 }

@@ -6,7 +6,7 @@
 //   const CaptumCall call = {.forward = forward, .layers = {"blocks.0"}, .inputs = {x}, ...};
 //   const std::vector<at::Tensor> results = CaptumGradientXActivation(call, CaptumMode::kDefault);
 //   const CaptumPathCall path = {.forward = forward, .layer = "blocks.3", .input = x, ...};
-//   const at::Tensor result = CaptumPath(PathMethod::kInternalInfluence, path);
+//   const at::Tensor result = CaptumPath(PathMethod::kLayerConductance, path);
 //
 // One difference makes the baseline cheaper: the output's gradient is one tensor of ones, not one
 // tensor per example.
@@ -24,7 +24,6 @@
 
 #include "pinion/bench/attribution/attribution_table.h"
 #include "pinion/hooks/attribution/attribution_session.h"
-#include "pinion/hooks/attribution/gradient_shap.h"
 #include "pinion/hooks/attribution/target.h"
 
 namespace pinion {
@@ -59,9 +58,8 @@ struct CaptumPathCall {
   std::string layer;
   at::Tensor input;
   Target target;
-  int64_t n_steps = 0;              // or samples
-  int64_t internal_batch_size = 0;  // 0, and LayerGradientShap: one batch
-  ShapDraws draws = {};             // LayerGradientShap, from zeros
+  int64_t n_steps = 0;
+  int64_t internal_batch_size = 0;  // 0: one batch
 };
 
 // Returns the result on the device.

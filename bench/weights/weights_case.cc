@@ -35,26 +35,15 @@ struct ComputeTimes {
   double backward_us = 0;
 };
 
-// Lower bounds on the time of forward and backward for layer-by-layer weight streaming that keeps
-// the link busy. `window_layers` of the layers fit on the device.
+// A lower bound on the time of forward and backward for layer-by-layer weight streaming that keeps
+// the link busy, if `memory_bytes` are for weights and the `saved_bytes` of activations that can be
+// offloaded, too.
 //
-// A training step begins with no layer on the device, since the optimizer changed all. When
-// backward begins the window is full. Backward does not need the first layer's weights.
-PhaseBound TrainingBound(const LinkModel& link, int window_layers, const ComputeTimes& compute) {
-  const LinkRates rates = RatesOf(link);
-  const auto bytes = [](int layers) { return static_cast<double>(LayerBytes()) * layers; };
-  const double others = bytes(kModelLayers - 1);
-  const double fetched_backward = bytes(std::max(kModelLayers - 1 - window_layers, 0));
-  return {.ends_us = LinkUs(0, bytes(1), rates) + LinkUs(bytes(1), 0, rates),
-          .overlapped_us = std::max(compute.forward_us, LinkUs(0, others, rates)) +
-                           std::max(compute.backward_us, LinkUs(others, fetched_backward, rates))};
-}
-
-// The same if `saved_bytes` of activations can be offloaded within the same memory. Backward
-// fetches the bytes of both beyond that memory. Forward offloads the activations that do not fit
-// beside the layer in use.
-PhaseBound SharedBound(const LinkModel& link, uint64_t saved_bytes, uint64_t memory_bytes,
-                       const ComputeTimes& compute) {
+// A training step begins with no layer on the device, since the optimizer changed all. Forward
+// offloads the activations that do not fit beside the layer in use. When backward begins the memory
+// is full; backward fetches the rest. It does not need the first layer's weights.
+PhaseBound TrainingBound(const LinkModel& link, uint64_t saved_bytes, uint64_t memory_bytes,
+                         const ComputeTimes& compute) {
   const LinkRates rates = RatesOf(link);
   const auto layer = static_cast<double>(LayerBytes());
   const auto saved = static_cast<double>(saved_bytes);
@@ -67,9 +56,9 @@ PhaseBound SharedBound(const LinkModel& link, uint64_t saved_bytes, uint64_t mem
                            std::max(compute.backward_us, LinkUs(others, come_back, rates))};
 }
 
-// Inference hides all fetches behind compute. With room for w of n layers every eviction order
-// fetches at least n * (n - w) / (n - 1) layers (Belady). One layer is always in flight on a busy
-// link, so w is the window less one.
+// The same for inference, with `window_layers` on the device. Inference hides all fetches behind
+// compute. With room for w of n layers every eviction order fetches at least n * (n - w) / (n - 1)
+// layers (Belady). One layer is always in flight on a busy link, so w is the window less one.
 PhaseBound InferenceBound(const LinkModel& link, int window_layers, double compute_us) {
   const int room = window_layers < kModelLayers ? window_layers - 1 : kModelLayers;
   const double fetched_layers =
@@ -190,7 +179,7 @@ absl::StatusOr<Outcome> RunWay(const WeightsCase& of, const WeightsWay& way,
 
 PhaseBound BoundOf(const WeightsCase& of, const WeightsRow& row, const Outcome& none) {
   if (row.way.kind == Kind::kShared) {
-    return SharedBound(of.preset.link, none.others_bytes, row.target_bytes, none.compute);
+    return TrainingBound(of.preset.link, none.others_bytes, row.target_bytes, none.compute);
   }
   int window_layers = row.way.window_layers;
   if (row.way.kind == Kind::kTarget) {
@@ -200,7 +189,8 @@ PhaseBound BoundOf(const WeightsCase& of, const WeightsRow& row, const Outcome& 
     const uint64_t left_bytes = row.target_bytes - std::min(row.target_bytes, others_bytes);
     window_layers = std::min(kModelLayers, static_cast<int>(left_bytes / LayerBytes()));
   }
-  return of.training ? TrainingBound(of.preset.link, window_layers, none.compute)
+  return of.training ? TrainingBound(of.preset.link, /*saved_bytes=*/0,
+                                     window_layers * LayerBytes(), none.compute)
                      : InferenceBound(of.preset.link, window_layers, none.cost.compute_us);
 }
 

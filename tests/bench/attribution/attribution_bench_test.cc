@@ -36,7 +36,7 @@ TEST(AttributionBenchTest, AQuickRunComparesAllWaysAndJudgesItself) {
   ASSERT_EQ(methods.size(), 2u);
   std::map<std::string, nlohmann::json>& products = methods["gradient x activation"];
   std::map<std::string, nlohmann::json>& values = methods["activation"];
-  ASSERT_EQ(products.size(), 7u);
+  ASSERT_EQ(products.size(), 5u);
   ASSERT_EQ(values.size(), 4u);
 
   // The memory that Captum is known to hold. `s` is the size of all layers' values.
@@ -61,11 +61,6 @@ TEST(AttributionBenchTest, AQuickRunComparesAllWaysAndJudgesItself) {
   EXPECT_EQ(of(products["captum, memory_efficient"], "copied_mib"), 2 * s);
   EXPECT_EQ(of(products["pinion"], "copied_mib"), 2 * s);
   EXPECT_EQ(of(values["pinion"], "copied_mib"), s);
-  EXPECT_GT(of(products["plain, in a scope"], "copied_mib"), 2 * s);
-  EXPECT_NEAR(of(products["pinion, in a scope"], "copied_mib") -
-                  of(products["plain, in a scope"], "copied_mib"),
-              2 * s, 0.3 * s);
-  EXPECT_LT(of(products["pinion, in a scope"], "peak_mib"), 0.6 * of(plain, "peak_mib"));
 
   // The host reads the values twice and the products three times, at 164 GB/s.
   EXPECT_NEAR(of(products["captum, memory_efficient"], "host_arithmetic_us"),
@@ -74,18 +69,13 @@ TEST(AttributionBenchTest, AQuickRunComparesAllWaysAndJudgesItself) {
   // Excludes pinning. The limit allows for copies and arithmetic without any overlap.
   EXPECT_LT(of(products["pinion"], "time_us"), 1.5 * of(plain, "time_us"));
 
-  bool any_missed = false;
   for (const nlohmann::json& goal : report["goals"]) {
     const std::string name = goal["name"];
     EXPECT_THAT(outcome.out, HasSubstr(name));
-    const bool missed = goal["met"].is_boolean() && !goal["met"].get<bool>();
-    any_missed |= missed;
-    // Goals about wall time may be missed on a busy machine.
-    const bool may_miss = name.find("minutes") != std::string::npos;
-    EXPECT_TRUE(may_miss || !missed) << name;
+    EXPECT_NE(goal["met"], false) << name;
   }
-  EXPECT_EQ(outcome.exit_code, any_missed ? 1 : 0);
-  EXPECT_EQ(report["goals"].size(), 16);
+  EXPECT_EQ(outcome.exit_code, 0);
+  EXPECT_EQ(report["goals"].size(), 14);
 }
 
 TEST(AttributionBenchTest, MethodsAlongAPathKeepToEveryBudget) {
@@ -112,8 +102,8 @@ TEST(AttributionBenchTest, MethodsAlongAPathKeepToEveryBudget) {
     ++with_more_steps;
     EXPECT_GE(row["peak_mib"].get<double>(), 0.9 * row["budget_mib"].get<double>()) << row.dump();
   }
-  EXPECT_EQ(rows, 2 * 4 * 3 + 2 + 3) << "Captum knows no batches of samples";
-  EXPECT_EQ(with_more_steps, 4 + 1);
+  EXPECT_EQ(rows, 2 * 3 * 3);
+  EXPECT_EQ(with_more_steps, 3);
 }
 
 TEST(AttributionBenchTest, BadInputGetsOneLineThatSaysWhatIsWrong) {

@@ -32,18 +32,5 @@ TEST(CopyBoundTest, ALinkThatWaitedForATensorGoesOnFromThere) {
   EXPECT_DOUBLE_EQ(CopyBoundUs({{0, kMb}, {500, kMb}}, 510, kRates), 600);
 }
 
-TEST(CopyBoundTest, WithMemoryForTheTwoLargestTheStepStopsBeforeItMakesTheNext) {
-  const std::vector<ReadyTensor> tensors = {{0, kMb}, {10, kMb}, {20, kMb}, {500, kMb}};
-  EXPECT_DOUBLE_EQ(CopyBoundUs(tensors, 650, kRates), 650);
-  EXPECT_DOUBLE_EQ(CopyBoundUs(tensors, 650, kRates, CopyMemory::kForTwoLargest), 650 + 80);
-}
-
-TEST(CopyBoundTest, OfSmallTensorsAsManyWaitAsTheTwoLargestWouldTake) {
-  const std::vector<ReadyTensor> tensors = {
-      {0, kMb}, {10, kMb}, {20, kMb / 2}, {30, kMb / 2}, {40, kMb}};
-  // The third and the fourth tensor wait for the first one, the fifth waits for the second.
-  EXPECT_DOUBLE_EQ(CopyBoundUs(tensors, 400, kRates, CopyMemory::kForTwoLargest), 400 + 160);
-}
-
 }  // namespace
 }  // namespace pinion
