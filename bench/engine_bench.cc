@@ -264,19 +264,10 @@ class EngineBench {
                          [this, of](benchmark::State& state) { return Measure(of, state); });
   }
 
-  BenchReport Report() const {
-    BenchReport report;
+  void AddTo(BenchReport& report) const {
     for (const BenchRow& row : rows_) {
-      nlohmann::ordered_json json = {{"case", CaseName(row.of)},
-                                     {"section", SectionName(row.of.section)},
-                                     {"flow", FlowName(row.of.flow)},
-                                     {"method", MethodName(row.of)},
-                                     {"setting", SettingName(row.of.setting)},
-                                     {"transfers", row.of.transfers},
-                                     {"pieces", row.of.pieces},
-                                     {"piece_bytes", row.of.piece_bytes},
-                                     {"modelled", Modelled(row.of)},
-                                     {"ms", row.time.ms}};
+      nlohmann::ordered_json json = {
+          {"case", CaseName(row.of)}, {"modelled", Modelled(row.of)}, {"ms", row.time.ms}};
       if (row.of.section != BenchSection::kSubmit) {
         json["device"] = name_;
         json["model"] = info_.model;
@@ -289,10 +280,7 @@ class EngineBench {
       }
       report.AddRow(std::move(json));
     }
-    for (Goal& goal : EngineGoals(rows_, {.d2h = link_.d2h, .h2d = link_.h2d})) {
-      report.AddGoal(std::move(goal.name), goal.bound, goal.value);
-    }
-    return report;
+    AddEngineGoals(rows_, link_, report);
   }
 
   // Fail if a case cannot be measured or leaves wrong bytes.
@@ -313,7 +301,7 @@ class EngineBench {
 
   absl::StatusOr<MeasureCase> MeasureOf(const BenchCase& of, CopyMethod* method) {
     if (method == nullptr) return SubmitCost(of);
-    if (of.section != BenchSection::kCompute || of.setting == BenchSetting::kIdle) {
+    if (of.section != BenchSection::kCompute) {
       return [=, this] { return TimeCopies(*world_, *method, of.transfers); };
     }
     const int64_t products = load_->ProductsFor(link_.d2h.CopyUs(of.piece_bytes) * 1e-3);
@@ -364,7 +352,7 @@ absl::Status Run(BenchReport& report) {
   absl::PrintF("%s\n", bench->Header());
   std::fflush(stdout);
   for (const BenchCase& of : EngineBenchCases(absl::GetFlag(FLAGS_quick))) bench->Register(of);
-  return bench->benchmarks().Run([&] { report = bench->Report(); });
+  return bench->benchmarks().Run([&] { bench->AddTo(report); });
 }
 
 }  // namespace

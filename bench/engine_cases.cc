@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <functional>
 #include <optional>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
@@ -45,11 +44,9 @@ void AddCopies(bool quick, std::vector<BenchCase>& cases) {
     for (const uint64_t size_bytes : kCopyBytes) {
       if (quick && size_bytes > kMostQuickBytes) continue;
       if (flow == BenchFlow::kDuplex && size_bytes > kMostDuplexBytes) continue;
-      for (const uint64_t transfers : {uint64_t{1}, BackToBack(size_bytes)}) {
-        for (const BenchMethod method : kRawAndEngine) {
-          cases.push_back({BenchSection::kCopies, flow, method, BenchSetting::kIdle, transfers,
-                           /*pieces=*/1, size_bytes});
-        }
+      for (const BenchMethod method : kRawAndEngine) {
+        cases.push_back({BenchSection::kCopies, flow, method, BenchSetting::kNone,
+                         BackToBack(size_bytes), /*pieces=*/1, size_bytes});
       }
     }
   }
@@ -65,7 +62,7 @@ void AddPieces(bool quick, std::vector<BenchCase>& cases) {
       for (const uint64_t count : counts) {
         for (const BenchMethod method :
              {BenchMethod::kRaw, BenchMethod::kEngine, BenchMethod::kPacked}) {
-          cases.push_back({BenchSection::kPieces, flow, method, BenchSetting::kIdle,
+          cases.push_back({BenchSection::kPieces, flow, method, BenchSetting::kNone,
                            /*transfers=*/1, count, size_bytes});
         }
       }
@@ -74,8 +71,7 @@ void AddPieces(bool quick, std::vector<BenchCase>& cases) {
 }
 
 void AddCompute(bool quick, std::vector<BenchCase>& cases) {
-  for (const BenchSetting setting :
-       {BenchSetting::kIdle, BenchSetting::kBesideCompute, BenchSetting::kAfterCompute}) {
+  for (const BenchSetting setting : {BenchSetting::kBesideCompute, BenchSetting::kAfterCompute}) {
     for (const BenchFlow flow : kAllFlows) {
       for (const uint64_t size_bytes : kComputeBytes) {
         if (quick && size_bytes > kMostQuickComputeBytes) continue;
@@ -136,18 +132,18 @@ std::optional<double> WorstOverRaw(Bound bound, const Rows& rows, BenchMethod me
 double Speedup(const BenchRow& row, const BenchRow& raw) { return raw.time.ms / row.time.ms; }
 double Slowdown(const BenchRow& row) { return row.time.compute_ms / row.time.compute_alone_ms; }
 
-void AddCopyGoals(const Rows& rows, std::vector<Goal>& goals) {
+void AddCopyGoals(const Rows& rows, BenchReport& report) {
   for (const BenchFlow flow : kAllFlows) {
     const Bound bound = AtLeast(flow == BenchFlow::kDuplex ? 0.97 : 0.98);
     const auto wanted = [flow](const BenchCase& of) {
-      return of.section == BenchSection::kCopies && of.flow == flow && of.transfers > 1;
+      return of.section == BenchSection::kCopies && of.flow == flow;
     };
-    goals.push_back({absl::StrCat("copies ", FlowName(flow), ", back to back: engine over raw"),
-                     bound, WorstOverRaw(bound, rows, BenchMethod::kEngine, wanted, Speedup)});
+    report.AddGoal(absl::StrCat("copies ", FlowName(flow), ", back to back: engine over raw"),
+                   bound, WorstOverRaw(bound, rows, BenchMethod::kEngine, wanted, Speedup));
   }
 }
 
-void AddPieceGoals(const Rows& rows, const LinkCurves& link, std::vector<Goal>& goals) {
+void AddPieceGoals(const Rows& rows, const LinkCalibration& link, BenchReport& report) {
   uint64_t most_pieces = 0;
   for (const BenchRow& row : rows) {
     if (row.of.section == BenchSection::kPieces) most_pieces = std::max(most_pieces, row.of.pieces);
@@ -158,8 +154,8 @@ void AddPieceGoals(const Rows& rows, const LinkCurves& link, std::vector<Goal>& 
       const auto of_flow = [&](const BenchCase& of) {
         return of.section == BenchSection::kPieces && of.flow == flow && wanted(of);
       };
-      goals.push_back({absl::StrCat("pieces ", FlowName(flow), ", ", what), bound,
-                       WorstOverRaw(bound, rows, BenchMethod::kPacked, of_flow, value)});
+      report.AddGoal(absl::StrCat("pieces ", FlowName(flow), ", ", what), bound,
+                     WorstOverRaw(bound, rows, BenchMethod::kPacked, of_flow, value));
     };
     add(
         absl::StrCat(kManyPieces, " and more of 4 to 16 KiB: packed over loop"), AtLeast(5),
@@ -181,37 +177,29 @@ void AddPieceGoals(const Rows& rows, const LinkCurves& link, std::vector<Goal>& 
   }
 }
 
-void AddComputeGoals(const Rows& rows, std::vector<Goal>& goals) {
-  const auto wanted = [](const BenchCase& of) {
-    return of.section == BenchSection::kCompute && of.setting != BenchSetting::kIdle;
-  };
-  goals.push_back({"copies with compute: engine over raw", AtLeast(0.98),
-                   WorstOverRaw(AtLeast(0.98), rows, BenchMethod::kEngine, wanted, Speedup)});
-  goals.push_back({"compute with copies: its slowdown by the engine's over that by raw ones",
-                   AtMost(1.02),
-                   WorstOverRaw(AtMost(1.02), rows, BenchMethod::kEngine, wanted,
-                                [](const BenchRow& row, const BenchRow& raw) {
-                                  return Slowdown(row) / Slowdown(raw);
-                                })});
+void AddComputeGoals(const Rows& rows, BenchReport& report) {
+  const auto wanted = [](const BenchCase& of) { return of.section == BenchSection::kCompute; };
+  report.AddGoal("copies with compute: engine over raw", AtLeast(0.98),
+                 WorstOverRaw(AtLeast(0.98), rows, BenchMethod::kEngine, wanted, Speedup));
+  report.AddGoal(
+      "compute with copies: its slowdown by the engine's over that by raw ones", AtMost(1.02),
+      WorstOverRaw(
+          AtMost(1.02), rows, BenchMethod::kEngine, wanted,
+          [](const BenchRow& row, const BenchRow& raw) { return Slowdown(row) / Slowdown(raw); }));
 }
 
-void AddSubmitGoal(const Rows& rows, std::vector<Goal>& goals) {
+void AddSubmitGoal(const Rows& rows, BenchReport& report) {
   constexpr double kBatchMs = 2e-3;
   constexpr double kPieceMs = 100e-6;
   const auto over_allowed = [](const BenchRow& row) -> std::optional<double> {
     if (row.of.section != BenchSection::kSubmit) return std::nullopt;
     return row.time.ms / (kBatchMs + kPieceMs * static_cast<double>(row.of.pieces));
   };
-  goals.push_back({"Submit: wall time over 2 us per batch and 100 ns per piece", AtMost(1),
-                   Worst(AtMost(1), rows, over_allowed)});
+  report.AddGoal("Submit: wall time over 2 us per batch and 100 ns per piece", AtMost(1), rows,
+                 over_allowed);
 }
 
 }  // namespace
-
-std::string SectionName(BenchSection section) {
-  const char* const names[] = {"copies", "pieces", "compute", "submit"};
-  return names[static_cast<int>(section)];
-}
 
 std::string FlowName(BenchFlow flow) {
   const char* const names[] = {"D2H", "H2D", "duplex"};
@@ -224,20 +212,14 @@ std::string MethodName(const BenchCase& of) {
   return (of.pieces > 1 ? of_pieces : names)[static_cast<int>(of.method)];
 }
 
-std::string SettingName(BenchSetting setting) {
-  const char* const names[] = {"idle", "beside", "after", "done", "pending"};
-  return names[static_cast<int>(setting)];
-}
-
 std::string CaseName(const BenchCase& of) {
+  const char* const sections[] = {"copies", "pieces", "compute", "submit"};
+  const char* const settings[] = {"", "/beside", "/after", "/done", "/pending"};
   const bool of_pieces = of.section == BenchSection::kPieces || of.section == BenchSection::kSubmit;
-  std::string name = absl::StrCat(SectionName(of.section), "/", FlowName(of.flow), "/",
-                                  MethodName(of), "/", of_pieces ? of.pieces : of.transfers);
+  std::string name = absl::StrCat(sections[static_cast<int>(of.section)], "/", FlowName(of.flow),
+                                  "/", MethodName(of), "/", of_pieces ? of.pieces : of.transfers);
   if (of.section != BenchSection::kSubmit) absl::StrAppend(&name, "x", SizeName(of.piece_bytes));
-  if (of.setting != BenchSetting::kIdle || of.section == BenchSection::kCompute) {
-    absl::StrAppend(&name, "/", SettingName(of.setting));
-  }
-  return name;
+  return name + settings[static_cast<int>(of.setting)];
 }
 
 uint64_t CaseBytes(const BenchCase& of) {
@@ -257,17 +239,16 @@ std::vector<BenchCase> EngineBenchCases(bool quick) {
   return cases;
 }
 
-std::vector<Goal> EngineGoals(const std::vector<BenchRow>& rows, const LinkCurves& link) {
+void AddEngineGoals(const std::vector<BenchRow>& rows, const LinkCalibration& link,
+                    BenchReport& report) {
   const auto measured = [&rows](BenchSection section) {
     return std::any_of(rows.begin(), rows.end(),
                        [section](const BenchRow& row) { return row.of.section == section; });
   };
-  std::vector<Goal> goals;
-  if (measured(BenchSection::kCopies)) AddCopyGoals(rows, goals);
-  if (measured(BenchSection::kPieces)) AddPieceGoals(rows, link, goals);
-  if (measured(BenchSection::kCompute)) AddComputeGoals(rows, goals);
-  if (measured(BenchSection::kSubmit)) AddSubmitGoal(rows, goals);
-  return goals;
+  if (measured(BenchSection::kCopies)) AddCopyGoals(rows, report);
+  if (measured(BenchSection::kPieces)) AddPieceGoals(rows, link, report);
+  if (measured(BenchSection::kCompute)) AddComputeGoals(rows, report);
+  if (measured(BenchSection::kSubmit)) AddSubmitGoal(rows, report);
 }
 
 }  // namespace pinion

@@ -16,7 +16,7 @@
 namespace pinion {
 
 enum class BenchSection {
-  kCopies,   // large copies, one alone and several back to back
+  kCopies,   // large copies back to back: the link hides the engine's events and waits
   kPieces,   // many small pieces
   kCompute,  // copies beside matrix products
   kSubmit,   // the host's cost of TransferEngine::Submit, on a device that does nothing
@@ -40,7 +40,7 @@ enum class BenchMethod {
 
 // Other work during the copies.
 enum class BenchSetting {
-  kIdle,           // nothing
+  kNone,
   kBesideCompute,  // products without an order to the copies
   kAfterCompute,   // each transfer follows products
   kEventsDone,     // kSubmit: submissions complete at once
@@ -51,7 +51,7 @@ struct BenchCase {
   BenchSection section = BenchSection::kCopies;
   BenchFlow flow = BenchFlow::kDeviceToHost;
   BenchMethod method = BenchMethod::kRaw;
-  BenchSetting setting = BenchSetting::kIdle;
+  BenchSetting setting = BenchSetting::kNone;
   uint64_t transfers = 1;  // back to back; per direction
   uint64_t pieces = 1;     // of each transfer
   uint64_t piece_bytes = 0;
@@ -60,10 +60,8 @@ struct BenchCase {
 };
 
 // Names in reports. Several pieces by kRaw are a loop, by kEngine a batch.
-std::string SectionName(BenchSection section);
 std::string FlowName(BenchFlow flow);
 std::string MethodName(const BenchCase& of);
-std::string SettingName(BenchSetting setting);
 
 // "copies/D2H/engine/16x4MiB", "pieces/H2D/packed/256x4KiB", "submit/D2H/scattered/256/pending".
 std::string CaseName(const BenchCase& of);
@@ -92,16 +90,10 @@ std::vector<BenchCase> EngineBenchCases(bool quick);
 // The least number of "many small pieces": with fewer, one transfer's fixed costs dominate.
 inline constexpr uint64_t kManyPieces = 64;
 
-// The link's curves, without the engine.
-struct LinkCurves {
-  LinkCurve d2h;
-  LinkCurve h2d;
-};
-
-// Returns the goals of sections with rows. A value is the worst of its rows, or nullopt if rows are
-// missing. Single copies have no goal: the link hides the engine's events and waits only back to
-// back.
-std::vector<Goal> EngineGoals(const std::vector<BenchRow>& rows, const LinkCurves& link);
+// Adds the goals of sections with rows. A value is the worst of its rows, or nullopt if rows are
+// missing.
+void AddEngineGoals(const std::vector<BenchRow>& rows, const LinkCalibration& link,
+                    BenchReport& report);
 
 }  // namespace pinion
 

@@ -9,7 +9,6 @@
 // docs/results/benchmarks.md says how to read it.
 
 #include <benchmark/benchmark.h>
-#include <c10/core/StreamGuard.h>
 
 #include <algorithm>
 #include <barrier>
@@ -68,8 +67,7 @@ struct HooksRow {
   double nothing_us = 0;  // hooks that do nothing, less none_us
   double pinion_us = 0;   // less none_us
   double device_calls = 0;
-  double capture_queries = 0;       // on the default stream, like all times
-  double capture_queries_side = 0;  // on another stream
+  double capture_queries = 0;
 };
 
 std::vector<HooksCase> Cases(bool quick) {
@@ -142,7 +140,6 @@ struct RecordedStepCost {
   SavingStep step;
   double recorded_us = 0;      // planned and recorded
   double planned_us = 0;       // the same step, planned only
-  double planning_us = 0;      // at the begin of the step after a recorded one
   double recorded_events = 0;  // events per tensor
   double planned_events = 0;
 
@@ -154,14 +151,13 @@ struct RecordedStepCost {
             {"recorded_us", recorded_us / step.tensors},
             {"planned_us", planned_us / step.tensors},
             {"ratio", ratio()},
-            {"planning_us", planning_us},
             {"recorded_events", recorded_events},
             {"planned_events", planned_events}};
   }
 };
 
-// Alternates two kinds of steps: a large one, and a small one whose begin pays for reading and
-// planning the large one's record.
+// Alternates two kinds of steps: a large one, and a small one, whose begin reads and plans the
+// large one's record.
 struct TurnTaker {
   // The target has room for half of the saved bytes.
   static absl::StatusOr<TurnTaker> Create(const SavingStep& step, std::shared_ptr<Device> device) {
@@ -174,11 +170,10 @@ struct TurnTaker {
   }
 
   double LargeUs() const { return large.RunUs(scope); }
-  double SmallUs() const { return small.RunUs(scope); }
   // Afterwards both are known. The next large step is the last recorded one.
   void BeginToKnow() const {
     LargeUs();
-    SmallUs();
+    small.RunUs(scope);
   }
   // Afterwards neither step is recorded.
   void KnowWell() const {
@@ -194,7 +189,7 @@ struct TurnTaker {
 absl::StatusOr<RecordedStepCost> MeasureRecordedStep(const SavingStep& step, int repeats) {
   RecordedStepCost cost;
   cost.step = step;
-  const auto device = std::make_shared<CountingNullDevice>();
+  const auto device = std::make_shared<NullDevice>(NullDevice::Events::kDone, /*counts=*/true);
   PINION_ASSIGN_OR_RETURN(const TurnTaker counted, TurnTaker::Create(step, device));
   counted.BeginToKnow();
   // Counts in a separate run, since counting takes time.
@@ -212,7 +207,7 @@ absl::StatusOr<RecordedStepCost> MeasureRecordedStep(const SavingStep& step, int
         absl::StrCat("a step was to be recorded, and then another one not: ", cost.recorded_events,
                      " events a tensor, then ", cost.planned_events));
   }
-  std::vector<double> recorded_us, planned_us, planning_us;
+  std::vector<double> recorded_us, planned_us;
   for (int i = 0; i < repeats; ++i) {
     const auto null = [] { return std::make_shared<NullDevice>(NullDevice::Events::kDone); };
     PINION_ASSIGN_OR_RETURN(const TurnTaker knows, TurnTaker::Create(step, null()));
@@ -221,11 +216,9 @@ absl::StatusOr<RecordedStepCost> MeasureRecordedStep(const SavingStep& step, int
     learns.BeginToKnow();
     recorded_us.push_back(learns.LargeUs());
     planned_us.push_back(knows.LargeUs());
-    planning_us.push_back(learns.SmallUs() - knows.SmallUs());
   }
   cost.recorded_us = LowerQuartile(std::move(recorded_us));
   cost.planned_us = LowerQuartile(std::move(planned_us));
-  cost.planning_us = LowerQuartile(std::move(planning_us));
   return cost;
 }
 
@@ -254,8 +247,7 @@ BenchReport HooksReport(const std::vector<HooksRow>& rows,
                    {"pinion_us", row.pinion_us},
                    {"ratio", ratio(row).value_or(0)},
                    {"device_calls", row.device_calls},
-                   {"capture_queries", row.capture_queries},
-                   {"capture_queries_side", row.capture_queries_side}});
+                   {"capture_queries", row.capture_queries}});
   }
   report.AddGoal("a saved tensor: Pinion's hooks over hooks that do nothing", AtMost(10), rows,
                  ratio);
@@ -279,8 +271,8 @@ BenchReport HooksReport(const std::vector<HooksRow>& rows,
     const std::string tensor = small ? "a small tensor" : "a large tensor";
     report.AddGoal("events, waits and copies of " + tensor, AtMost(small ? 2 : 10), rows,
                    of_size(small, &HooksRow::device_calls));
-    report.AddGoal("capture queries of " + tensor + ", on the default stream",
-                   AtMost(small ? 0.2 : 1), rows, of_size(small, &HooksRow::capture_queries));
+    report.AddGoal("capture queries of " + tensor, AtMost(small ? 0.2 : 1), rows,
+                   of_size(small, &HooksRow::capture_queries));
   }
   for (const RecordedStepCost& cost : recorded) report.AddRow(cost.ToRow());
   report.AddGoal("a recorded step over the same one that is not recorded (host)", AtMost(1.05),
@@ -290,30 +282,18 @@ BenchReport HooksReport(const std::vector<HooksRow>& rows,
 }
 
 // Counts a step's calls of the device in a separate session, since counting takes time.
-absl::StatusOr<CountingNullDevice::Calls> CallsOf(const HooksCase& of) {
-  const auto device = std::make_shared<CountingNullDevice>();
+absl::StatusOr<NullDevice::Calls> CallsOf(const HooksCase& of) {
+  const auto device = std::make_shared<NullDevice>(NullDevice::Events::kDone, /*counts=*/true);
   PINION_ASSIGN_OR_RETURN(const std::shared_ptr<OffloadSession> session,
                           NewSession(Windows(of.leaves), device));
   const auto scope = [&session] { return std::make_shared<OffloadScope>(session); };
   of.step.RunUs(scope);  // warms up
-  const CountingNullDevice::Calls before = device->calls();
+  const NullDevice::Calls before = device->calls();
   of.step.RunUs(scope);
-  const CountingNullDevice::Calls after = device->calls();
-  return CountingNullDevice::Calls{
-      .events = after.events - before.events,
-      .copies = after.copies - before.copies,
-      .capture_queries = after.capture_queries - before.capture_queries};
-}
-
-absl::Status Count(HooksRow& row) {
-  const double tensors = row.of.step.tensors;
-  PINION_ASSIGN_OR_RETURN(const CountingNullDevice::Calls calls, CallsOf(row.of));
-  row.device_calls = static_cast<double>(calls.events + calls.copies) / tensors;
-  row.capture_queries = static_cast<double>(calls.capture_queries) / tensors;
-  const c10::StreamGuard guard(NullSideStream());
-  PINION_ASSIGN_OR_RETURN(const CountingNullDevice::Calls beside, CallsOf(row.of));
-  row.capture_queries_side = static_cast<double>(beside.capture_queries) / tensors;
-  return absl::OkStatus();
+  const NullDevice::Calls after = device->calls();
+  return NullDevice::Calls{.events = after.events - before.events,
+                           .copies = after.copies - before.copies,
+                           .capture_queries = after.capture_queries - before.capture_queries};
 }
 
 absl::StatusOr<HooksRow> Measure(const HooksCase& of, benchmark::State& state) {
@@ -336,13 +316,14 @@ absl::StatusOr<HooksRow> Measure(const HooksCase& of, benchmark::State& state) {
   HooksRow row = {.of = of, .none_us = LowerQuartile(none_us) / of.step.tensors};
   row.nothing_us = LowerQuartile(nothing_us) / of.step.tensors - row.none_us;
   row.pinion_us = LowerQuartile(pinion_us) / of.step.tensors - row.none_us;
-  PINION_RETURN_IF_ERROR(Count(row));
+  PINION_ASSIGN_OR_RETURN(const NullDevice::Calls calls, CallsOf(of));
+  row.device_calls = static_cast<double>(calls.events + calls.copies) / of.step.tensors;
+  row.capture_queries = static_cast<double>(calls.capture_queries) / of.step.tensors;
   state.counters["none_us"] = row.none_us;
   state.counters["nothing_us"] = row.nothing_us;
   state.counters["pinion_us"] = row.pinion_us;
   state.counters["calls"] = row.device_calls;
   state.counters["captures"] = row.capture_queries;
-  state.counters["captures_side"] = row.capture_queries_side;
   return row;
 }
 

@@ -1,8 +1,6 @@
 // A device that does nothing, for measuring the host's cost. Calls return at once; no byte moves,
 // and queries find work complete. Memory is the heap's.
 //
-// CountingNullDevice counts its calls.
-//
 // Thread safety: thread-safe; one event at a time from one thread.
 
 #ifndef PINION_BENCH_NULL_DEVICE_H_
@@ -24,14 +22,25 @@
 
 namespace pinion {
 
-class NullDevice : public Device {
+class NullDevice final : public Device {
  public:
   enum class Events {
     kDone,     // a recorded event is complete
     kPending,  // complete at the second query, so that submissions queue up
   };
 
-  explicit NullDevice(Events events) : events_(events) {}
+  // Counting takes time, so a measured device does not count.
+  struct Calls {
+    uint64_t events = 0;  // created, recorded, queried and awaited events
+    uint64_t copies = 0;  // CopyAsync calls with any number of pieces
+    uint64_t capture_queries = 0;
+  };
+
+  explicit NullDevice(Events events, bool counts = false) : events_(events), counts_(counts) {}
+
+  Calls calls() const {
+    return {.events = event_calls_, .copies = copies_, .capture_queries = capture_queries_};
+  }
 
   std::string name() const override { return "null:0"; }
   int index() const override { return 0; }
@@ -51,31 +60,43 @@ class NullDevice : public Device {
   }
   absl::Status DestroyStream(StreamHandle stream) override { return absl::OkStatus(); }
   absl::Status SynchronizeStream(StreamHandle stream) override { return absl::OkStatus(); }
-  absl::StatusOr<bool> IsCapturing(StreamHandle stream) override { return false; }
+  absl::StatusOr<bool> IsCapturing(StreamHandle stream) override {
+    Count(capture_queries_);
+    return false;
+  }
   // An event is a flag: whether it is pending.
-  absl::StatusOr<EventHandle> CreateEvent() override { return EventHandle(new bool(false)); }
+  absl::StatusOr<EventHandle> CreateEvent() override {
+    Count(event_calls_);
+    return EventHandle(new bool(false));
+  }
   absl::StatusOr<EventHandle> CreateTimedEvent() override { return CreateEvent(); }
   absl::Status DestroyEvent(EventHandle event) override {
+    Count(event_calls_);
     delete &Pending(event);
     return absl::OkStatus();
   }
   absl::Status RecordEvent(EventHandle event, StreamHandle stream) override {
+    Count(event_calls_);
     Pending(event) = events_ == Events::kPending;
     return absl::OkStatus();
   }
   absl::Status StreamWaitEvent(StreamHandle stream, EventHandle event) override {
+    Count(event_calls_);
     return absl::OkStatus();
   }
   absl::StatusOr<bool> QueryEvent(EventHandle event) override {
+    Count(event_calls_);
     return !std::exchange(Pending(event), false);
   }
   absl::Status WaitEvent(EventHandle event, absl::Duration timeout) override {
+    Count(event_calls_);
     Pending(event) = false;
     return absl::OkStatus();
   }
   absl::StatusOr<double> ElapsedMs(EventHandle start, EventHandle end) override { return 0.0; }
   absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
                          StreamHandle stream) override {
+    Count(copies_);
     return absl::OkStatus();
   }
 
@@ -98,62 +119,16 @@ class NullDevice : public Device {
 
   static bool& Pending(EventHandle event) { return *static_cast<bool*>(event.native()); }
 
+  void Count(std::atomic<uint64_t>& calls) {
+    if (counts_) ++calls;
+  }
+
   const Events events_;
-  std::atomic<uintptr_t> streams_{0};
-};
-
-class CountingNullDevice final : public NullDevice {
- public:
-  struct Calls {
-    uint64_t events = 0;  // created, recorded, queried and awaited events
-    uint64_t copies = 0;  // CopyAsync calls with any number of pieces
-    uint64_t capture_queries = 0;
-  };
-
-  CountingNullDevice() : NullDevice(Events::kDone) {}
-
-  Calls calls() const {
-    return {.events = events_, .copies = copies_, .capture_queries = capture_queries_};
-  }
-
-  absl::StatusOr<bool> IsCapturing(StreamHandle stream) override {
-    ++capture_queries_;
-    return NullDevice::IsCapturing(stream);
-  }
-  absl::StatusOr<EventHandle> CreateEvent() override {
-    ++events_;
-    return NullDevice::CreateEvent();
-  }
-  absl::Status DestroyEvent(EventHandle event) override {
-    ++events_;
-    return NullDevice::DestroyEvent(event);
-  }
-  absl::Status RecordEvent(EventHandle event, StreamHandle stream) override {
-    ++events_;
-    return NullDevice::RecordEvent(event, stream);
-  }
-  absl::Status StreamWaitEvent(StreamHandle stream, EventHandle event) override {
-    ++events_;
-    return NullDevice::StreamWaitEvent(stream, event);
-  }
-  absl::StatusOr<bool> QueryEvent(EventHandle event) override {
-    ++events_;
-    return NullDevice::QueryEvent(event);
-  }
-  absl::Status WaitEvent(EventHandle event, absl::Duration timeout) override {
-    ++events_;
-    return NullDevice::WaitEvent(event, timeout);
-  }
-  absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
-                         StreamHandle stream) override {
-    ++copies_;
-    return NullDevice::CopyAsync(direction, pieces, stream);
-  }
-
- private:
-  std::atomic<uint64_t> events_{0};
+  const bool counts_;
+  std::atomic<uint64_t> event_calls_{0};
   std::atomic<uint64_t> copies_{0};
   std::atomic<uint64_t> capture_queries_{0};
+  std::atomic<uintptr_t> streams_{0};
 };
 
 }  // namespace pinion

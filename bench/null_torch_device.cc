@@ -20,11 +20,9 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
-#include <mutex>
-#include <unordered_map>
 #include <utility>
-#include <vector>
 
+#include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
@@ -35,7 +33,7 @@ namespace {
 constexpr c10::DeviceType kNull = c10::DeviceType::PrivateUse1;
 const c10::Device kNullDevice(kNull, 0);
 
-// Addresses for all live tensors of a program; 47 bits of addresses suffice.
+// Far more than the live tensors of a program take; 47 bits of addresses suffice.
 constexpr uint64_t kAddressBytes = uint64_t{8} << 40;
 constexpr uint64_t kAlignmentBytes = 512;
 
@@ -44,77 +42,28 @@ struct Block {
   uint64_t size_bytes;
 };
 
-using FreeBlocks = std::unordered_map<uint64_t, std::vector<Block*>>;  // by size
-
-// Free blocks of ended threads.
-struct LeftBehind {
-  std::mutex mu;
-  FreeBlocks blocks;
-};
-
-LeftBehind& TheLeftBehind() {
-  static LeftBehind* const left = new LeftBehind;
-  return *left;
-}
-
-// Free blocks of one thread, so that threads do not contend.
-class BlocksOfThread {
- public:
-  ~BlocksOfThread() {
-    LeftBehind& left = TheLeftBehind();
-    const std::lock_guard lock(left.mu);
-    for (auto& [size_bytes, blocks] : free_) {
-      std::vector<Block*>& all = left.blocks[size_bytes];
-      all.insert(all.end(), blocks.begin(), blocks.end());
-    }
+// Returns the next addresses. After the last come the first, whose tensors are long gone.
+Block* NewBlock(uint64_t size_bytes) {
+  static char* const addresses = [] {
+    void* const mapped =
+        mmap(nullptr, kAddressBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    PINION_CHECK(mapped != MAP_FAILED) << "no address space for the null device";
+    return static_cast<char*>(mapped);
+  }();
+  static std::atomic<uint64_t> used_bytes{0};
+  const uint64_t aligned_bytes = AlignUp(size_bytes, kAlignmentBytes);
+  uint64_t offset = used_bytes.fetch_add(aligned_bytes) % kAddressBytes;
+  while (offset + aligned_bytes > kAddressBytes) {
+    offset = used_bytes.fetch_add(aligned_bytes) % kAddressBytes;
   }
-
-  Block* Take(uint64_t size_bytes) {
-    std::vector<Block*>& blocks = free_[size_bytes];
-    if (blocks.empty()) TakeLeftBehind(size_bytes, blocks);
-    if (blocks.empty()) return NewBlock(size_bytes);
-    Block* const block = blocks.back();
-    blocks.pop_back();
-    return block;
-  }
-
-  void Give(Block* block) { free_[block->size_bytes].push_back(block); }
-
- private:
-  static void TakeLeftBehind(uint64_t size_bytes, std::vector<Block*>& blocks) {
-    LeftBehind& left = TheLeftBehind();
-    const std::lock_guard lock(left.mu);
-    const auto found = left.blocks.find(size_bytes);
-    if (found != left.blocks.end()) blocks.swap(found->second);
-  }
-
-  static Block* NewBlock(uint64_t size_bytes) {
-    static char* const addresses = [] {
-      void* const mapped = mmap(nullptr, kAddressBytes, PROT_NONE,
-                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-      PINION_CHECK(mapped != MAP_FAILED) << "no address space for the null device";
-      return static_cast<char*>(mapped);
-    }();
-    static std::atomic<uint64_t> used_bytes{0};
-    const uint64_t aligned_bytes = (size_bytes + kAlignmentBytes - 1) & ~(kAlignmentBytes - 1);
-    const uint64_t offset = used_bytes.fetch_add(aligned_bytes);
-    PINION_CHECK(offset + aligned_bytes <= kAddressBytes) << "the null device is full";
-    return new Block{addresses + offset, size_bytes};
-  }
-
-  FreeBlocks free_;
-};
-
-BlocksOfThread& Blocks() {
-  thread_local BlocksOfThread blocks;
-  return blocks;
+  return new Block{addresses + offset, size_bytes};
 }
 
 // Reports allocated bytes, which a memory target reads.
 class NullAllocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(size_t size_bytes) override {
-    Block* const block = Blocks().Take(size_bytes);
+    Block* const block = NewBlock(size_bytes);
     Count(block, static_cast<int64_t>(size_bytes));
     return c10::DataPtr(block->data, block, &Delete, kNullDevice);
   }
@@ -162,16 +111,10 @@ NullAllocator& TheAllocator() {
 void NullAllocator::Delete(void* data) {
   auto* const block = static_cast<Block*>(data);
   TheAllocator().Count(block, -static_cast<int64_t>(block->size_bytes));
-  Blocks().Give(block);
+  delete block;
 }
 
-// Returns the calling thread's stream; 0 is the default stream.
-c10::StreamId& CurrentStreamId() {
-  thread_local c10::StreamId id = 0;
-  return id;
-}
-
-// One device, whose streams are always done.
+// One device with one stream, which is always done.
 class NullGuard final : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override { return kNull; }
@@ -180,16 +123,11 @@ class NullGuard final : public c10::impl::DeviceGuardImplInterface {
   c10::Device getDevice() const override { return kNullDevice; }
   void setDevice(c10::Device device) const override {}
   void uncheckedSetDevice(c10::Device device) const noexcept override {}
-  c10::Stream getStream(c10::Device device) const override {
-    return c10::Stream(c10::Stream::UNSAFE, kNullDevice, CurrentStreamId());
-  }
+  c10::Stream getStream(c10::Device device) const override { return getDefaultStream(device); }
   c10::Stream getDefaultStream(c10::Device device) const override {
     return c10::Stream(c10::Stream::DEFAULT, kNullDevice);
   }
-  c10::Stream exchangeStream(c10::Stream stream) const override {
-    return c10::Stream(c10::Stream::UNSAFE, kNullDevice,
-                       std::exchange(CurrentStreamId(), stream.id()));
-  }
+  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
   void* getStreamNativeHandle(c10::Stream stream) const override {
     return reinterpret_cast<void*>(stream.id());  // null for the default stream, as CUDA's
   }
@@ -221,8 +159,6 @@ void RegisterNullTorchDevice() {
                                            c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   library->impl("_foreach_copy_", torch::CppFunction::makeFromBoxedFunction<&ForgetArguments>());
 }
-
-c10::Stream NullSideStream() { return c10::Stream(c10::Stream::UNSAFE, kNullDevice, /*id=*/1); }
 
 at::Tensor NewNullTensor(uint64_t size_bytes) {
   c10::Storage storage(c10::Storage::use_byte_size_t(), size_bytes,

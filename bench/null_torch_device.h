@@ -10,7 +10,6 @@
 #define PINION_BENCH_NULL_TORCH_DEVICE_H_
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/Stream.h>
 
 #include <cstdint>
 #include <functional>
@@ -26,9 +25,6 @@ void RegisterNullTorchDevice();
 
 // Returns floats in one dimension on null:0. Reading them crashes.
 at::Tensor NewNullTensor(uint64_t size_bytes);
-
-// Returns a stream of null:0 other than the default stream.
-c10::Stream NullSideStream();
 
 // A step that only saves tensors. Forward saves them one by one in a chain of autograd nodes.
 // Backward unpacks and frees them in reverse order.

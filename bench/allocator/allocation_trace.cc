@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "pinion/allocator/base/status_macros.h"
 
 namespace pinion {
 
@@ -24,15 +23,11 @@ absl::StatusOr<AllocationTrace> ParseAllocationTrace(std::string name, std::stri
       return absl::InvalidArgumentError(
           absl::StrCat(trace.name, ", line ", number, ": ", what, ": \"", line, "\""));
     };
-    if (line.empty() || line[0] == '#') continue;
+    if (line.empty() || line[0] == '#' || line == "s") continue;
     std::istringstream words(line);
     char kind = 0;
     AllocationEvent event;
     words >> kind;
-    if (kind == 's') {
-      trace.events.push_back(event);
-      continue;
-    }
     if (!(words >> event.block)) return wrong("a block's number is missing");
     if (kind == 'a') {
       event.kind = AllocationEvent::Kind::kAllocate;

@@ -22,9 +22,9 @@
 namespace pinion {
 
 struct AllocationEvent {
-  enum class Kind { kStep, kAllocate, kFree };
-  Kind kind = Kind::kStep;
-  uint32_t block = 0;       // of kAllocate and kFree; freed numbers are reused
+  enum class Kind { kAllocate, kFree };
+  Kind kind = Kind::kAllocate;
+  uint32_t block = 0;       // freed numbers are reused
   uint64_t size_bytes = 0;  // of kAllocate
 };
 

@@ -13,9 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <iostream>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -118,11 +116,11 @@ class Run {
     const double worst = WorstRoundingPercent<Peer>();
     for (const AllocationTrace& trace : traces_) {
       const WasteResult waste = Waste<Peer>(trace);
-      AddWaste({{"case", absl::StrCat("waste:", trace.name)},
-                {"peer", Peer::kName},
-                {"worst_rounding_percent", worst},
-                {"mean_rounding_percent", waste.mean_percent},
-                {"locked_per_peak_live", waste.locked_per_peak}});
+      report_.AddRow({{"case", absl::StrCat("waste:", trace.name)},
+                      {"peer", Peer::kName},
+                      {"worst_rounding_percent", worst},
+                      {"mean_rounding_percent", waste.mean_percent},
+                      {"locked_per_peak_live", waste.locked_per_peak}});
       if (std::string(Peer::kName) != PinionPeer::kName) continue;
       worst_rounding_ = worst;
       mean_rounding_ = std::max(mean_rounding_.value_or(0), waste.mean_percent);
@@ -133,27 +131,7 @@ class Run {
     }
   }
 
-  // Measures, untimed, the memory cost of arenas when two programs run at once: on one thread they
-  // share a heap. Takes means over several distances between the programs.
-  void MeasureLockedByThreads() {
-    constexpr int kDistances = 8;
-    for (const AllocationTrace& trace : traces_) {
-      double one_heap = 0;
-      double own_heaps = 0;
-      for (int i = 0; i < kDistances; ++i) {
-        const int behind = static_cast<int>(trace.events.size()) * i / kDistances;
-        one_heap += LockedPerPeakOfTwo<PinionPeer>(trace, /*threads=*/1, behind) / kDistances;
-        own_heaps += LockedPerPeakOfTwo<PinionPeer>(trace, /*threads=*/2, behind) / kDistances;
-      }
-      AddWaste({{"case", absl::StrCat("two_at_once:", trace.name)},
-                {"peer", kPinion},
-                {"locked_per_peak_live_one_thread", one_heap},
-                {"locked_per_peak_live_two_threads", own_heaps}});
-    }
-  }
-
   void Judge() {
-    std::cout << RowsText(waste_) << std::endl;
     // With one processor, p99 would measure the wait of a thread for that processor.
     const bool two_processors = OnProcessor::Count() >= 2;
     // On one processor threads also share its caches.
@@ -216,11 +194,6 @@ class Run {
     return absl::StrCat("through_libtorch:", trace.name);
   }
 
-  void AddWaste(nlohmann::ordered_json row) {
-    waste_.push_back(row);
-    report_.AddRow(std::move(row));
-  }
-
   template <typename... Peers>
   void AddMixed(int threads) {
     for (const AllocationTrace& trace : traces_) {
@@ -266,17 +239,14 @@ class Run {
     return results_[name][peer];
   }
 
-  // Returns Pinion's `quantity` over the peer's: the median of the runs, the maximum of the traces.
+  // Returns the `quantity` of `of` over the peer's: the median of the runs, the maximum of the
+  // traces.
   template <typename Name>
   std::optional<double> Worst(const Name& name, const std::string& peer, Quantity quantity,
-                              const std::string& pinion = kPinion) {
-    std::optional<double> worst;
-    for (const AllocationTrace& trace : traces_) {
-      const std::optional<double> ratio =
-          MedianRatio(Find(name(trace), pinion), Find(name(trace), peer), quantity);
-      if (ratio.has_value()) worst = std::max(worst.value_or(0), *ratio);
-    }
-    return worst;
+                              const std::string& of = kPinion) {
+    return pinion::Worst(AtMost(1), traces_, [&](const AllocationTrace& trace) {
+      return MedianRatio(Find(name(trace), of), Find(name(trace), peer), quantity);
+    });
   }
 
   // Takes the ratio run by run.
@@ -295,7 +265,6 @@ class Run {
   BenchReport& report_;
   CheckedBenchmarks benchmarks_;
   Results results_;
-  std::vector<nlohmann::ordered_json> waste_;  // Google Benchmark prints the other rows
   std::optional<double> worst_rounding_;
   std::optional<double> mean_rounding_;
   std::optional<double> locked_;  // over locked bytes with one heap
@@ -336,11 +305,9 @@ absl::Status RunAll(BenchReport& report) {
   PINION_ASSIGN_OR_RETURN(std::vector<AllocationTrace> traces, ReadTraces());
   Run run(std::move(traces), report);
   run.Register<Peers...>();
-  return run.benchmarks().Run([&] {
-    (run.MeasureWaste<Peers>(), ...);
-    run.MeasureLockedByThreads();
-    run.Judge();
-  });
+  (run.MeasureWaste<Peers>(), ...);
+  report.PrintRows();  // Google Benchmark prints the others
+  return run.benchmarks().Run([&] { run.Judge(); });
 }
 
 }  // namespace

@@ -3,18 +3,13 @@
 #ifndef PINION_BENCH_ALLOCATOR_ALLOCATOR_CASES_H_
 #define PINION_BENCH_ALLOCATOR_ALLOCATOR_CASES_H_
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <barrier>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
-#include <semaphore>
 #include <set>
 #include <thread>
 #include <type_traits>
@@ -46,7 +41,7 @@ void Play(Peer& peer, const AllocationEvent& event, std::optional<typename Peer:
           Around&& around) {
   if (event.kind == AllocationEvent::Kind::kAllocate) {
     around([&] { block.emplace(peer.Allocate(event.size_bytes)); });
-  } else if (event.kind == AllocationEvent::Kind::kFree) {
+  } else {
     around([&] {
       peer.Free(*std::move(block));
       block.reset();
@@ -269,35 +264,6 @@ CaseResult RotatingThreads(const AllocationTrace& trace, int threads, int sample
   return {std::move(pair_ns), calls};
 }
 
-// Returns locked over peak live bytes of two programs that replay the trace twice each, event by
-// event in turn, the second `behind` events later. They run on a thread each, or both on one.
-template <typename Peer>
-double LockedPerPeakOfTwo(const AllocationTrace& trace, int threads, int behind) {
-  Peer peer(std::make_shared<CopyClock>(0));
-  Blocks<Peer> blocks[] = {Blocks<Peer>(trace.blocks), Blocks<Peer>(trace.blocks)};
-  std::vector<uint64_t> sizes[] = {std::vector<uint64_t>(trace.blocks),
-                                   std::vector<uint64_t>(trace.blocks)};
-  const auto events = static_cast<int>(trace.events.size());
-  uint64_t live_bytes = 0;
-  uint64_t peak_bytes = 0;
-  TakeTurns(threads, 2 * (2 * events + behind), [&](int turn) {
-    const int program = turn % 2;
-    const int position = turn / 2 - program * behind;
-    if (position < 0 || position >= 2 * events) return;
-    const AllocationEvent& event = trace.events[position % events];
-    std::optional<typename Peer::Block>& block = blocks[program][event.block];
-    Play(peer, event, block, kUntimed);
-    if (event.kind == AllocationEvent::Kind::kAllocate) {
-      sizes[program][event.block] = event.size_bytes;
-      live_bytes += event.size_bytes;
-      peak_bytes = std::max(peak_bytes, live_bytes);
-    } else if (event.kind == AllocationEvent::Kind::kFree) {
-      live_bytes -= sizes[program][event.block];
-    }
-  });
-  return static_cast<double>(peer.locked_bytes()) / static_cast<double>(peak_bytes);
-}
-
 // Arenas exchange free memory in pieces: of 2 MiB for segments as small as the bench's.
 inline constexpr uint64_t kHeldPieceBytes = 2 * kMiB;
 // The kept memory is 256 MiB: a power of two, like the locked memory, so that no piece is left
@@ -315,7 +281,7 @@ inline AllocationTrace InPieces(AllocationTrace trace) {
   }
   const uint64_t divisor = largest_bytes / (kHeldPieceBytes / 2) + 1;
   for (AllocationEvent& event : trace.events) {
-    if (event.size_bytes != 0) event.size_bytes = std::max(event.size_bytes / divisor, uint64_t{1});
+    event.size_bytes = std::max(event.size_bytes / divisor, uint64_t{1});
   }
   trace.peak_bytes /= divisor;
   return trace;

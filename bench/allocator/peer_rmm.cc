@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 
 #include <rmm/mr/pool_memory_resource.hpp>
-#include <utility>
 
 #include "pinion/bench/allocator/peers.h"
 

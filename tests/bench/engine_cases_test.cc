@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <set>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -55,16 +54,6 @@ TEST_P(EngineCasesGridTest, EveryMethodHasItsBaseline) {
     BenchCase baseline = of;
     baseline.method = BenchMethod::kRaw;
     EXPECT_TRUE(std::find(cases_.begin(), cases_.end(), baseline) != cases_.end()) << CaseName(of);
-  }
-}
-
-TEST_P(EngineCasesGridTest, EverySizeIsCopiedAloneAndBackToBack) {
-  std::set<std::pair<uint64_t, bool>> copies;
-  for (const BenchCase& of : cases_) {
-    if (of.section == BenchSection::kCopies) copies.insert({of.piece_bytes, of.transfers > 1});
-  }
-  for (const auto& [size_bytes, several] : copies) {
-    EXPECT_TRUE(copies.contains({size_bytes, !several})) << size_bytes;
   }
 }
 
