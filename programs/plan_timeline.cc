@@ -119,7 +119,7 @@ class TimelineMaker {
       PlanTimeline::Object shown;
       shown.moves = !mine.empty();
       shown.why = absl::StrCat(Name(id), mine.empty() ? ": stays, " : "", why_stays_[id]);
-      double begin_us = times_.begins_us[lives[id].made];
+      double begin_us = times_.begins_us[lives[id].made()];
       bool comes_back = true;
       for (const size_t i : mine) {
         const StepMove& move = moves_[i];

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -41,11 +42,29 @@ struct BothWays {
   Needs in;
 };
 
+// Returns the intervals until `over` in which an object is in use, ascending: the one that makes it
+// and the one after each later access. Also all until its last save, and as long as the program
+// references it.
+std::vector<int64_t> InUse(const StepObject& object, const ObjectLiveness& life, size_t over) {
+  size_t held_until = std::max(life.made(), std::min<size_t>(object.held_until, over));
+  for (const size_t access : life.accesses) {
+    const bool saves = life.made() < access && access <= object.saved_until;
+    if (saves) held_until = std::max(held_until, access + 1);
+  }
+  std::vector<int64_t> in_use(held_until - life.made() + 1);
+  std::iota(in_use.begin(), in_use.end(), static_cast<int64_t>(life.made()));
+  for (const size_t access : life.accesses) {
+    if (life.made() < access && held_until <= access) {
+      in_use.push_back(static_cast<int64_t>(access) + 1);
+    }
+  }
+  return in_use;
+}
+
 // Calls `add(first, last)` for what is not in use of the intervals from `begin` to `end`.
 template <typename Add>
-void ForIdle(const ObjectLiveness& life, int64_t begin, int64_t end, const Add& add) {
-  for (const size_t used : life.in_use) {
-    const auto interval = static_cast<int64_t>(used);
+void ForIdle(const std::vector<int64_t>& in_use, int64_t begin, int64_t end, const Add& add) {
+  for (const int64_t interval : in_use) {
     if (interval < begin) continue;
     if (interval > end) break;
     if (begin < interval) add(begin, interval - 1);
@@ -76,28 +95,26 @@ BothWays NeedsOf(const StepTrace& step) {
     // What dropping does not free is among the other bytes.
     if (!object.frees) continue;
     const auto size = static_cast<int64_t>(object.size_bytes);
-    const auto made = static_cast<int64_t>(life.made);
+    const auto made = static_cast<int64_t>(life.made());
     // What is never read may be gone before the step is over.
     const auto over = static_cast<int64_t>(
-        life.is_read ? life.over : LastIntervalOf(object, life, operator_ends));
-    for (const size_t interval : life.in_use) {
-      // The program's hold alone does not make it one of the step's objects any more.
-      if (static_cast<int64_t>(interval) <= over) add_fixed(static_cast<int64_t>(interval), size);
-    }
+        life.is_read() ? life.accesses.back() + 1 : LastIntervalOf(object, life, operator_ends));
+    const std::vector<int64_t> in_use = InUse(object, life, over);
+    for (const int64_t interval : in_use) add_fixed(interval, size);
     // It may come and go as it likes.
     if (object.recast_us.has_value()) continue;
     // It leaves behind this interval.
     const int64_t leaves = std::max(made, static_cast<int64_t>(leaves_from[index]));
-    ForIdle(life, made, std::min(leaves, over), [&](int64_t first, int64_t last) {
+    ForIdle(in_use, made, std::min(leaves, over), [&](int64_t first, int64_t last) {
       for (int64_t i = first; i <= last; ++i) add_fixed(i, size);
     });
-    ForIdle(life, leaves + 1, over, [&](int64_t first, int64_t last) {
+    ForIdle(in_use, leaves + 1, over, [&](int64_t first, int64_t last) {
       needs.out.idle.push_back({static_cast<size_t>(first), static_cast<size_t>(last),
                                 static_cast<size_t>(leaves), size});
     });
     for (int64_t i = leaves + 1; i <= over; ++i) needs.out.intervals[i].begun_bytes += size;
-    if (!life.is_read) continue;
-    ForIdle(life, leaves + 1, over - 1, [&](int64_t first, int64_t last) {
+    if (!life.is_read()) continue;
+    ForIdle(in_use, leaves + 1, over - 1, [&](int64_t first, int64_t last) {
       const auto reversed_first = static_cast<size_t>(count - 1 - last);
       needs.in.idle.push_back(
           {reversed_first, static_cast<size_t>(count - 1 - first), reversed_first - 1, size});

@@ -134,7 +134,7 @@ absl::StatusOr<Script> ScriptOf(const StepTrace& step) {
     }
     // The program keeps the object alive, so it counts as other bytes where no graph needs it.
     script.held_until[index] = kNoUse;
-    for (size_t i = lives[index].made; i < step.intervals.size(); ++i) {
+    for (size_t i = lives[index].made(); i < step.intervals.size(); ++i) {
       script.other_bytes[i] -= std::min(script.other_bytes[i], object.size_bytes);
     }
   }

@@ -2,46 +2,13 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <numeric>
-#include <utility>
 
 namespace pinion {
-namespace {
-
-// Marks the object as in use from its first interval to interval `until`.
-void AddHeld(size_t until, ObjectLiveness& life) {
-  if (until <= life.made) return;
-  std::vector<size_t> in_use(until - life.made + 1);
-  std::iota(in_use.begin(), in_use.end(), life.made);
-  const auto later = std::upper_bound(life.in_use.begin(), life.in_use.end(), until);
-  in_use.insert(in_use.end(), later, life.in_use.end());
-  life.in_use = std::move(in_use);
-}
-
-}  // namespace
 
 std::vector<ObjectLiveness> LivenessOf(const StepTrace& step) {
   std::vector<ObjectLiveness> lives(step.objects.size());
   for (size_t access = 0; access < step.accesses.size(); ++access) {
-    const uint32_t index = step.accesses[access];
-    ObjectLiveness& life = lives[index];
-    const bool makes_it = life.in_use.empty();
-    const size_t interval = makes_it ? access : access + 1;
-    if (life.in_use.empty()) life.made = interval;
-    if (!life.in_use.empty() && access <= step.objects[index].saved_until) {
-      for (size_t held = life.in_use.back() + 1; held < interval; ++held) {
-        life.in_use.push_back(held);
-      }
-    }
-    life.in_use.push_back(interval);
-    life.accesses.push_back(access);
-    life.is_read = life.is_read || !makes_it;
-    life.over = interval;
-  }
-  for (size_t index = 0; index < lives.size(); ++index) {
-    ObjectLiveness& life = lives[index];
-    if (!life.is_read) life.over = step.accesses.size();  // nothing says when it is released
-    AddHeld(std::min<size_t>(step.objects[index].held_until, life.over), life);
+    lives[step.accesses[access]].accesses.push_back(access);
   }
   return lives;
 }
@@ -79,9 +46,9 @@ std::vector<size_t> OperatorEnds(const StepTrace& step) {
 size_t LastIntervalOf(const StepObject& object, const ObjectLiveness& life,
                       const std::vector<size_t>& operator_ends) {
   const size_t end = operator_ends.size();
-  const bool to_the_end = !life.is_read && object.needed_until == 0;
+  const bool to_the_end = !life.is_read() && object.needed_until == 0;
   const size_t needed_until = to_the_end ? end : std::min<size_t>(object.needed_until, end);
-  return std::max({life.made, operator_ends[life.accesses.back()] + 1, needed_until});
+  return std::max({life.made(), operator_ends[life.accesses.back()] + 1, needed_until});
 }
 
 std::vector<int64_t> DeviceBytes(const StepTrace& step, absl::Span<const StepMove> moves) {
@@ -98,7 +65,7 @@ std::vector<int64_t> DeviceBytes(const StepTrace& step, absl::Span<const StepMov
     const StepObject& object = step.objects[i];
     last[i] = LastIntervalOf(object, lives[i], operator_ends);
     // Memory that evicting does not free is among the other bytes.
-    if (object.frees) add(lives[i].made, last[i], static_cast<int64_t>(object.size_bytes));
+    if (object.frees) add(lives[i].made(), last[i], static_cast<int64_t>(object.size_bytes));
   }
   for (const StepMove& move : moves) {
     const auto size_bytes = static_cast<int64_t>(step.objects[move.object].size_bytes);

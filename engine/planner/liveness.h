@@ -15,18 +15,15 @@
 
 namespace pinion {
 
-// Lifetime of one object, in indices of intervals.
+// Lifetime of one object.
 struct ObjectLiveness {
-  size_t made = 0;               // the first interval with it
-  size_t over = 0;               // the last one
-  std::vector<size_t> in_use;    // ascending; in the other intervals it may be offloaded
-  std::vector<size_t> accesses;  // their indices
-  bool is_read = false;          // after it was made
+  std::vector<size_t> accesses;  // their indices, ascending
+
+  size_t made() const { return accesses.front(); }      // the first interval with it
+  bool is_read() const { return accesses.size() > 1; }  // after it was made
 };
 
-// By object, of a valid trace. An object is in use in the interval that makes it and in the
-// interval after each later access. It is also in use until its last save, and as long as the
-// program references it.
+// By object, of a valid trace.
 std::vector<ObjectLiveness> LivenessOf(const StepTrace& step);
 
 // By object: the first access at which its copy out may begin. An operator may write what it saves
@@ -38,7 +35,7 @@ std::vector<size_t> EarliestOffloads(const StepTrace& step);
 std::vector<size_t> OperatorEnds(const StepTrace& step);
 
 // Returns the last interval in which the object is on the device if no plan moves it. The first one
-// is `life.made`.
+// is `life.made()`.
 size_t LastIntervalOf(const StepObject& object, const ObjectLiveness& life,
                       const std::vector<size_t>& operator_ends);
 

@@ -61,7 +61,7 @@ struct Recorded {
 
   bool Saves(uint32_t access) const {
     const uint32_t object = step.accesses[access];
-    return access == lives[object].accesses.front() || access <= step.objects[object].saved_until;
+    return access == lives[object].made() || access <= step.objects[object].saved_until;
   }
   bool IsUnsaved(uint32_t object) const { return object >= step.objects.size(); }
   const UnsavedInput& Unsaved(uint32_t object) const {
@@ -77,7 +77,7 @@ struct Recorded {
   // bytes.
   bool IsOtherIn(size_t interval, uint32_t input) const {
     if (IsUnsaved(input)) return Unsaved(input).frees && interval <= Unsaved(input).held_until;
-    return step.objects[input].frees && interval < lives[input].made;
+    return step.objects[input].frees && interval < lives[input].made();
   }
 
   const StepTrace& step;
@@ -108,19 +108,19 @@ void AddForward(const Recorded& old, const std::vector<bool>& is_removed,
     for (const size_t access : life.accesses) {
       if (!is_removed[access]) saved = std::min(saved, access);
     }
-    if (saved < life.accesses.front()) more.Subtract(saved, life.made - 1, old.size_bytes(object));
-    if (saved <= life.accesses.front()) continue;
+    if (saved < life.made()) more.Subtract(saved, life.made() - 1, old.size_bytes(object));
+    if (saved <= life.made()) continue;
     if (saved != kNone) {
-      more.Add(life.made, saved - 1, old.size_bytes(object));
+      more.Add(life.made(), saved - 1, old.size_bytes(object));
       continue;
     }
-    size_t last_save = life.accesses.front();
+    size_t last_save = life.made();
     for (const size_t access : life.accesses) {
       if (old.Saves(static_cast<uint32_t>(access))) last_save = access;
     }
     const size_t held_until =
         std::max<size_t>(old.operator_ends[last_save] + 1, old.step.objects[object].held_until);
-    more.Add(life.made, held_until, old.size_bytes(object));
+    more.Add(life.made(), held_until, old.size_bytes(object));
   }
   for (auto input = static_cast<uint32_t>(old.step.objects.size()); input < old.numbers();
        ++input) {

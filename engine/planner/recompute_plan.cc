@@ -42,7 +42,8 @@ class RecomputeSearch {
       return absl::OkStatus();
     }
     const int for_neighbours = left_ / 4;
-    PINION_ASSIGN_OR_RETURN(const Segments with_room, WithRoom());
+    Segments with_room;
+    PINION_RETURN_IF_ERROR(AddWithRoom(candidates_, with_room));
     std::vector<Segments> orders = Orders(with_room.empty() ? candidates_ : with_room);
     orders.resize(OrdersWithin(left_ - for_neighbours, orders));
     for (size_t i = 0; i < orders.size(); ++i) {
@@ -82,16 +83,19 @@ class RecomputeSearch {
     return static_cast<int>(std::clamp(kTriedAccesses / (step.accesses.size() + 1), kLeast, kMost));
   }
 
-  // The candidates that fit if all other segments are kept and offloaded. Exception: some segments
-  // fit only together with others; these are missing.
-  absl::StatusOr<Segments> WithRoom() const {
-    Segments with_room;
-    for (const uint32_t segment : candidates_) {
-      PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes,
-                              LeastMemoryBytes(WithRecomputation(step_, {segment})));
-      if (least_bytes <= memory_bytes_) with_room.push_back(segment);
+  // Appends those of the segments that fit if all others are kept and offloaded. If they do not fit
+  // together, their halves are tried. A segment inside another one that fits counts as fitting.
+  absl::Status AddWithRoom(absl::Span<const uint32_t> segments, Segments& with_room) const {
+    PINION_ASSIGN_OR_RETURN(const uint64_t least_bytes,
+                            LeastMemoryBytes(WithRecomputation(step_, Outermost(segments))));
+    const size_t half = segments.size() / 2;
+    if (least_bytes <= memory_bytes_) {
+      with_room.insert(with_room.end(), segments.begin(), segments.end());
+    } else if (half > 0) {
+      PINION_RETURN_IF_ERROR(AddWithRoom(segments.first(half), with_room));
+      PINION_RETURN_IF_ERROR(AddWithRoom(segments.subspan(half), with_room));
     }
-    return with_room;
+    return absl::OkStatus();
   }
 
   // How many of the orders these tries are enough for. At least one of the outermost and one of the
@@ -109,7 +113,7 @@ class RecomputeSearch {
   }
 
   // Removes segments that lie inside another one of the set.
-  Segments Outermost(const Segments& segments) const {
+  Segments Outermost(absl::Span<const uint32_t> segments) const {
     Segments outermost;
     for (const uint32_t segment : segments) {
       const bool is_inside = std::any_of(outermost.begin(), outermost.end(), [&](uint32_t outer) {

@@ -105,7 +105,7 @@ std::vector<IdleInterval> IdleIntervalsOf(const StepTrace& step) {
     if (!object.frees) continue;
     const auto size_bytes = static_cast<int64_t>(object.size_bytes);
     // By the program, or by the operators of the accesses so far.
-    size_t in_use_until = std::max<size_t>(life.made, object.held_until);
+    size_t in_use_until = std::max<size_t>(life.made(), object.held_until);
     for (const size_t access : life.accesses) {
       if (in_use_until < access && access != life.accesses.front() && access > object.saved_until) {
         idle_intervals.push_back({.object = static_cast<uint32_t>(index),

@@ -49,7 +49,23 @@ class RangeMaxTree {
 
   // Adds to the places from `first` to `last`. Adds nothing if `first` is above `last`.
   void Add(size_t first, size_t last, int64_t amount) {
-    if (first <= last) AddBelow(1, 0, leaves_ - 1, {first, last}, amount);
+    if (first > last) return;
+    const auto add_to = [&](size_t node) {
+      most_[node] += amount;
+      added_[node] += amount;
+    };
+    size_t left = leaves_ + first;
+    size_t right = leaves_ + last;
+    add_to(left);
+    if (left < right) add_to(right);
+    for (; left > 1; left /= 2, right /= 2) {
+      const bool are_apart = left / 2 < right / 2;  // the nodes between them lie in the range
+      if (are_apart && left % 2 == 0) add_to(left + 1);
+      if (are_apart && right % 2 == 1) add_to(right - 1);
+      for (const size_t above : {left / 2, right / 2}) {
+        most_[above] = added_[above] + std::max(most_[2 * above], most_[2 * above + 1]);
+      }
+    }
   }
   int64_t MostIn(size_t first, size_t last) const {
     return first <= last ? MostBelow(1, 0, leaves_ - 1, {first, last}) : INT64_MIN;
@@ -66,19 +82,6 @@ class RangeMaxTree {
     size_t first;
     size_t last;
   };
-
-  void AddBelow(size_t node, size_t begin, size_t end, const Range& range, int64_t amount) {
-    if (range.last < begin || end < range.first) return;
-    if (range.first <= begin && end <= range.last) {
-      most_[node] += amount;
-      added_[node] += amount;
-      return;
-    }
-    const size_t middle = (begin + end) / 2;
-    AddBelow(2 * node, begin, middle, range, amount);
-    AddBelow(2 * node + 1, middle + 1, end, range, amount);
-    most_[node] = added_[node] + std::max(most_[2 * node], most_[2 * node + 1]);
-  }
 
   int64_t MostBelow(size_t node, size_t begin, size_t end, const Range& range) const {
     if (range.last < begin || end < range.first) return INT64_MIN;

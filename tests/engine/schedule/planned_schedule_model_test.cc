@@ -85,7 +85,7 @@ void LetGoOfWhatWasRead(StepTrace& step) {
   const std::vector<ObjectLiveness> lives = LivenessOf(step);
   const std::vector<size_t> ends = OperatorEnds(step);
   for (size_t i = 0; i < lives.size(); ++i) {
-    if (!lives[i].is_read) continue;
+    if (!lives[i].is_read()) continue;
     step.objects[i].needed_until = static_cast<uint32_t>(ends[lives[i].accesses.back()] + 1);
   }
 }
