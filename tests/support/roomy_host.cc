@@ -4,11 +4,13 @@
 // then finds 1 TiB of RAM on NUMA node 0, of which PINION_TEST_USED_PERCENT is in use, and no limit
 // of a cgroup. On one node it asks for no memory policy, which a container may forbid. The ledger
 // of this user is a file of the test's own, in $TEST_TMPDIR or /tmp. Every pinion_test links it,
-// and RunProgram loads it into programs. Tests about the real host use RealHostProbe
-// (real_host_probe.h).
+// and RunProgram loads it into programs. A test that replaces open itself passes
+// other paths to OpenOnRoomyHost. Tests about the real host use RealHostProbe (real_host_probe.h).
 
 // The fortified header makes open an inline function, which cannot be replaced.
 #undef _FORTIFY_SOURCE
+
+#include "pinion/tests/support/roomy_host.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -63,18 +65,22 @@ bool IsHidden(std::string_view path) {
 
 }  // namespace
 
-// Weak, because some tests replace open themselves.
-extern "C" [[gnu::weak, gnu::visibility("default")]] int open(const char* path, int flags, ...) {
+int pinion::testing::OpenOnRoomyHost(const char* path, int flags, mode_t mode) {
   if (std::string_view(path) == "/proc/meminfo") return OpenMeminfo();
   if (std::string_view(path) == "/sys/devices/system/node/has_memory") return OpenText("0\n");
   if (IsHidden(path)) {
     errno = ENOENT;
     return -1;
   }
+  if (std::string_view(path).starts_with(kLedger)) return OpenLedger(path, flags, mode);
+  return static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+}
+
+// Weak, because some tests replace open themselves.
+extern "C" [[gnu::weak, gnu::visibility("default")]] int open(const char* path, int flags, ...) {
   std::va_list arguments;
   va_start(arguments, flags);
   const mode_t mode = (flags & (O_CREAT | __O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
   va_end(arguments);
-  if (std::string_view(path).starts_with(kLedger)) return OpenLedger(path, flags, mode);
-  return static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+  return pinion::testing::OpenOnRoomyHost(path, flags, mode);
 }

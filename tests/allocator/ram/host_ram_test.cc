@@ -6,11 +6,10 @@
 #include "pinion/allocator/ram/host_ram.h"
 
 #include <fcntl.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstdarg>
+#include <cstdint>
 #include <memory>
 #include <string_view>
 
@@ -18,9 +17,11 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/pinned_allocator.h"
+#include "pinion/allocator/ram/ram_probe.h"
 #include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_source.h"
+#include "pinion/tests/support/roomy_host.h"
 #include "pinion/tests/support/status_matchers.h"
 
 // The C library's, as in a container without /dev/shm.
@@ -38,7 +39,7 @@ extern "C" int open(const char* path, int flags, ...) {
   va_start(arguments, flags);
   const mode_t mode = (flags & (O_CREAT | __O_TMPFILE)) != 0 ? va_arg(arguments, mode_t) : 0;
   va_end(arguments);
-  return static_cast<int>(syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+  return pinion::testing::OpenOnRoomyHost(path, flags, mode);
 }
 
 namespace pinion {
@@ -66,6 +67,14 @@ class HostRamTest : public ::testing::Test {
   const std::shared_ptr<FakeSource> source_ = std::make_shared<FakeSource>();
   const CapturedLog log_;
 };
+
+// Allocators would otherwise log how much of this machine's RAM other programs use.
+TEST_F(HostRamTest, TheTestFindsARoomyHostAlthoughItReplacesOpen) {
+  const RamSample sample = RamProbe().Sample();
+  EXPECT_EQ(sample.total_bytes, uint64_t{1} << 40);
+  EXPECT_EQ(sample.percent, 0);
+  EXPECT_EQ(sample.headroom_bytes, sample.total_bytes);
+}
 
 // Its processes do know of each other.
 TEST_F(HostRamTest, AnAllocatorWithADirectoryForItsLedgerOpensNoOtherOneAndSaysNothing) {
