@@ -68,10 +68,10 @@ struct LayerCallbacks {
   // Returns the value that replaces the layer's in forward, of the same shape; the model continues
   // with a clone. One tensor returned for several calls of a layer gets the gradient of all calls.
   std::function<at::Tensor(LayerPart part, const at::Tensor& value)> replace;
-  // Returns the tensor to deliver in place of a value or gradient, in memory of its own, like
-  // Captum's `output_fn` but per tensor. It runs on the device; for a missing gradient it gets
-  // zeros on the host, or on the device with keep_on_device. Layers at one place in the graph share
-  // one gradient, and the first layer's call decides.
+  // Returns the tensor to deliver in place of a value or gradient, like Captum's `output_fn` but
+  // per tensor. The tensor is in memory of its own, or in that of the argument. It runs on the
+  // device; for a missing gradient it gets zeros on the host, or on the device with keep_on_device.
+  // Layers at one place in the graph share one gradient, and the first layer's call decides.
   std::function<at::Tensor(LayerPart part, const at::Tensor& tensor)> output_function;
   // In the order in which the layers become complete, while the device goes on: a value and its
   // gradient have arrived. It may change the value in place, take what it wants, and release the

@@ -44,7 +44,10 @@ std::optional<LayerDelivery> CaptureSink::Deliver(LayerPart part, const at::Tens
     TORCH_CHECK(leaving.defined(),
                 "LayerCallbacks::output_function returned an undefined tensor for layer ",
                 part.layer, ": return what is to leave in its place");
-    source = HostCopies::Source::kStays;
+    // Of a result that shares the model's memory, the model may change the bytes.
+    const bool has_own_memory =
+        tensor.has_storage() && leaving.has_storage() && !leaving.is_alias_of(tensor);
+    if (has_own_memory) source = HostCopies::Source::kStays;
   }
   LayerDelivery delivery;
   if (!options.keep_on_device) {

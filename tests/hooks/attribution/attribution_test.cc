@@ -365,6 +365,28 @@ TEST_F(TwoDevicesTest, AfterAnErrorOnOneDeviceNothingIsDeliveredFromAnother) {
   }
 }
 
+TEST_F(AttributionTest, AnOutputFunctionThatReturnsTheModelsMemoryDeliversWhatItHadThen) {
+  const LayerCallbacks of_the_layer[] = {
+      {.output_function = [](LayerPart, const Tensor& tensor) { return tensor; }},
+      {.output_function = [](LayerPart, const Tensor& tensor) { return tensor.view({-1}); }},
+  };
+  const auto forward = [](const Tensors& in) { return Tap("layer", in[0] * 2).mul_(100).sum(1); };
+  const Tensor expected = Make(1).cpu() * 2;
+  for (const LayerCallbacks& callbacks : of_the_layer) {
+    for (const bool keep_on_device : {false, true}) {
+      LayerOptions options;
+      options.keep_on_device = keep_on_device;
+      const auto values = session_->EvalLayers(forward, {"layer"}, {Make(1)}, options, callbacks);
+      const auto both = session_->ComputeLayerGradientsAndEval(forward, {"layer"}, {Make(1)},
+                                                               Target(), options, callbacks);
+      for (const auto& layers : {values, both}) {
+        const Tensor actual = layers[0].tensors[0].activation.cpu().view_as(expected);
+        EXPECT_TRUE(actual.equal(expected)) << "keep_on_device " << keep_on_device;
+      }
+    }
+  }
+}
+
 TEST_F(AttributionTest, AGraphThatTheModelKeepsCanBeUsedAndHasNoPartInIt) {
   const Tensor w = Make(2).requires_grad_();
   Tensor kept;
