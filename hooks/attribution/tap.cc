@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <atomic>
 #include <cstddef>
 #include <utility>
 #include <vector>
@@ -13,7 +14,9 @@ namespace pinion {
 struct OpenedTaps {
   ScopeMark mark{"TapScope"};
   TapListener* const listener;
-  const std::shared_ptr<OpenedTaps> outer;  // null for the outermost
+  const std::shared_ptr<OpenedTaps> outer;       // null for the outermost
+  const std::shared_ptr<const OpenedTaps> from;  // null unless another thread handed it over
+  std::atomic<bool> is_open = true;
 };
 
 namespace {
@@ -28,15 +31,39 @@ OpenedTaps* Innermost() {
   return t_innermost.get();
 }
 
-TapListener* Listener() {
-  const OpenedTaps* const innermost = Innermost();
-  return innermost == nullptr ? nullptr : innermost->listener;
+// The listener belongs to whoever opened the scope, and may end with it.
+void CheckIsOpen(const OpenedTaps& from) {
+  TORCH_CHECK(from.is_open.load(std::memory_order_acquire),
+              "the TapScope that a TapHandover was made in has ended: join replicas before forward "
+              "returns, and make a handover in each forward");
 }
 
-std::shared_ptr<OpenedTaps> Open(TapListener* listener) {
+TapListener* Listener() {
+  const OpenedTaps* const innermost = Innermost();
+  if (innermost == nullptr) return nullptr;
+  if (innermost->from != nullptr) CheckIsOpen(*innermost->from);
+  return innermost->listener;
+}
+
+std::shared_ptr<OpenedTaps> Open(TapListener* listener,
+                                 std::shared_ptr<const OpenedTaps> from = nullptr) {
   Innermost();
-  t_innermost.reset(new OpenedTaps{.listener = listener, .outer = t_innermost});
+  t_innermost.reset(
+      new OpenedTaps{.listener = listener, .outer = t_innermost, .from = std::move(from)});
   return t_innermost;
+}
+
+// Returns the scope that the calling thread taps for: its own, or the one that it was handed.
+std::shared_ptr<const OpenedTaps> OpenedHere() {
+  const OpenedTaps* const innermost = Innermost();
+  if (innermost == nullptr || innermost->from == nullptr) return t_innermost;
+  return innermost->from;
+}
+
+std::shared_ptr<OpenedTaps> OpenFrom(const std::shared_ptr<const OpenedTaps>& from) {
+  if (from == nullptr) return Open(/*listener=*/nullptr);
+  CheckIsOpen(*from);
+  return Open(from->listener, from);
 }
 
 }  // namespace
@@ -58,13 +85,14 @@ std::vector<at::Tensor> Tap(std::string_view name, std::vector<at::Tensor> tenso
   return passed;
 }
 
-TapHandover::TapHandover() : listener_(Listener()) {}
+TapHandover::TapHandover() : from_(OpenedHere()) {}
 
 TapScope::TapScope(TapListener* listener) : opened_(Open(listener)) {}
 TapScope::TapScope(const TapHandover& handover)
-    : state_(std::in_place, handover.state_), opened_(Open(handover.listener_)) {}
+    : state_(std::in_place, handover.state_), opened_(OpenFrom(handover.from_)) {}
 
 TapScope::~TapScope() {
+  opened_->is_open.store(false, std::memory_order_release);
   const OpenedTaps* const innermost = Innermost();
   opened_->mark.End(innermost == nullptr ? nullptr : &innermost->mark);
   Innermost();  // drops the ended scope

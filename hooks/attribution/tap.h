@@ -25,6 +25,9 @@
 //   });
 //   ...
 //   replica.join();                                 // before the forward function returns
+//
+// A handover ends with the TapScope that it was made in. Replicas throw c10::Error if they open it,
+// or tap with it, after that.
 
 #ifndef PINION_HOOKS_ATTRIBUTION_TAP_H_
 #define PINION_HOOKS_ATTRIBUTION_TAP_H_
@@ -53,6 +56,9 @@ class TapListener {
   virtual std::vector<at::Tensor> OnTap(std::string_view name, std::vector<at::Tensor> tensors) = 0;
 };
 
+// An open scope and the scopes around it (tap.cc).
+struct OpenedTaps;
+
 // Captures a thread's tap listener and LibTorch's thread-local state (grad mode, autocast, memory
 // observers) for threads that run replicas.
 class TapHandover {
@@ -61,18 +67,16 @@ class TapHandover {
 
  private:
   friend class TapScope;
-  TapListener* const listener_;
+  const std::shared_ptr<const OpenedTaps> from_;  // null outside of any scope
   const at::ThreadLocalState state_;
 };
-
-// An open scope and the scopes around it (tap.cc).
-struct OpenedTaps;
 
 // Sends the taps of this thread to `listener` alone, for the scope's lifetime. Nests.
 class [[nodiscard]] TapScope {
  public:
   [[nodiscard]] explicit TapScope(TapListener* listener);
-  // Makes this thread act for the thread that created `handover`.
+  // Makes this thread act for the thread that created `handover`. c10::Error if the handover's
+  // scope has ended.
   [[nodiscard]] explicit TapScope(const TapHandover& handover);
   ~TapScope();
   TapScope(const TapScope&) = delete;

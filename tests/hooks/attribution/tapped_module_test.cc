@@ -17,6 +17,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -121,6 +122,43 @@ TEST(TapScopeTest, OneThatEndsOnAnotherThreadIsToldOfAndHearsOfNothing) {
   }
   Tap("layer", at::ones({1}));
   EXPECT_EQ(listener.taps, 0);
+}
+
+TEST(TapScopeTest, AHandoverThatOutlivesItsScopeIsRefusedWithTheRemedy) {
+  const char* const remedy = "join replicas before forward returns";
+  CountingListener listener;
+  auto scope = std::make_unique<TapScope>(&listener);
+  const TapHandover handover;
+  std::string opened_late, tapped_late, handed_on;
+  std::promise<void> may_tap;
+  std::promise<void> has_opened;
+  std::thread replica([&] {
+    const TapScope taps(handover);
+    Tap("layer", at::ones({1}));
+    const TapHandover next;
+    has_opened.set_value();
+    may_tap.get_future().wait();
+    tapped_late = ErrorOf([] { Tap("layer", at::ones({1})); });
+    handed_on = ErrorOf([&] { const TapScope again(next); });
+  });
+  has_opened.get_future().wait();
+  EXPECT_EQ(listener.taps, 1);
+  scope.reset();
+  opened_late = ErrorOf([&] { const TapScope taps(handover); });
+  may_tap.set_value();
+  replica.join();
+  for (const std::string& error : {opened_late, tapped_late, handed_on}) {
+    EXPECT_THAT(error, HasSubstr(remedy));
+  }
+  EXPECT_EQ(listener.taps, 1);
+  Tap("layer", at::ones({1}));
+  EXPECT_EQ(listener.taps, 1);
+}
+
+TEST(TapScopeTest, AHandoverOfAThreadWithoutAScopeHearsOfNothing) {
+  const TapHandover handover;
+  const TapScope taps(handover);
+  EXPECT_EQ(ErrorOf([] { Tap("layer", at::Tensor()); }), "no error");
 }
 
 // Returns both halves of each row.
