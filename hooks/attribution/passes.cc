@@ -74,7 +74,7 @@ constexpr int64_t kBlockElements = 64 * 1024;
 }  // namespace
 
 PassBudget::PassBudget(uint64_t budget_bytes, c10::DeviceType type)
-    : budget_bytes_(budget_bytes), type_(type) {
+    : budget_bytes_(std::min<uint64_t>(budget_bytes, INT64_MAX)), type_(type) {
   if (!has_bound()) return;
   TORCH_CHECK(type != c10::DeviceType::CPU && TellsAllocatedBytes(type), "device_budget_bytes is ",
               budget_bytes, ", but the allocator of \"",
@@ -85,7 +85,7 @@ PassBudget::PassBudget(uint64_t budget_bytes, c10::DeviceType type)
     held_bytes_.push_back(AllocatedBytes({type, static_cast<c10::DeviceIndex>(index)}));
   }
   const int64_t least_bytes = *std::min_element(held_bytes_.begin(), held_bytes_.end());
-  TORCH_CHECK_WITH(OutOfMemoryError, least_bytes < static_cast<int64_t>(budget_bytes),
+  TORCH_CHECK_WITH(OutOfMemoryError, least_bytes < static_cast<int64_t>(budget_bytes_),
                    "each device holds ", least_bytes,
                    " bytes or more before the first pass, and the budget is ", budget_bytes,
                    ": raise device_budget_bytes, or free some device memory");

@@ -217,6 +217,18 @@ TEST_F(PathMethodsTest, ABudgetThatIsTooSmallNamesTheLeastAndThatOneIsEnough) {
   EXPECT_THAT(ErrorOf(run), HasSubstr("before the first pass, and the budget is 1000"));
 }
 
+TEST_F(PathMethodsTest, ABudgetOfMoreThanAnyDeviceHasIsAsGoodAsThat) {
+  for (const uint64_t budget_bytes : {uint64_t{1} << 63, UINT64_MAX}) {
+    PathOptions options;
+    options.device_budget_bytes = budget_bytes;
+    EXPECT_EQ(ErrorOf([&] {
+                IntegratedGradients(*session_, model(), {Examples()}, Target::Class(1), options);
+              }),
+              "no error");
+    EXPECT_GT(largest_pass_, 1);
+  }
+}
+
 TEST_F(PathMethodsTest, InAnOffloadScopeMoreRowsFitInABudget) {
   const Tensor x = Examples();
   const AttributedForward offloaded = [&](const Tensors& in) {
