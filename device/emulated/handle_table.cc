@@ -1,11 +1,21 @@
 #include "pinion/device/emulated/handle_table.h"
 
+#include <atomic>
+#include <cstdint>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "pinion/device/emulated/faults.h"
 
 namespace pinion {
+namespace {
+
+void* NewHandle() {
+  static std::atomic<uintptr_t> last = 0x1000;
+  return reinterpret_cast<void*>(last += 16);
+}
+
+}  // namespace
 
 StreamHandle HandleTable::Add(Stream stream) {
   void* const native = NewHandle();

@@ -1,11 +1,11 @@
-// Maps stream and event handles to the emulated machine's objects.
+// Maps stream and event handles to the emulated machine's objects. Handles are unique in the
+// process, so a machine refuses those of another one.
 //
 // Thread safety: none; the machine's mutex guards it.
 
 #ifndef PINION_DEVICE_EMULATED_HANDLE_TABLE_H_
 #define PINION_DEVICE_EMULATED_HANDLE_TABLE_H_
 
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -46,11 +46,8 @@ class HandleTable {
   void Remove(EventHandle event) { events_.erase(event.native()); }
 
  private:
-  void* NewHandle() { return reinterpret_cast<void*>(next_handle_ += 16); }
-
   std::unordered_map<void*, Stream> streams_;
   std::unordered_map<void*, Event> events_;
-  uintptr_t next_handle_ = 0x1000;
 };
 
 }  // namespace pinion

@@ -17,7 +17,8 @@
 namespace pinion {
 
 // Returns HostTier::OfProcess with a TorchPinnedSource, or with the program's own `pool` if given.
-// FailedPrecondition if LibTorch's library for the type is not loaded.
+// FailedPrecondition if LibTorch's library for the type is not loaded. InvalidArgument for a
+// backend of an emulated machine that is not the registered one.
 absl::StatusOr<std::shared_ptr<HostTier>> TorchHostTier(
     const HostTierOptions& options, const DeviceBackend& backend, c10::DeviceType type,
     std::shared_ptr<PinnedAllocator> pool = nullptr);

@@ -29,6 +29,8 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/device.h"
 #include "pinion/device/device_backend.h"
+#include "pinion/device/emulated/emulated_backend.h"
+#include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/planner/step_trace.h"
 #include "pinion/hooks/activations/module_heads.h"
 #include "pinion/hooks/activations/no_offload_module.h"
@@ -139,6 +141,19 @@ TEST_F(BackendMisuseTest, ABackendThatReturnsNullIsRefusedWithTheRemedy) {
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
                                  AllOf(HasSubstr("returned null for device 0"),
                                        HasSubstr("return NotFound"))))
+        << maker;
+  }
+}
+
+// It would offload nothing.
+TEST_F(BackendMisuseTest, ABackendOfAMachineThatIsNotRegisteredIsRefusedWithTheRemedy) {
+  world_.machine();  // skips the test on a GPU
+  const auto other = EmulatedMachine::Create(MachineOptions()).value();
+  for (const auto& [maker, status] : MadeWith(EmulatedBackend(other))) {
+    if (maker == std::string("StepRecorder")) continue;  // it opens its device later
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                                 AllOf(HasSubstr("of another machine than LibTorch's \"emu\""),
+                                       HasSubstr("RegisterEmuDevice"))))
         << maker;
   }
 }

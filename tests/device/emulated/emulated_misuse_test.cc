@@ -211,6 +211,27 @@ TEST_F(EmulatedMisuseTest, AHostAccessIsToMemory) {
   EXPECT_THAT(machine_->HostAccess(nullptr, 0, /*write=*/false), IsOk()) << "an empty tensor's";
 }
 
+TEST_F(EmulatedMisuseTest, AStreamOrAnEventOfAnotherMachineIsRefused) {
+  const auto other = EmulatedMachine::Create(Options()).value();
+  const StreamHandle stream = other->default_stream(0);
+  const EventHandle event = other->device(0)->CreateEvent().value();
+  EXPECT_THAT(device_->IsCapturing(stream), IsInvalid("no such stream"));
+  EXPECT_THAT(device_->SynchronizeStream(stream), IsInvalid("no such stream"));
+  EXPECT_THAT(device_->QueryEvent(event), IsInvalid("no such event"));
+  EXPECT_THAT(other->device(0)->DestroyEvent(event), IsOk());
+}
+
+TEST(AllocationLabelMisuseTest, OneThatEndsOnAnotherThreadIsToldOfAndStays) {
+  std::thread([] {
+    auto label = std::make_unique<const AllocationLabel>("label");
+    const CapturedLog log;
+    std::thread([&label] { label.reset(); }).join();
+    EXPECT_THAT(log.text(), AllOf(HasSubstr("AllocationLabel has ended on another thread"),
+                                  HasSubstr("end labels on the thread that opens them")));
+    EXPECT_EQ(AllocationLabel::Current(), "label");
+  }).join();
+}
+
 TEST(AllocationLabelMisuseTest, AnEmptyLabelIsNone) {
   const AllocationLabel empty("");
   EXPECT_EQ(AllocationLabel::Current(), "");
