@@ -1,5 +1,7 @@
 #include "pinion/device/allocation_label.h"
 
+#include "pinion/allocator/base/check.h"
+
 namespace pinion {
 namespace {
 
@@ -15,7 +17,14 @@ AllocationLabel::AllocationLabel(std::string_view label) : outermost_(CurrentLab
 }
 
 AllocationLabel::~AllocationLabel() {
-  if (outermost_) CurrentLabel().clear();
+  if (!outermost_) return;
+  if (thread_ == std::this_thread::get_id()) {
+    CurrentLabel().clear();
+    return;
+  }
+  PINION_LOG(kError)
+      << "an AllocationLabel has ended on another thread than the one that opened it, "
+         "whose allocations keep the label: end labels on the thread that opens them";
 }
 
 const std::string& AllocationLabel::Current() { return CurrentLabel(); }

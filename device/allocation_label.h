@@ -3,13 +3,15 @@
 //   AllocationLabel label("optimizer state");
 //   optimizer.step();
 //
-// Thread safety: per thread. The outermost label wins.
+// Thread safety: per thread. The outermost label wins. One that ends on another thread logs an
+// error and stays.
 
 #ifndef PINION_DEVICE_ALLOCATION_LABEL_H_
 #define PINION_DEVICE_ALLOCATION_LABEL_H_
 
 #include <string>
 #include <string_view>
+#include <thread>
 
 namespace pinion {
 
@@ -23,7 +25,8 @@ class [[nodiscard]] AllocationLabel {
   static const std::string& Current();  // "" outside of any label
 
  private:
-  bool outermost_;
+  const bool outermost_;
+  const std::thread::id thread_ = std::this_thread::get_id();
 };
 
 }  // namespace pinion

@@ -6,6 +6,7 @@
 #include <set>
 #include <tuple>
 
+#include "pinion/allocator/base/check.h"
 #include "pinion/hooks/attribution/tap.h"
 
 namespace pinion {
@@ -104,23 +105,36 @@ SequentialTaps::SequentialTaps(torch::nn::Sequential model, const std::string& p
     : model_(std::move(model)) {
   TORCH_CHECK(!model_.is_empty(), "SequentialTaps \"", prefix,
               "\" of an empty module holder: construct the Sequential without nullptr");
-  children_.assign(model_->begin(), model_->end());
   const auto names = model_->named_children();
   const bool is_named = prefix.size() > 1 && prefix.back() == '.';
   const std::string whole = is_named ? prefix.substr(0, prefix.size() - 1) : "";
-  for (size_t i = 0; i < children_.size(); ++i) {
+  for (size_t i = 0; i < names.size(); ++i) {
+    torch::nn::AnyModule& child = *(model_->begin() + static_cast<std::ptrdiff_t>(i));
     const std::string name = prefix + names[i].key();
     TapNames taps = {{name + ".input"}, {name}};
     if (is_named && i == 0) taps.inputs.insert(taps.inputs.begin(), whole + ".input");
-    if (is_named && i + 1 == children_.size()) taps.outputs.push_back(whole);
-    *(model_->begin() + static_cast<std::ptrdiff_t>(i)) =
-        torch::nn::AnyModule(nn::Tapped(std::move(taps), children_[i]));
+    if (is_named && i + 1 == names.size()) taps.outputs.push_back(whole);
+    wrappers_.push_back(std::make_shared<nn::TappedImpl>(std::move(taps), child));
+    child = torch::nn::AnyModule(nn::Tapped(wrappers_.back()));
   }
 }
 
 SequentialTaps::~SequentialTaps() {
-  for (size_t i = 0; i < children_.size(); ++i) {
-    *(model_->begin() + static_cast<std::ptrdiff_t>(i)) = std::move(children_[i]);
+  for (size_t i = 0; i < wrappers_.size(); ++i) {
+    // Taps that were put around these ones are outside of the wrapper.
+    torch::nn::AnyModule* place =
+        i < model_->size() ? &*(model_->begin() + static_cast<std::ptrdiff_t>(i)) : nullptr;
+    while (place != nullptr && place->ptr() != wrappers_[i]) {
+      auto* const outer = dynamic_cast<nn::TappedImpl*>(place->ptr().get());
+      place = outer == nullptr ? nullptr : &outer->module_;
+    }
+    if (place == nullptr) {
+      PINION_LOG(kError) << "the taps \"" << wrappers_[i]->names_.outputs.front()
+                         << "\" stay as they are, because the Sequential has changed: end "
+                            "SequentialTaps before its modules are changed";
+      continue;
+    }
+    *place = wrappers_[i]->module_;
   }
 }
 

@@ -46,6 +46,8 @@ struct TapNames {
   std::vector<std::string> outputs;  // innermost first
 };
 
+class SequentialTaps;
+
 namespace nn {
 
 // A module with its taps. Its parameters' names begin with "module.".
@@ -68,6 +70,8 @@ class TappedImpl : public torch::nn::Module {
       const std::optional<c10::Device>& device = std::nullopt) const override;
 
  private:
+  friend class pinion::SequentialTaps;
+
   const TapNames names_;
   torch::nn::AnyModule module_;
 };
@@ -77,8 +81,8 @@ TORCH_MODULE(Tapped);
 
 // Puts taps around every child of `model` for the object's lifetime. Taps are named by `prefix` and
 // the child's name or index. A prefix like "features." also taps the whole model as "features".
-// Parameters keep their names. Meanwhile, do not clone or change `model`; construct and destroy
-// while no other thread runs it.
+// Parameters keep their names. Several may be on one model, and end in any order. Meanwhile, do not
+// clone or change `model`; construct and destroy while no other thread runs it.
 class [[nodiscard]] SequentialTaps {
  public:
   [[nodiscard]] explicit SequentialTaps(torch::nn::Sequential model,
@@ -89,7 +93,7 @@ class [[nodiscard]] SequentialTaps {
 
  private:
   torch::nn::Sequential model_;
-  std::vector<torch::nn::AnyModule> children_;  // the unwrapped children
+  std::vector<std::shared_ptr<nn::TappedImpl>> wrappers_;  // by child
 };
 
 // Puts SequentialTaps around every Sequential in `model`, or around `model` itself. Names are those

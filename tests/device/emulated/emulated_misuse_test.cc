@@ -6,6 +6,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -19,11 +20,13 @@
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/tests/device/emulated/emulated_fixture.h"
+#include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion {
 namespace emulated_misuse_test {
 
+using ::pinion::testing::CapturedLog;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::StatusIs;
 using ::testing::AllOf;

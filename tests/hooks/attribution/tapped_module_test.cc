@@ -9,6 +9,7 @@
 #include <ATen/ops/tanh.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/container/any.h>
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
@@ -55,6 +56,42 @@ TEST_F(TappedModuleTest, ASequentialIsAsItWasWhenItsTapsAreGone) {
     EXPECT_THROW(model->at<torch::nn::LinearImpl>(0), c10::Error) << "it is a tapped one";
   }
   EXPECT_NO_THROW(model->at<torch::nn::LinearImpl>(0));
+}
+
+TEST_F(TappedModuleTest, TapsOfOneSequentialThatEndInAnyOrderLeaveThoseThatAreOpen) {
+  const torch::nn::Sequential model((torch::nn::Tanh()));
+  const Tensors x = {Make(1)};
+  const auto forward = [&](const Tensors& in) { return model->forward(in[0]).sum(1); };
+  LayerOptions options;
+  options.unused_layers = UnusedLayers::kZeros;
+  std::array<size_t, 3> order = {0, 1, 2};
+  do {
+    SCOPED_TRACE(::testing::PrintToString(order));
+    const CapturedLog log;
+    std::array<std::unique_ptr<SequentialTaps>, 3> taps;
+    for (size_t i = 0; i < 3; ++i) {
+      taps[i] = std::make_unique<SequentialTaps>(model, std::to_string(i) + ".");
+    }
+    for (const size_t ended : order) {
+      taps[ended].reset();
+      const auto layers = session_->EvalLayers(forward, {"0.0", "1.0", "2.0"}, x, options);
+      for (size_t i = 0; i < 3; ++i) EXPECT_EQ(layers[i].ran, taps[i] != nullptr) << i;
+    }
+    EXPECT_NO_THROW(model->at<torch::nn::TanhImpl>(0));
+    EXPECT_EQ(log.text(), "");
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+TEST_F(TappedModuleTest, TapsOfASequentialThatChangedMeanwhileLeaveItAndSaySo) {
+  const torch::nn::Sequential model(torch::nn::Tanh(), torch::nn::Tanh());
+  const CapturedLog log;
+  {
+    const SequentialTaps taps(model, "features.");
+    *model->begin() = torch::nn::AnyModule(torch::nn::ReLU());
+  }
+  EXPECT_NO_THROW(model->at<torch::nn::ReLUImpl>(0));
+  EXPECT_NO_THROW(model->at<torch::nn::TanhImpl>(1));
+  EXPECT_THAT(log.text(), HasSubstr("the taps \"features.0\" stay as they are"));
 }
 
 TEST_F(TappedModuleTest, AModelOfTappedModulesCanBeCloned) {
