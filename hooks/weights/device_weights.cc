@@ -229,8 +229,9 @@ void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
         !is_captured, "a graph is captured, and the weights of \"", unit.parts.name,
         "\" are streamed: replays would read memory that is free by then. Run the model without "
         "capturing it, or keep its weights on the device");
-    TORCH_CHECK(!paused_, "the weights of \"", unit.parts.name,
-                "\" are used while WeightOffloader::Step changes weights on the host: run the "
+    TORCH_CHECK(paused_by_ == nullptr, "the weights of \"", unit.parts.name, "\" are used while ",
+                paused_by_,
+                " changes weights on the host: run the "
                 "model before or after the step, and make optimizers over host_parameters()");
     const MasterWatch* const changed = unit.parts.Changed(use.in_backward);
     TORCH_CHECK(changed == nullptr, "the host's copy of ", changed->name(),
@@ -298,15 +299,16 @@ bool DeviceWeights::Write(uint32_t index, const WritingOperator& op) {
 
 // --------------------------------------------------------------------------------- on the host
 
-void DeviceWeights::Pause() {
+void DeviceWeights::Pause(const char* call) {
   {
     MutexLock lock(state_.mu);
-    TORCH_CHECK(!paused_, "WeightOffloader::Step was called within itself");
+    TORCH_CHECK(paused_by_ == nullptr, call, " was called within ", paused_by_, ": call it after ",
+                paused_by_, " has returned");
     for (const DeviceUnit& unit : state_.units.all()) {
-      TORCH_CHECK(unit.users == 0, "WeightOffloader::Step was called while an operator uses \"",
-                  unit.parts.name, "\" on another thread: wait for it");
+      TORCH_CHECK(unit.users == 0, call, " was called while an operator uses \"", unit.parts.name,
+                  "\" on another thread: wait for it");
     }
-    paused_ = true;
+    paused_by_ = call;
   }
   const absl::Status done = arrivals_.WaitForCopies();
   if (done.ok()) return;
@@ -319,7 +321,7 @@ void DeviceWeights::Resume(const std::vector<uint32_t>& changed) {
   {
     MutexLock lock(state_.mu);
     for (const uint32_t index : changed) state_.units.Drop(index, dropped);
-    paused_ = false;
+    paused_by_ = nullptr;
   }
   FreeDropped(dropped, tier_->engine());
 }

@@ -141,7 +141,7 @@ class DeviceWeights final : public ResidencyKeeper {
 
   // Lets the host change weights until Resume. Blocks until no copy reads them; operators that use
   // weights throw meanwhile.
-  void Pause();
+  void Pause(const char* call);
   // Evicts the changed units.
   void Resume(const std::vector<uint32_t>& changed);
   // After a change: fetches the units that are expected next, on the current stream.
@@ -162,7 +162,7 @@ class DeviceWeights final : public ResidencyKeeper {
   WeightState state_;
   UnitArrivals arrivals_;
   const std::unique_ptr<TargetWindow> target_ ABSL_PT_GUARDED_BY(state_.mu);  // null: no target
-  bool paused_ ABSL_GUARDED_BY(state_.mu) = false;
+  const char* paused_by_ ABSL_GUARDED_BY(state_.mu) = nullptr;                // null: not paused
 };
 
 }  // namespace pinion

@@ -24,6 +24,9 @@
 namespace pinion {
 namespace {
 
+constexpr char kStep[] = "WeightOffloader::Step";
+constexpr char kWithParametersOnHost[] = "WeightOffloader::WithParametersOnHost";
+
 // Returns weak references to the module, or to its children if no shared_ptr owns the module, with
 // name prefixes.
 std::vector<std::pair<std::string, std::weak_ptr<torch::nn::Module>>> RootsOf(
@@ -140,7 +143,9 @@ void WeightOffloader::CheckSameParameters() const {
   }
 }
 
-void WeightOffloader::CheckAllStreamed() const {
+void WeightOffloader::CheckAllStreamed(const char* call) const {
+  TORCH_CHECK(!on_host_, call, " was called within ", kWithParametersOnHost, ": call it after ",
+              kWithParametersOnHost, " has returned");
   CheckSameParameters();
   for (const Weight& weight : all_) {
     const auto impl = weight.tensor.lock();
@@ -156,12 +161,13 @@ void WeightOffloader::CheckAllStreamed() const {
 
 void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
   TORCH_CHECK(work != nullptr, "the work of WithParametersOnHost is empty: give a function to run");
-  WaitForGradients();
-  weights_->Pause();
+  WaitForGradientsOf(kWithParametersOnHost);
+  weights_->Pause(kWithParametersOnHost);
   // The parameters that still exist, and the tensors that they become again.
   std::vector<at::Tensor> parameters(all_.size());
   std::vector<at::Tensor> streamed(all_.size());
   const absl::Cleanup back = [&] {
+    on_host_ = false;
     const c10::InferenceMode normal(false);
     const at::NoGradGuard no_grad;
     std::vector<uint32_t> units;
@@ -178,6 +184,7 @@ void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
     }
     weights_->Resume(units);
   };
+  on_host_ = true;
   {
     // Tensors made in inference mode could not be trained later.
     const c10::InferenceMode normal(false);
@@ -212,8 +219,8 @@ void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
 
 void WeightOffloader::Step(const std::function<void()>& step) {
   TORCH_CHECK(step != nullptr, "the step of Step is empty: give a function that changes weights");
-  WaitForGradients();
-  weights_->Pause();
+  WaitForGradientsOf(kStep);
+  weights_->Pause(kStep);
   // Optimizers write through data(), without a new version, to every weight with a gradient.
   std::vector<bool> may_change;
   for (const Weight& weight : all_) {
@@ -237,14 +244,18 @@ void WeightOffloader::Step(const std::function<void()>& step) {
 }
 
 void WeightOffloader::WaitForGradients() {
-  CheckAllStreamed();
+  WaitForGradientsOf("WeightOffloader::WaitForGradients");
+}
+
+void WeightOffloader::WaitForGradientsOf(const char* call) {
+  CheckAllStreamed(call);
   gradients_->Follow();
 }
 
 double WeightOffloader::ClipGradNorm(double max_norm) {
   TORCH_CHECK(max_norm >= 0, "ClipGradNorm to a norm of ", max_norm,
               ": it must be at least 0 (infinity: the norm alone)");
-  CheckAllStreamed();
+  CheckAllStreamed("WeightOffloader::ClipGradNorm");
   return gradients_->ClipNorm(max_norm);
 }
 

@@ -108,7 +108,7 @@ class WeightOffloader {
   // Waits for gradients and runs `step`, which may read them and change host copies. The model must
   // not be used meanwhile. Changed weights count as changed in place: backward of an older graph
   // throws autograd's error. Throws if a parameter has other memory than at Attach, for example by
-  // torch::load, or if the module has a new parameter.
+  // torch::load, or if the module has a new parameter, and within Step or WithParametersOnHost.
   void Step(const std::function<void()>& step);
 
   // Runs `work` while the module's parameters and large buffers are plain host tensors: for
@@ -143,11 +143,13 @@ class WeightOffloader {
     uint32_t unit = 0;
   };
 
-  // Throw, and name the parameter.
+  // Throw, and name the parameter, or the public function `call` within WithParametersOnHost.
   void CheckSameParameters() const;
-  void CheckAllStreamed() const;
+  void CheckAllStreamed(const char* call) const;
+  void WaitForGradientsOf(const char* call);
 
   std::vector<Weight> all_;
+  bool on_host_ = false;  // within WithParametersOnHost
   // The module's parameters at Attach. Weak references keep the addresses from being reused.
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> parameters_;
   std::vector<std::pair<std::string, std::weak_ptr<torch::nn::Module>>> roots_;

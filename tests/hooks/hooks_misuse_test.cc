@@ -380,5 +380,41 @@ TEST(WeightOffloaderMisuseTest, ANormThatIsNoneIsRefusedAndNoGradientChanges) {
   EXPECT_GT(weights->ClipGradNorm(kInfinity), 0);
 }
 
+TEST(WeightOffloaderMisuseTest, ACallWithinAnotherThatExcludesItIsNamedWithTheOuterOne) {
+  EmuWorld world;
+  torch::nn::Linear linear(4, 4);
+  const auto weights =
+      WeightOffloader::Attach(*linear, world.device(), world.backend(), {.tier = SmallTier()})
+          .value();
+  const std::string step = "WeightOffloader::Step";
+  const std::string on_host = "WeightOffloader::WithParametersOnHost";
+  const struct {
+    std::string name;
+    std::function<void()> call;
+    bool may_be_in_step;
+  } rows[] = {
+      {step, [&] { weights->Step([] {}); }, false},
+      {on_host, [&] { weights->WithParametersOnHost([] {}); }, false},
+      {"WeightOffloader::ClipGradNorm", [&] { weights->ClipGradNorm(1); }, true},
+      {"WeightOffloader::WaitForGradients", [&] { weights->WaitForGradients(); }, true},
+  };
+  const auto refused = [](const std::string& inner, const std::string& outer) {
+    return HasSubstr(inner + " was called within " + outer + ": call it after " + outer +
+                     " has returned");
+  };
+  for (const auto& row : rows) {
+    linear->forward(at::ones({2, 4}).to(world.device())).sum().backward();
+    EXPECT_THAT(ErrorOf([&] { weights->WithParametersOnHost(row.call); }),
+                refused(row.name, on_host));
+    const std::string in_step = ErrorOf([&] { weights->Step(row.call); });
+    if (row.may_be_in_step) {
+      EXPECT_EQ(in_step, "no error") << row.name;
+    } else {
+      EXPECT_THAT(in_step, refused(row.name, step));
+    }
+    EXPECT_EQ(ErrorOf(row.call), "no error") << row.name << " after the outer call";
+  }
+}
+
 }  // namespace hooks_misuse_test
 }  // namespace pinion::testing
