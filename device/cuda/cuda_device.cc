@@ -19,7 +19,8 @@ namespace {
 
 absl::Status Check(StreamHandle stream) {
   if (!stream.valid()) {
-    return absl::InvalidArgumentError("a default-constructed StreamHandle names no stream");
+    return absl::InvalidArgumentError(
+        "a default-constructed StreamHandle names no stream: pass one that CreateStream returned");
   }
   if (stream.native() == cudaStreamPerThread) {
     return absl::InvalidArgumentError(
@@ -31,18 +32,20 @@ absl::Status Check(StreamHandle stream) {
 
 absl::Status Check(EventHandle event) {
   if (event.valid()) return absl::OkStatus();
-  return absl::InvalidArgumentError("a default-constructed EventHandle names no event");
+  return absl::InvalidArgumentError(
+      "a default-constructed EventHandle names no event: pass one that CreateEvent returned");
 }
 
 absl::Status Check(absl::Span<const CopyPiece> pieces) {
-  if (pieces.empty()) return absl::InvalidArgumentError("CopyAsync: no pieces");
+  if (pieces.empty()) return absl::InvalidArgumentError("CopyAsync: no pieces: give one or more");
   for (const CopyPiece& piece : pieces) {
     if (piece.size_bytes == 0) {
-      return absl::InvalidArgumentError("CopyAsync: a piece has size_bytes 0");
+      return absl::InvalidArgumentError("CopyAsync: a piece has size_bytes 0: leave it out");
     }
     if (piece.dst == nullptr || piece.src == nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "CopyAsync: a piece of ", HumanBytes(piece.size_bytes), " is at a null pointer"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("CopyAsync: a piece of ", HumanBytes(piece.size_bytes),
+                       " is at a null pointer: give the address of both ends"));
     }
   }
   return absl::OkStatus();
@@ -100,7 +103,8 @@ DeviceInfo CudaDevice::info() const {
 
 absl::StatusOr<void*> CudaDevice::Allocate(uint64_t size_bytes, StreamHandle stream) {
   PINION_RETURN_IF_ERROR(Check(stream));
-  if (size_bytes == 0) return absl::InvalidArgumentError("Allocate: size_bytes is 0");
+  if (size_bytes == 0)
+    return absl::InvalidArgumentError("Allocate: size_bytes is 0: ask for one or more");
   void* data = nullptr;
   const absl::Status allocated = CallRelaxed(
       "cudaMallocAsync", [&] { return api_.MallocAsync(&data, size_bytes, Native(stream)); });
@@ -120,7 +124,8 @@ absl::StatusOr<void*> CudaDevice::Allocate(uint64_t size_bytes, StreamHandle str
 
 absl::Status CudaDevice::Free(void* data, StreamHandle stream) {
   PINION_RETURN_IF_ERROR(Check(stream));
-  if (data == nullptr) return absl::InvalidArgumentError("Free: data is null");
+  if (data == nullptr)
+    return absl::InvalidArgumentError("Free: data is null: pass an address that Allocate returned");
   return CallRelaxed("cudaFreeAsync", [&] { return api_.FreeAsync(data, Native(stream)); });
 }
 

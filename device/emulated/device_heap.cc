@@ -31,7 +31,8 @@ DeviceHeap::DeviceHeap(int device, uint64_t limit_bytes, MemoryArena* arena, Sim
 
 absl::StatusOr<void*> DeviceHeap::Allocate(uint64_t size_bytes, const std::string& label,
                                            int slot) {
-  if (size_bytes == 0) return absl::InvalidArgumentError("Allocate: size_bytes is 0");
+  if (size_bytes == 0)
+    return absl::InvalidArgumentError("Allocate: size_bytes is 0: ask for one or more");
   ReleaseHeld();
   void* data = nullptr;
   const bool fits = size_bytes <= stats_.limit_bytes && MakeRoom(AllocationBytes(size_bytes));

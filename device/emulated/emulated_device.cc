@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -12,6 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "pinion/allocator/base/bytes.h"
@@ -63,9 +65,12 @@ class EmulatedPinnedSource : public HostMemorySource {
     {
       MutexLock lock(core_->mu);
       PINION_RETURN_IF_ERROR(core_->faults.Check(device_));
-      PINION_CHECK(segment.size_bytes > 0 &&
-                   core_->pinned.SizeAt(segment.data) == segment.size_bytes)
-          << "the segment did not come from this machine";
+      if (segment.size_bytes == 0 || core_->pinned.SizeAt(segment.data) != segment.size_bytes) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("this machine has no pinned segment of ", HumanBytes(segment.size_bytes),
+                         " at 0x", absl::Hex(reinterpret_cast<uintptr_t>(segment.data)),
+                         ": free each segment that Allocate returned, unchanged and once"));
+      }
       PINION_RETURN_IF_ERROR(core_->pinned.Remove(segment.data));
       HostProtection* const protection = core_->simulation.protection();
       if (protection != nullptr) machine_view = protection->RemoveSegment(segment.data);
@@ -255,14 +260,14 @@ class EmulatedDevice : public Device {
     MutexLock lock(core_->mu);
     PINION_RETURN_IF_ERROR(core_->Enter(index_, DeviceCall::kCopy, preset.host_call_us));
     PINION_ASSIGN_OR_RETURN(const Stream* const on, core_->handles.Find(index_, stream));
-    if (pieces.empty()) return absl::InvalidArgumentError("CopyAsync: no pieces");
+    if (pieces.empty()) return absl::InvalidArgumentError("CopyAsync: no pieces: give one or more");
     CopyCost cost;
     cost.device = index_;
     cost.direction = direction;
     bool pageable = false;
     for (const CopyPiece& piece : pieces) {
       if (piece.size_bytes == 0) {
-        return absl::InvalidArgumentError("CopyAsync: a piece has size_bytes 0");
+        return absl::InvalidArgumentError("CopyAsync: a piece has size_bytes 0: leave it out");
       }
       const bool h2d = direction == CopyDirection::kHostToDevice;
       PINION_ASSIGN_OR_RETURN(const MachineCore::Place on_device,

@@ -167,7 +167,8 @@ absl::Status EmulatedMachine::Copy(int device, void* dst, const void* src, uint6
   PINION_ASSIGN_OR_RETURN(const MachineCore::Place from, core_->Locate(src, size_bytes));
   const CopyPiece piece = {dst, src, size_bytes};
   if (to.device < 0 && from.device < 0) {
-    return absl::InvalidArgumentError("Copy: neither pointer is device memory");
+    return absl::InvalidArgumentError(
+        "Copy: neither pointer is device memory: pass one that Allocate returned");
   }
   if (to.device == from.device) {
     core_->simulation.SubmitCopyInside(on->slot, piece);
@@ -200,13 +201,14 @@ absl::Status EmulatedMachine::RecordStream(const void* data, StreamHandle stream
 absl::Status EmulatedMachine::HostAccess(const void* data, uint64_t size_bytes, bool write) {
   const uintptr_t begin = reinterpret_cast<uintptr_t>(data);
   if (size_bytes > UINTPTR_MAX - begin || (data == nullptr && size_bytes > 0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("HostAccess: no memory has ", size_bytes, " bytes from ", begin, " on"));
+    return absl::InvalidArgumentError(absl::StrCat("HostAccess: no memory has ", size_bytes,
+                                                   " bytes from ", begin,
+                                                   " on: pass memory of the host"));
   }
   MutexLock lock(core_->mu);
   if (const int device = core_->DeviceOf(data); device >= 0) {
     return absl::InvalidArgumentError("HostAccess: this is memory of " +
-                                      EmulatedDeviceName(device));
+                                      EmulatedDeviceName(device) + ": pass memory of the host");
   }
   core_->simulation.HostAccess(data, size_bytes, write);
   return absl::OkStatus();

@@ -178,6 +178,8 @@ std::vector<LayerAttribution> LayerGradientShap(AttributionSession& session,
                     baselines[i].size(0) == baselines.front().size(0),
                 "baselines of ", baselines[i].sizes(), " for an input of ", inputs[i].sizes(),
                 ": they are examples like the input's, as many for each input");
+    TORCH_CHECK(baselines[i].device() == inputs[i].device(), "baselines on ", baselines[i].device(),
+                " for an input on ", inputs[i].device(), ": put both on one device");
   }
   CheckDraws(draws, inputs, baselines.front().size(0), options.n_samples);
   target.CheckExamples(path.examples());

@@ -65,8 +65,9 @@ struct LayerPart {
 
 // Functions that a method runs on the layers' tensors. Each may be empty.
 struct LayerCallbacks {
-  // Returns the value that replaces the layer's in forward, of the same shape; the model continues
-  // with a clone. One tensor returned for several calls of a layer gets the gradient of all calls.
+  // Returns the value that replaces the layer's in forward, of the same shape and device; the model
+  // continues with a clone. One tensor returned for several calls of a layer gets the gradient of
+  // all calls.
   std::function<at::Tensor(LayerPart part, const at::Tensor& value)> replace;
   // Returns the tensor to deliver in place of a value or gradient, like Captum's `output_fn` but
   // per tensor. The tensor is in memory of its own, or in that of the argument. It runs on the

@@ -113,6 +113,8 @@ class LayerCapture final : public TapListener {
  private:
   // Returns the index of the first layer of that name, or the number of layers if none has it.
   size_t PlaceOf(std::string_view name) const;
+  // Returns what LayerCallbacks::replace gives for the value.
+  at::Tensor Replaced(LayerPart part, const at::Tensor& value) const;
   // Registers for the tensor's gradient in `piece` and returns the tensor for the model.
   at::Tensor Watch(LayerPart part, const at::Tensor& tensor, LayerPiece& piece);
   // Registers `undo` to be called by the destructor.
@@ -172,7 +174,7 @@ std::vector<at::Tensor> LayerCapture::OnTap(std::string_view name,
     LayerPiece& piece = pieces[i];
     at::Tensor& tensor = tensors[i];
     const LayerPart part = {layer, i};
-    if (sink_->callbacks.replace) tensor = sink_->callbacks.replace(part, tensor);
+    if (sink_->callbacks.replace) tensor = Replaced(part, tensor);
     TORCH_CHECK(tensor.defined(), "layer \"", name, "\" was tapped with an undefined tensor, or ",
                 "replaced by one: tap, or return, one that has a value");
     piece.captured_as = sink_->NextNumber();
@@ -196,6 +198,16 @@ std::vector<at::Tensor> LayerCapture::OnTap(std::string_view name,
   // The pieces of an earlier call are destroyed with `pieces`, after the unlock.
   captured_[layer][device].swap(pieces);
   return tensors;
+}
+
+at::Tensor LayerCapture::Replaced(LayerPart part, const at::Tensor& value) const {
+  at::Tensor tensor = sink_->callbacks.replace(part, value);
+  if (!value.defined() || !tensor.defined()) return tensor;
+  TORCH_CHECK(tensor.sizes() == value.sizes() && tensor.device() == value.device(),
+              "LayerCallbacks::replace returned ", tensor.sizes(), " on ", tensor.device(),
+              " for layer \"", layers_[part.layer], "\", whose value is ", value.sizes(), " on ",
+              value.device(), ": return a tensor of that shape on that device");
+  return tensor;
 }
 
 at::Tensor LayerCapture::Watch(LayerPart part, const at::Tensor& tensor, LayerPiece& piece) {

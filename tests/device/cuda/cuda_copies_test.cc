@@ -78,7 +78,7 @@ TEST_F(CudaCopiesTest, AFailedCopyThatCannotBeWaitedForIsAsBadAsABrokenDevice) {
 
 TEST_F(CudaCopiesTest, ACopyOfNothingIsRefused) {
   EXPECT_THAT(device_.CopyAsync(CopyDirection::kHostToDevice, {}, stream_),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no pieces")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no pieces: give one")));
 }
 
 }  // namespace

@@ -116,17 +116,19 @@ TEST_F(CudaDeviceTest, AHandleThatNamesNothingIsRefusedBeforeAnyCall) {
         device_.SynchronizeStream({}), device_.IsCapturing({}).status(),
         device_.RecordEvent(event, {}), device_.StreamWaitEvent({}, event),
         device_.CopyAsync(CopyDirection::kHostToDevice, {&piece, 1}, {})}) {
-    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("StreamHandle")));
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument,
+                                  HasSubstr("StreamHandle names no stream: pass one that")));
   }
   for (const absl::Status& refused :
        {device_.DestroyEvent({}), device_.RecordEvent({}, stream_),
         device_.StreamWaitEvent(stream_, {}), device_.QueryEvent({}).status(),
         device_.WaitEvent({}, absl::ZeroDuration()), device_.ElapsedMs({}, event).status(),
         device_.ElapsedMs(event, {}).status()}) {
-    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("EventHandle")));
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument,
+                                  HasSubstr("EventHandle names no event: pass one that")));
   }
   EXPECT_THAT(device_.Allocate(0, stream_),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("size_bytes is 0")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("size_bytes is 0: ask for")));
   EXPECT_EQ(fake_.all_calls(), calls);
 }
 

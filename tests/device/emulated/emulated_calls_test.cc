@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/host_memory_source.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
@@ -239,8 +240,20 @@ TEST_F(EmulatedCallsTest, ACopyAcrossTheLinkHasAnEndOnTheHost) {
 TEST_F(EmulatedCallsTest, PinningIsTheCallersBugUnlessItIsOfWholePages) {
   EXPECT_DEATH(source_->Allocate(0).status().IgnoreError(), "whole pages, not 0 bytes");
   EXPECT_DEATH(source_->Allocate(kPage + 1).status().IgnoreError(), "whole pages");
-  EXPECT_DEATH(source_->Free({host_, 2 * kPage, -1}).IgnoreError(), "did not come from");
-  EXPECT_DEATH(source_->Free({data_, kPage, -1}).IgnoreError(), "did not come from");
+}
+
+TEST_F(EmulatedCallsTest, OnlyASegmentOfTheMachineIsFreedAndOnlyOnce) {
+  const HostSegment segment = source_->Allocate(2 * kPage).value();
+  char* const data = static_cast<char*>(segment.data);
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument,
+                                AllOf(HasSubstr("no pinned segment"), HasSubstr("once")));
+  for (const HostSegment& wrong :
+       {HostSegment{}, HostSegment{data, kPage, -1}, HostSegment{data + kPage, kPage, -1},
+        HostSegment{data_, kPage, -1}}) {
+    EXPECT_THAT(source_->Free(wrong), refused);
+  }
+  EXPECT_THAT(source_->Free(segment), IsOk());
+  EXPECT_THAT(source_->Free(segment), refused);
 }
 
 }  // namespace emulated_calls_test

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/DeviceType.h>
+#include <c10/util/StringUtil.h>
 
 #include <cstdint>
 #include <functional>
@@ -143,6 +144,27 @@ TEST_F(AttributionMisuseTest, ATensorThatIsUndefinedIsRefusedByWhatItIsOf) {
        "output_function returned an undefined tensor"},
   };
   for (const auto& row : rows) EXPECT_THAT(ErrorOf(row.call), HasSubstr(row.message)) << row.name;
+}
+
+TEST_F(AttributionMisuseTest, AReplacementOfAnotherShapeOrDeviceIsRefused) {
+  const auto forward = [](const Tensors& x) { return Tap("layer", x[0] * 2); };
+  for (const at::Tensor& other : {at::ones({2, 4}).to(world_.device()), at::ones({2, 3})}) {
+    LayerCallbacks callbacks;
+    callbacks.replace = [&](LayerPart, const at::Tensor&) { return other; };
+    EXPECT_THAT(
+        ErrorOf([&] { session_->EvalLayers(forward, layers_, x_, {}, callbacks); }),
+        AllOf(HasSubstr("replace returned " + c10::str(other.sizes(), " on ", other.device())),
+              HasSubstr("return a tensor of that shape on that device")));
+  }
+}
+
+TEST_F(AttributionMisuseTest, BaselinesOfAShapOnAnotherDeviceAreRefused) {
+  const auto forward = [](const Tensors& x) { return Tap("layer", x[0] * 2); };
+  EXPECT_THAT(
+      ErrorOf([&] {
+        LayerGradientShap(*session_, forward, layers_, x_, {at::ones({2, 3})}, Target::Class(0));
+      }),
+      AllOf(HasSubstr("baselines on cpu for an input on"), HasSubstr("put both on one")));
 }
 
 TEST_F(AttributionMisuseTest, ANameThatNobodyTapsAndNoListenerAndNoTierAreOfUse) {
