@@ -227,35 +227,57 @@ TEST_F(ScopedNumaThreadTest, WhereTheKernelDoesNotTellTheCpusTheThreadStaysWhere
   EXPECT_EQ(AllowedCpus(), before_);
 }
 
-TEST(NumaTest, MemoryThatIsPartlyUntouchedLiesOnNoNode) {
-  constexpr uint64_t kPage = 4096;
+// The pages that a thread touches lie on one node while it runs on one CPU and has no memory
+// policy.
+class NumaPagesTest : public ScopedNumaThreadTest {
+ protected:
+  void SetUp() override {
+    int policy = MPOL_DEFAULT;
+    syscall(SYS_get_mempolicy, &policy, nullptr, 0, nullptr, 0);
+    if (policy != MPOL_DEFAULT) GTEST_SKIP() << "the tests run with memory policy " << policy;
+    RunOn({before_.front()});
+  }
+  void TearDown() override { RunOn(before_); }
+
+  static void RunOn(const std::vector<int>& cpus) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const int cpu : cpus) CPU_SET(cpu, &set);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(set), &set), 0);
+  }
+
+  const uint64_t page_bytes_ = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+};
+
+TEST_F(NumaPagesTest, MemoryThatIsPartlyUntouchedLiesOnNoNode) {
   void* const data =
-      mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      mmap(nullptr, 4 * page_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(data, MAP_FAILED);
   char* const bytes = static_cast<char*>(data);
   bytes[0] = 1;
-  const int node = NumaNodeOf(data, kPage, kPage);
-  EXPECT_EQ(NumaNodeOf(data, 2 * kPage, kPage), -1);
-  EXPECT_EQ(NumaNodeOf(bytes + kPage, kPage, kPage), -1);
-  EXPECT_EQ(NumaNodeOf(data, 2 * kPage, 2 * kPage), node) << "one page in two is looked at";
-  EXPECT_EQ(NumaNodeOf(data, 0, kPage), -1);
-  munmap(data, 4 * kPage);
+  const int node = NumaNodeOf(data, page_bytes_, page_bytes_);
+  EXPECT_EQ(NumaNodeOf(data, 2 * page_bytes_, page_bytes_), -1);
+  EXPECT_EQ(NumaNodeOf(bytes + page_bytes_, page_bytes_, page_bytes_), -1);
+  EXPECT_EQ(NumaNodeOf(data, 2 * page_bytes_, 2 * page_bytes_), node)
+      << "one page in two is looked at";
+  EXPECT_EQ(NumaNodeOf(data, 0, page_bytes_), -1);
+  munmap(data, 4 * page_bytes_);
 }
 
-TEST(NumaTest, EachPageOfALongRangeCounts) {
-  constexpr uint64_t kPage = 4096;
+TEST_F(NumaPagesTest, EachPageOfALongRangeCounts) {
   for (const uint64_t pages : {511, 512, 513, 1024, 1025}) {
-    void* const data =
-        mmap(nullptr, pages * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void* const data = mmap(nullptr, pages * page_bytes_, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(data, MAP_FAILED);
-    madvise(data, pages * kPage, MADV_NOHUGEPAGE);
+    madvise(data, pages * page_bytes_, MADV_NOHUGEPAGE);
     char* const bytes = static_cast<char*>(data);
     bytes[0] = 1;
-    const int node = NumaNodeOf(data, 1, kPage);
-    for (uint64_t page = 0; page + 1 < pages; ++page) bytes[page * kPage] = 1;
-    EXPECT_EQ(NumaNodeOf(data, (pages - 1) * kPage, kPage), node) << pages;
-    EXPECT_EQ(NumaNodeOf(data, pages * kPage, kPage), -1) << pages << ", the last is untouched";
-    munmap(data, pages * kPage);
+    const int node = NumaNodeOf(data, 1, page_bytes_);
+    for (uint64_t page = 0; page + 1 < pages; ++page) bytes[page * page_bytes_] = 1;
+    EXPECT_EQ(NumaNodeOf(data, (pages - 1) * page_bytes_, page_bytes_), node) << pages;
+    EXPECT_EQ(NumaNodeOf(data, pages * page_bytes_, page_bytes_), -1)
+        << pages << ", the last is untouched";
+    munmap(data, pages * page_bytes_);
   }
 }
 
