@@ -20,6 +20,7 @@
 #include <string>
 #include <utility>
 
+#include "gtest/gtest.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/ram/host_ledger.h"
 #include "pinion/allocator/ram/host_ram.h"
@@ -30,7 +31,7 @@ namespace pinion::testing {
 class FakeHost {
  public:
   FakeHost() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "pinion_host_XXXXXX").string();
+    std::string pattern = ::testing::TempDir() + "pinion_host_XXXXXX";
     PINION_CHECK(mkdtemp(pattern.data()) != nullptr) << pattern;
     root_ = pattern;
   }

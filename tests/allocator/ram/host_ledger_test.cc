@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -391,6 +392,7 @@ TEST_F(HostLedgerTest, ProcessesOfSeveralPidNamespacesShareIt) {
       _exit(kCannotBeTried);
     }
     ChildProcess first_of_namespace([&] {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // its parent is killed and cannot end it
       EXPECT_EQ(getpid(), 1);
       const Reservation reservation = ledger_.Reserve(5);
       reserved.Open();

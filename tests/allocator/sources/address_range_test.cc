@@ -14,9 +14,20 @@ namespace {
 
 using ::pinion::testing::ChildProcess;
 
+class AddressRangeTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    rlimit limit = {};
+    ASSERT_EQ(getrlimit(RLIMIT_AS, &limit), 0);
+    if (limit.rlim_cur != RLIM_INFINITY) {
+      GTEST_SKIP() << "the tests run with ulimit -v, where no addresses are set aside";
+    }
+  }
+};
+
 bool IsMapped(char* data) { return msync(data, 4096, MS_ASYNC) == 0; }
 
-TEST(AddressRangeTest, WhatIsTakenLiesSideBySideFromAMultipleOfAGibibyteOn) {
+TEST_F(AddressRangeTest, WhatIsTakenLiesSideBySideFromAMultipleOfAGibibyteOn) {
   AddressRange range(8 * kMiB);
   char* const first = range.Take(2 * kMiB);
   ASSERT_NE(first, nullptr);
@@ -28,7 +39,7 @@ TEST(AddressRangeTest, WhatIsTakenLiesSideBySideFromAMultipleOfAGibibyteOn) {
   EXPECT_FALSE(range.Contains(first + 8 * kMiB));
 }
 
-TEST(AddressRangeTest, TheLowestStretchThatIsLongEnoughIsTaken) {
+TEST_F(AddressRangeTest, TheLowestStretchThatIsLongEnoughIsTaken) {
   AddressRange range(8 * kMiB);
   char* const first = range.Take(2 * kMiB);
   range.Take(2 * kMiB);
@@ -37,7 +48,7 @@ TEST(AddressRangeTest, TheLowestStretchThatIsLongEnoughIsTaken) {
   EXPECT_EQ(range.Take(kMiB), first);
 }
 
-TEST(AddressRangeTest, StretchesThatComeBackAreJoined) {
+TEST_F(AddressRangeTest, StretchesThatComeBackAreJoined) {
   for (const int last : {0, 1, 2}) {
     SCOPED_TRACE(last);
     AddressRange range(6 * kMiB);
@@ -51,7 +62,7 @@ TEST(AddressRangeTest, StretchesThatComeBackAreJoined) {
   }
 }
 
-TEST(AddressRangeTest, StretchesThatDoNotTouchStayApart) {
+TEST_F(AddressRangeTest, StretchesThatDoNotTouchStayApart) {
   AddressRange range(8 * kMiB);
   char* const data = range.Take(8 * kMiB);
   range.Return(data + 6 * kMiB, 2 * kMiB);
@@ -64,7 +75,7 @@ TEST(AddressRangeTest, StretchesThatDoNotTouchStayApart) {
   EXPECT_EQ(range.Take(1), nullptr);
 }
 
-TEST(AddressRangeTest, WhatIsStillTakenOutlivesTheRange) {
+TEST_F(AddressRangeTest, WhatIsStillTakenOutlivesTheRange) {
   char* taken = nullptr;
   char* returned = nullptr;
   {
@@ -78,7 +89,7 @@ TEST(AddressRangeTest, WhatIsStillTakenOutlivesTheRange) {
   munmap(taken, 2 * kMiB);
 }
 
-TEST(AddressRangeTest, AChildMayUseTheAddressesThatAreSetAside) {
+TEST_F(AddressRangeTest, AChildMayUseTheAddressesThatAreSetAside) {
   AddressRange range(8 * kMiB);
   char* const data = range.Take(8 * kMiB);
   ChildProcess child([&] {
@@ -90,13 +101,13 @@ TEST(AddressRangeTest, AChildMayUseTheAddressesThatAreSetAside) {
   range.Return(data, 8 * kMiB);
 }
 
-TEST(AddressRangeTest, MoreAddressesThanThereAreMakeAnEmptyRange) {
+TEST_F(AddressRangeTest, MoreAddressesThanThereAreMakeAnEmptyRange) {
   AddressRange range(uint64_t{1} << 60);
   EXPECT_EQ(range.Take(kMiB), nullptr);
   EXPECT_FALSE(range.Contains(nullptr));
 }
 
-TEST(AddressRangeTest, WhereAddressesAreLimitedNoneAreSetAside) {
+TEST_F(AddressRangeTest, WhereAddressesAreLimitedNoneAreSetAside) {
   ChildProcess child([] {
     const rlimit limit = {uint64_t{1} << 60, uint64_t{1} << 60};
     ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);

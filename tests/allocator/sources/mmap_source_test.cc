@@ -122,6 +122,14 @@ uint64_t PagesOfAddresses() {
   return pages;
 }
 
+constexpr char kLimited[] = "the tests run with ulimit -v, where no addresses are set aside";
+
+bool AddressesAreLimited() {
+  rlimit limit = {};
+  EXPECT_EQ(getrlimit(RLIMIT_AS, &limit), 0);
+  return limit.rlim_cur != RLIM_INFINITY;
+}
+
 // Maps other memory at the segment's address if nothing is mapped there.
 void* MapAt(const HostSegment& segment) {
   return mmap(segment.data, segment.size_bytes, PROT_READ | PROT_WRITE,
@@ -230,6 +238,7 @@ TEST(MmapSourceTest, WhatTheKernelRefusesIsNamedAndTheAddressesGoBack) {
 }
 
 TEST(MmapSourceTest, WhatCannotBeUnmappedIsAnErrorAndMayBeFreedAgain) {
+  if (AddressesAreLimited()) GTEST_SKIP() << kLimited;
   ChildProcess child([] {
     const auto source = MmapSource::Create().value();
     const HostSegment segment = source->Allocate(2 * kMiB).value();
@@ -280,6 +289,7 @@ TEST(MmapSourceTest, UntouchedPagesLieOnNoNodeAndComeWithTheirFirstUse) {
 
 // Segments are adjacent within the reserved address range.
 TEST(MmapSourceTest, SegmentsLieSideBySideHoweverManyGibibytesTheyAre) {
+  if (AddressesAreLimited()) GTEST_SKIP() << kLimited;
   const auto source = MmapSource::Create({.touch_threads = 0}).value();
   EXPECT_TRUE(source->JoinsAt(nullptr)) << "wherever they touch";
   std::vector<HostSegment> segments;
@@ -290,6 +300,7 @@ TEST(MmapSourceTest, SegmentsLieSideBySideHoweverManyGibibytesTheyAre) {
 }
 
 TEST(MmapSourceTest, WhereAddressesAreLimitedSegmentsAreAlignedAllTheSame) {
+  if (AddressesAreLimited()) GTEST_SKIP() << kLimited;
   ChildProcess child([] {
     const rlimit limit = {uint64_t{1} << 60, uint64_t{1} << 60};
     ASSERT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
