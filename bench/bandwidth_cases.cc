@@ -14,6 +14,7 @@
 #include "pinion/bench/link_workspace.h"
 #include "pinion/engine/link/calibrate_link.h"
 #include "pinion/engine/link/link_calibration.h"
+#include "pinion/programs/command_line.h"
 #include "pinion/programs/pool_options.h"
 
 namespace pinion {
@@ -74,6 +75,9 @@ class Run {
     }
     workspaces_.clear();
     for (size_t column = 0; column < devices_.size(); ++column) Calibrate(column);
+    if (StopSignal() != 0) {
+      result_.warnings.push_back("stopped by a signal: what is here was measured until then");
+    }
     return std::move(result_);
   }
 
@@ -88,7 +92,7 @@ class Run {
     for (CaseResult& result : result_.cases) {
       const CaseSpec& spec = result.of;
       if (!near && (spec.bidirectional || spec.all_devices)) continue;
-      if (!result.status.ok()) continue;
+      if (!result.status.ok() || StopSignal() != 0) continue;
       progress_(absl::StrCat(spec.name, ", ", where));
       Series series = {.device = workspace.device().name(),
                        .memory = kind.name,
@@ -145,7 +149,7 @@ class Run {
     if (spec.all_devices) sizes = {std::min(kAllDevicesBytes, options_.max_bytes)};
     std::vector<CopyTime> medians;
     for (const uint64_t size_bytes : sizes) {
-      if (size_bytes > workspace.size_bytes()) break;
+      if (size_bytes > workspace.size_bytes() || StopSignal() != 0) break;
       PINION_ASSIGN_OR_RETURN(const SizePoint point,
                               MeasurePoint(workspace, spec.direction, size_bytes));
       series.points.push_back(point);
@@ -166,6 +170,7 @@ class Run {
   }
 
   void Calibrate(size_t column) {
+    if (StopSignal() != 0) return;
     progress_(absl::StrCat("calibration, ", result_.devices[column].name));
     const absl::StatusOr<LinkCalibration> link = [&]() -> absl::StatusOr<LinkCalibration> {
       PINION_ASSIGN_OR_RETURN(

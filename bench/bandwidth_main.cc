@@ -17,6 +17,7 @@
 #include "pinion/bench/bandwidth_reports.h"
 #include "pinion/bench/bench_main.h"
 #include "pinion/bench/goals.h"
+#include "pinion/programs/command_line.h"
 
 ABSL_FLAG(std::string, device, "",
           "cuda, cuda:N, emu or emu:N: all devices of a kind, or one; default: cuda where there is "
@@ -72,6 +73,7 @@ absl::Status Run(BenchReport& report) {
   const bool modelled = opened.devices.front().device->info().modelled;
   const BandwidthOptions options = OptionsFromFlags(modelled);
   PINION_RETURN_IF_ERROR(options.Validate());
+  StopBySignal();
   const auto show = [](const std::string& what) { std::cerr << "measuring " << what << std::endl; };
   PINION_ASSIGN_OR_RETURN(BandwidthResult result, RunBandwidth(opened.devices, options, show));
   result.warnings.insert(result.warnings.begin(), opened.notes.begin(), opened.notes.end());
@@ -83,9 +85,10 @@ absl::Status Run(BenchReport& report) {
 }  // namespace pinion
 
 int main(int argc, char** argv) {
-  return pinion::BenchMain(
+  const int exit_code = pinion::BenchMain(
       argc, argv, "bandwidth",
       "Measures copies between the host and its devices as nvbandwidth does, over sizes and kinds "
       "of host memory. Exits with 1 when a goal is missed, with 2 when it cannot run",
       pinion::Run);
+  return pinion::StopSignal() == 0 ? exit_code : 128 + pinion::StopSignal();
 }

@@ -2,9 +2,13 @@
 
 #include "pinion/bench/bandwidth_cases.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
+#include <iostream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,6 +23,7 @@
 #include "pinion/bench/goals.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
+#include "pinion/programs/command_line.h"
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/status_matchers.h"
 
@@ -145,6 +150,26 @@ TEST(BandwidthCasesTest, TheRunMeetsItsOwnGoals) {
   // One goal counts failures. Curve and calibration each have goals for two directions, alone and
   // duplex, on two devices.
   EXPECT_EQ(report.goals().size(), 1u + 2 * 2 * 2 * 2);
+}
+
+// A death test has its own process, which receives the signal.
+TEST(BandwidthDeathTest, WhatWasMeasuredBeforeASignalIsReportedAndTheRestIsNotMeasured) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        StopBySignal();
+        const BenchDevices opened = Emulated("h100_pcie5", 1);
+        const auto result = RunBandwidth(
+            opened.devices, SmallOptions({"host_to_device_memcpy_ce", "device_to_host_memcpy_ce"}),
+            [](const std::string& what) {
+              if (what.rfind("device_to_host", 0) == 0) raise(SIGINT);
+            });
+        for (const std::string& warning : result->warnings) std::cerr << warning << std::endl;
+        const bool is_right = !result->Find("host_to_device_memcpy_ce")->series.empty() &&
+                              result->Find("device_to_host_memcpy_ce")->series.empty();
+        std::_Exit(is_right ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "stopped by a signal");
 }
 
 // --- Failing cases ---

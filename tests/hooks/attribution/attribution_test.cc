@@ -366,10 +366,9 @@ TEST_F(TwoDevicesTest, AfterAnErrorOnOneDeviceNothingIsDeliveredFromAnother) {
 }
 
 TEST_F(AttributionTest, AnOutputFunctionThatReturnsTheModelsMemoryDeliversWhatItHadThen) {
-  const LayerCallbacks of_the_layer[] = {
-      {.output_function = [](LayerPart, const Tensor& tensor) { return tensor; }},
-      {.output_function = [](LayerPart, const Tensor& tensor) { return tensor.view({-1}); }},
-  };
+  LayerCallbacks of_the_layer[2];
+  of_the_layer[0].output_function = [](LayerPart, const Tensor& tensor) { return tensor; };
+  of_the_layer[1].output_function = [](LayerPart, const Tensor& t) { return t.view({-1}); };
   const auto forward = [](const Tensors& in) { return Tap("layer", in[0] * 2).mul_(100).sum(1); };
   const Tensor expected = Make(1).cpu() * 2;
   for (const LayerCallbacks& callbacks : of_the_layer) {

@@ -59,7 +59,7 @@ TEST_F(TappedModuleTest, ASequentialIsAsItWasWhenItsTapsAreGone) {
 }
 
 TEST_F(TappedModuleTest, TapsOfOneSequentialThatEndInAnyOrderLeaveThoseThatAreOpen) {
-  const torch::nn::Sequential model((torch::nn::Tanh()));
+  torch::nn::Sequential model((torch::nn::Tanh()));
   const Tensors x = {Make(1)};
   const auto forward = [&](const Tensors& in) { return model->forward(in[0]).sum(1); };
   LayerOptions options;
@@ -83,7 +83,7 @@ TEST_F(TappedModuleTest, TapsOfOneSequentialThatEndInAnyOrderLeaveThoseThatAreOp
 }
 
 TEST_F(TappedModuleTest, TapsOfASequentialThatChangedMeanwhileLeaveItAndSaySo) {
-  const torch::nn::Sequential model(torch::nn::Tanh(), torch::nn::Tanh());
+  torch::nn::Sequential model((torch::nn::Tanh()), (torch::nn::Tanh()));
   const CapturedLog log;
   {
     const SequentialTaps taps(model, "features.");
