@@ -35,9 +35,9 @@ struct ComputeTimes {
   double backward_us = 0;
 };
 
-// A lower bound on the time of forward and backward for layer-by-layer weight streaming that keeps
-// the link busy, if `memory_bytes` are for weights and the `saved_bytes` of activations that can be
-// offloaded, too.
+// Returns a lower bound on the time of forward and backward if weights are streamed layer by layer
+// and the link is always busy. `memory_bytes` are for weights, and for the `saved_bytes` of
+// activations that can be offloaded.
 //
 // A training step begins with no layer on the device, since the optimizer changed all. Forward
 // offloads the activations that do not fit beside the layer in use. When backward begins the memory

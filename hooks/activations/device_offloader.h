@@ -56,9 +56,9 @@ class DeviceOffloader : public std::enable_shared_from_this<DeviceOffloader> {
   };
 
   // Returns no handle if the tensor stays on the device; the reason is counted. `node` saves the
-  // tensor, at PlaceNumber `place` in the scope. A leaf (`is_leaf`) stays if the program still
-  // references it after its operator, unless OffloadOptions::offload_leaves is set. A `cast` is
-  // recast instead of copied.
+  // tensor, at PlaceNumber `place` in the scope; 0 without a learner. A leaf (`is_leaf`) stays if
+  // the program still references it after its operator, unless OffloadOptions::offload_leaves is
+  // set. A `cast` is recast instead of copied.
   Packed Pack(const at::Tensor& tensor, const NodeId& node, uint64_t place, bool is_leaf,
               std::unique_ptr<const ParameterCast> cast, const PackScope& scope);
 

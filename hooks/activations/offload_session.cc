@@ -306,8 +306,8 @@ std::unique_ptr<SavedTensor> SessionImpl::Packer::Pack(const at::Tensor& tensor,
   std::unique_ptr<const ParameterCast> cast;
   if (options.cast_weights_again) cast = session.casts_.Find(tensor, scope_->casts, scope_->begin);
   const bool is_leaf = kind == TensorKind::kHeldLeaf;
-  const uint64_t number = PlaceNumber(scope_->begin, place);
   StepLearner* const learner = offloader->learner();
+  const uint64_t number = learner == nullptr ? 0 : PlaceNumber(scope_->begin, place);
   const std::shared_ptr<DeviceRecording> recording =
       learner == nullptr ? nullptr : learner->BeginSave(tensor, number);
   DeviceRecording::Moment begin;

@@ -114,8 +114,8 @@ class StepLearner {
   // Logs the first step that exceeded the target.
   void TellOfOvershoot();
   // Called before the step's first save. Replans candidates whose recording began with fewer
-  // device bytes, adding the difference. Those that fell short, and may not with this begin, are
-  // recorded again.
+  // device bytes, adding the difference. A plan that fell short may fit a step that begins with
+  // less: such a step is recorded again.
   void RaisePlans(const at::Tensor& tensor, uint64_t place);
   // Returns the plan of a step beside which weights reserve `wanted`.
   absl::StatusOr<std::shared_ptr<const CachedPlan>> Plan(StepTrace step, bool may_recompute,

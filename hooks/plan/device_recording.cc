@@ -274,6 +274,7 @@ void DeviceRecording::Append(const Moment& begin, const Moment& end, NotedEntry 
 
 absl::StatusOr<StepTrace> DeviceRecording::Finish() {
   {
+    // No upper bound is needed of what came behind the step.
     MutexLock lock(mu_);
     is_unobserved_ = false;
   }
