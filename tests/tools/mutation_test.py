@@ -140,25 +140,22 @@ class RunTest(unittest.TestCase):
     def setUpClass(cls):
         cls.source = _SAMPLE.replace(b'#include "absl/status/status.h"\n', b"")
         cls.found = mutants.find("sample.inc", cls.source, cpp_source.enumerators([cls.source]))
-        cls.slots = schemata.slots(["sample.inc"])
+        for number, mutant in enumerate(cls.found):
+            mutant.number = number
         cls.temporary = tempfile.TemporaryDirectory()
         folder = pathlib.Path(cls.temporary.name)
-        text, cls.regions = schemata.instrument(cls.source, cls.found, cls.slots["sample.inc"])
+        text, cls.regions = schemata.instrument(cls.source, cls.found)
         (folder / "sample.inc").write_bytes(text)
         (folder / "program.cc").write_text(_PROGRAM)
         subprocess.run(["g++", "-std=c++20", "-O1", "-w", "program.cc", "-o", "program"], cwd=folder, check=True)
         runner = runs.Runner({"program": (str(folder / "program"), str(folder), {})}, folder / "runs")
         cls.groups, cls.failing = runner.measure("program", "1")
-        results = main.try_all(runner, cls.found, cls.number, lambda mutant: cls.groups, 2, lambda text: None)
+        results = main.try_all(runner, cls.found, lambda mutant: cls.groups, 2, lambda text: None)
         cls.results = {mutant.name: result for mutant, result in zip(cls.found, results)}
 
     @classmethod
     def tearDownClass(cls):
         cls.temporary.cleanup()
-
-    @classmethod
-    def number(cls, mutant):
-        return schemata.number_of(mutant, cls.slots)
 
     def result(self, line_part, change):
         chosen = [m for m in self.found if m.change == change and line_part in m.source_line]
@@ -193,8 +190,7 @@ class RunTest(unittest.TestCase):
 
     def test_the_report_counts_and_shows_them(self):
         sources = types.SimpleNamespace(text={"sample.inc": self.source})
-        by_number = {self.number(mutant): mutant for mutant in self.found}
-        text = report.markdown("command", list(self.results.values()), sources, by_number, [runs.Group("//a:test", ["Suite.Case"])])
+        text = report.markdown("command", list(self.results.values()), sources, self.found, [runs.Group("//a:test", ["Suite.Case"])])
         self.assertIn("## Survivors", text)
         self.assertIn("+  return a >= b ? a : b;", text)
         self.assertIn("## Killed by a timeout", text)
@@ -218,7 +214,7 @@ class RunTest(unittest.TestCase):
         folder.mkdir()
         source = b"struct S {};\nS operator+(S, S);\nint F(int a) {\n  S s, t;\n  s + t; return a + 1;\n}\n"
         found = mutants.find("broken.cc", source, {})
-        text, regions = schemata.instrument(source, found, 0)
+        text, regions = schemata.instrument(source, found)
         (folder / "broken.cc").write_bytes(text)
         (folder / "one_file.cc").write_text('#include "./broken.cc"\n')
         for compiled in ["broken.cc", "one_file.cc"]:

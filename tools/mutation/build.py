@@ -1,4 +1,4 @@
-"""Builds the tests of a copy of the tree in which every mutant sleeps."""
+"""Builds the tests of a copy of the tree in which the planted mutants sleep."""
 
 import collections
 import functools
@@ -47,10 +47,6 @@ class Sources:
         for path in paths:
             header = self.text.get(path[:-2] + "h", b"") if path.endswith(".cc") else b""
             self.mutants += find(path, self.text[path], following, header)
-        self.slots = schemata.slots(paths)
-
-    def number(self, mutant):
-        return schemata.number_of(mutant, self.slots)
 
 
 class Tree:
@@ -109,38 +105,41 @@ class Tree:
             cwd=self.path, text=True, env={**os.environ, "PINION_SKIP_INSTALL": "1"}, **kwargs,
         )
 
-    def _flags(self):
-        # Compiler warnings about mutants are irrelevant, so they must not be errors.
-        flags = ["--config=opt", "--copt=-O1", "--copt=-w", "--symlink_prefix=/", "--color=no", "--curses=no"]
-        # Makes mutants that read beyond the end of a container fail, as in the sanitizers' builds.
-        flags.append("--copt=-D_GLIBCXX_ASSERTIONS")
+    def _flags(self, changed=()):
+        # Files without mutants have the options of every other build, so that they are compiled once. The assertions make
+        # mutants that read beyond the end of a container fail, as in the sanitizers' builds.
+        folders = "|".join(sorted({os.path.dirname(path) for path in changed}))
+        flags = ["--config=opt", "--symlink_prefix=/", "--color=no", "--curses=no"]
+        if folders:
+            flags.append(f"--per_file_copt=//({folders}):.*@-w,-D_GLIBCXX_ASSERTIONS")
         if self._hardened:
             flags += ["--//config:hardening", "--//config:chunk_mib=64"]
         return flags
 
-    def build(self, sources, targets):
-        """Builds with all mutants that compile; the others are remembered, see is_rejected."""
-        self.forget_other_texts(sources)
+    def build(self, sources, planted, targets):
+        """Builds with those planted mutants that compile, and returns them; the others are remembered, see is_rejected."""
+        for number, mutant in enumerate(planted):
+            mutant.number = number
         for attempt in range(1, 13):
             regions, changed = {}, {}
             by_path = collections.defaultdict(list)
-            for mutant in sources.mutants:
-                if not self.is_rejected(mutant):
-                    by_path[mutant.path].append(mutant)
-            for path, found in by_path.items():
-                changed[path], regions[path] = schemata.instrument(sources.text[path], found, sources.slots[path])
+            planted = [mutant for mutant in planted if not self.is_rejected(mutant)]
+            for mutant in planted:
+                by_path[mutant.path].append(mutant)
+            for path, of_path in by_path.items():
+                changed[path], regions[path] = schemata.instrument(sources.text[path], of_path)
             if attempt == 1:
                 self.sync(changed)
             else:  # not again: the tree may have changed meanwhile
                 for path, text in changed.items():
                     if (self.path / path).read_bytes() != text:
                         (self.path / path).write_bytes(text)
-            self._say(f"building {len(sources.mutants)} mutants at once, attempt {attempt}")
+            self._say(f"building {len(planted)} mutants at once, attempt {attempt}")
             log = self.path.parent / "build.log"
             with open(log, "w") as out:
-                done = self._bazel("build", *self._flags(), "-k", *targets, stdout=out, stderr=subprocess.STDOUT)
+                done = self._bazel("build", *self._flags(by_path), "-k", *targets, stdout=out, stderr=subprocess.STDOUT)
             if done.returncode == 0:
-                return
+                return planted
             bad = self._culprits(log.read_text(), changed, regions)
             if not bad:
                 raise BuildError(f"the build fails, and not for a mutant: see {log}")

@@ -54,29 +54,28 @@ def measure(runner, tests, jobs, say):
     return groups, left_out
 
 
-def try_all(runner, chosen, number_of, groups_of, jobs, say):
-    """One result per mutant, in the order of `chosen`."""
+def try_all(runner, planted, groups_of, jobs, say):
+    """One result per mutant, in the order of `planted`."""
 
     def try_one(mutant):
-        number = number_of(mutant)
-        reaching = [g for g in groups_of(mutant) if number in g.reached]
-        outcome = runner.try_mutant(number, mutant.path, reaching) if reaching else runs.Outcome(False)
+        reaching = [g for g in groups_of(mutant) if mutant.number in g.reached]
+        outcome = runner.try_mutant(mutant.number, mutant.path, reaching) if reaching else runs.Outcome(False)
         state = "killed" if outcome.killed else "survived" if reaching else "not reached"
         return {
-            "name": mutant.name, "key": mutant.key, "path": mutant.path, "line": mutant.line, "kind": mutant.kind, "number": number,
+            "name": mutant.name, "key": mutant.key, "path": mutant.path, "line": mutant.line, "kind": mutant.kind, "number": mutant.number,
             "state": state, "by": outcome.by, "timed_out": outcome.timed_out, "seconds": round(outcome.seconds, 1),
             "tests": sorted({g.label for g in reaching}),
         }
 
     results, done = {}, 0
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        running = {pool.submit(try_one, mutant): i for i, mutant in enumerate(chosen)}
+        running = {pool.submit(try_one, mutant): i for i, mutant in enumerate(planted)}
         for future in concurrent.futures.as_completed(running):
             result = results[running[future]] = future.result()
             done += 1
             by = f" by {result['by']}" if result["by"] else ""
             late = " (timeout)" if result["timed_out"] else ""
-            say(f"[{done}/{len(chosen)}] {result['state']}{by}{late} in {result['seconds']} s: {result['name']}")
+            say(f"[{done}/{len(planted)}] {result['state']}{by}{late} in {result['seconds']} s: {result['name']}")
     return [results[i] for i in sorted(results)]
 
 
@@ -107,7 +106,6 @@ def main(arguments):
         print(f"{time.monotonic() - start:6.0f} s  {text}", flush=True)
 
     sys.setrecursionlimit(20000)
-    # All layers are instrumented, so that runs of other paths and seeds share the build.
     sources = build.Sources(root, build.library_files(root, _LAYERS))
     wanted = set()
     for path in options.paths:
@@ -130,18 +128,9 @@ def main(arguments):
     default = os.path.join("~/.cache/pinion_mutate", hashlib.sha256(str(root).encode()).hexdigest()[:8])
     scratch = pathlib.Path(options.scratch or default).expanduser()
     tree = build.Tree(root, scratch, say, options.hardened)
-    targets = {layer: options.tests or _TESTS[layer] for layer in layers}
-    tree.build(sources, sorted({target for of_layer in targets.values() for target in of_layer}))
-
-    labels = {layer: tree.tests(of_layer) for layer, of_layer in targets.items()}
-    tests = {name: test for of_layer in labels.values() for name, test in of_layer.items()}
-    runner = runs.Runner(tests, scratch / "runs")
-    say(f"seeing what {len(tests)} test programs reach")
-    groups, left_out = measure(runner, tests, options.jobs, say)
-
+    tree.forget_other_texts(sources)
     possible = [m for m in mutants if not tree.is_rejected(m) and m.key not in known]
-    rejected = sum(tree.is_rejected(m) for m in mutants)
-    say(f"{len(mutants)} mutants, {rejected} do not compile, {len(mutants) - rejected - len(possible)} change nothing")
+    say(f"{len(mutants)} mutants, {sum(m.key in known for m in mutants)} change nothing")
     if options.again:
         alive = report.read_alive(options.again)
         chosen = [m for m in possible if m.key in alive]
@@ -149,13 +138,21 @@ def main(arguments):
         chosen = [m for m in possible if options.only in m.name]
     else:
         chosen = choose(possible, options.seed, options.count)
+    targets = {layer: options.tests or _TESTS[layer] for layer in layers}
+    planted = tree.build(sources, chosen, sorted({target for of_layer in targets.values() for target in of_layer}))
+
+    labels = {layer: tree.tests(of_layer) for layer, of_layer in targets.items()}
+    tests = {name: test for of_layer in labels.values() for name, test in of_layer.items()}
+    runner = runs.Runner(tests, scratch / "runs")
+    say(f"seeing what {len(tests)} test programs reach")
+    groups, left_out = measure(runner, tests, options.jobs, say)
 
     def groups_of(mutant):
         return [group for name in labels[report.layer(mutant.path)] for group in groups[name]]
 
-    results = try_all(runner, chosen, sources.number, groups_of, options.jobs, say)
+    results = try_all(runner, planted, groups_of, options.jobs, say)
     command = f"tools/mutate {shlex.join(arguments)}" + ("" if "--seed" in arguments else f" --seed {options.seed}")
-    text = report.markdown(command, results, sources, {sources.number(m): m for m in chosen}, left_out)
+    text = report.markdown(command, results, sources, planted, left_out)
     if options.report:
         pathlib.Path(options.report).write_text(text)
     if options.json:

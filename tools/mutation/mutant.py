@@ -22,7 +22,7 @@ class Mutant:
     source_line: str  # the line where it starts, without indentation
     only_hardened: bool = False  # in code that other builds leave out
     summary: str = ""  # of the change, where original and replacement are long and alike
-    number: int = 0  # among those of its file
+    number: int = 0  # among those that are planted
     node_id: int = dataclasses.field(default=0, compare=False)  # of this parse
 
     @property

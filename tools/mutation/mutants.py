@@ -18,10 +18,7 @@ def find(path, source, following, header=b""):
         same_place = (mutant.start, mutant.end, mutant.form, mutant.replacement)
         if " ".join(mutant.original.split()) != " ".join(mutant.replacement.split()):
             unique.setdefault(same_place, mutant)
-    mutants = sorted(unique.values(), key=lambda m: (m.start, -m.end, m.form, m.replacement))
-    for number, mutant in enumerate(mutants):
-        mutant.number = number
-    return mutants
+    return sorted(unique.values(), key=lambda m: (m.start, -m.end, m.form, m.replacement))
 
 
 def apply(source, mutant):

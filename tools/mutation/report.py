@@ -59,7 +59,8 @@ def share(row):
     return 100 * killed / max(1, killed + survived + unreached)
 
 
-def markdown(command, results, sources, by_number, left_out):
+def markdown(command, results, sources, planted, left_out):
+    by_number = {mutant.number: mutant for mutant in planted}
     lines = ["# Mutants", "", f"`{command}`", ""]
     lines += ["| layer | mutants | killed | of them by timeout | survived | not reached by any test | killed |", "|" + "---|" * 7]
     for row in summary(results):

@@ -17,8 +17,8 @@ import schemata
 
 # Limits mutants that allocate without end.
 _MOST_RESIDENT_BYTES = 6 << 30
-# Limit per binary. Each run of the binary executes one group of test cases.
-_MOST_GROUPS = 40
+# Limit per binary. Each run of the binary executes one group of test cases, and loads LibTorch first.
+_MOST_GROUPS = 8
 _TIMEOUT_S = 15
 _TIMEOUT_FACTOR = 10
 
@@ -61,7 +61,7 @@ class Runner:
             fd, self._local.map = tempfile.mkstemp(prefix="reached-", dir=self._scratch)
             os.close(fd)
         with open(self._local.map, "wb") as file:
-            file.truncate(schemata.NUMBERS_PER_FILE * schemata.SLOTS)
+            file.truncate(schemata.MOST_MUTANTS)
         return self._local.map
 
     def run(self, name, arguments=(), mutant=None, timeout_s=600, reached=False):

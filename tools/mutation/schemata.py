@@ -1,18 +1,16 @@
-"""Puts all mutants of a file into one source text, each switched on by its number at run time."""
+"""Puts mutants into a file's source text, each switched on by its number at run time."""
 
 import dataclasses
-import zlib
 
 import cpp_source
 from mutant import ENTRY, EXPRESSION, STATEMENT
 
-# Each file has its own range of numbers, so that a change in one file keeps the others' numbers.
-NUMBERS_PER_FILE = 4096
-SLOTS = 2048
+MOST_MUTANTS = 1 << 16
 
 # Weak and hidden: one copy per program or shared library. An inline variable would be unique across libraries, which
 # would keep a library from being unloaded. PINION_MUTANT is the number of the active mutant. PINION_MUTANT_REACHED is a
-# file with one byte per number. The program and its children set a byte when they execute the mutant's place.
+# file with one byte per number. The program and its children set a byte when they execute the mutant's place. Nobody needs
+# compiler warnings about mutants: an included file is a system header, and build.py has an option for the others.
 HEADER = """#ifndef PINION_MUTANT_
 #define PINION_MUTANT_
 #include <fcntl.h>
@@ -44,8 +42,11 @@ static constexpr bool PinionMutant(long number) {
   return PinionMutantIsOn(number);
 }
 #endif
+#if __INCLUDE_LEVEL__ > 0
+#pragma GCC system_header
+#endif
 #line 1
-""" % {"size": NUMBERS_PER_FILE * SLOTS}
+""" % {"size": MOST_MUTANTS}
 
 
 @dataclasses.dataclass
@@ -57,21 +58,9 @@ class Region:
     mutants: list
 
 
-def slots(paths):
-    """{path: slot}: from the path alone, but for those whose slots collide."""
-    taken = {}
-    for path in sorted(paths):
-        slot = zlib.crc32(path.encode()) % SLOTS
-        while slot in taken:
-            slot = (slot + 1) % SLOTS
-        taken[slot] = path
-    return {path: slot for slot, path in taken.items()}
-
-
 class _Writer:
-    def __init__(self, source, first_number):
+    def __init__(self, source):
         self.source = source
-        self.first = first_number
         self.pieces = []
         self.length = 0
         self.regions = []
@@ -88,7 +77,7 @@ class _Writer:
         self.regions.append(Region(start, self.length, [mutant]))
 
     def switch(self, mutant):
-        return f"PinionMutant({self.first + mutant.number})"
+        return f"PinionMutant({mutant.number})"
 
     def node(self, node):
         mine = self.by_node.get(node.id, [])
@@ -124,10 +113,8 @@ class _Writer:
             self.regions.append(Region(start, self.length, mine))
 
 
-def instrument(source, found, slot):
-    """(text, regions); `found` may lack some of the file's mutants."""
-    if not found:
-        return source, []
+def instrument(source, planted):
+    """(text, regions)"""
     # Parses anew, because node ids belong to a tree.
     tree = cpp_source.parse(source)
     nodes = {}
@@ -138,9 +125,8 @@ def instrument(source, found, slot):
             index(child)
 
     index(tree.root_node)
-    writer = _Writer(source, slot * NUMBERS_PER_FILE)
-    for mutant in found:
-        assert mutant.number < NUMBERS_PER_FILE, f"{mutant.path} has more mutants than numbers"
+    writer = _Writer(source)
+    for mutant in planted:
         if mutant.form == ENTRY:
             candidates = [n for span, ns in nodes.items() if span[0] == mutant.start for n in ns]
             candidates = [n for n in candidates if n.parent.type == "compound_statement"]
@@ -153,7 +139,3 @@ def instrument(source, found, slot):
     writer.node(root)
     writer.put(source[root.end_byte :])
     return b"".join(writer.pieces), writer.regions
-
-
-def number_of(mutant, slots_by_path):
-    return slots_by_path[mutant.path] * NUMBERS_PER_FILE + mutant.number
