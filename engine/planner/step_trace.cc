@@ -97,6 +97,46 @@ void StepTrace::TakeMostOf(const StepTrace& before) {
     intervals[i].transient_bytes = peak_bytes - std::min(peak_bytes, end_bytes);
     intervals[i].released_bytes = end_bytes - std::min(peak_bytes, end_bytes);
   }
+  growths = before.growths;
+  growths.resize(accesses.size());
+  uint32_t objects_before = 0;  // made by accesses up to this one
+  for (size_t i = 0; i < std::min(accesses.size(), others.size() - 1); ++i) {
+    objects_before = std::max(objects_before, accesses[i] + 1);
+    const bool makes_object = i + 1 < accesses.size() && accesses[i + 1] == objects_before;
+    const uint64_t grown_bytes = GrowthBytes(records.front(), i, makes_object);
+    // Once more than before, and not only in the first step of a program.
+    const bool has_grown = grown_bytes > GrowthBytes(others, i, makes_object);
+    LeaveRoom(i, has_grown ? std::max(growths[i], grown_bytes) : growths[i], makes_object);
+  }
+}
+
+void StepTrace::LeaveRoom(const StepGrowth& growth) {
+  if (records.empty()) records = {intervals};
+  growths.resize(accesses.size());
+  const auto next = accesses.begin() + growth.access + 1;
+  const bool makes_object =
+      next != accesses.end() && std::find(accesses.begin(), next, *next) == next;
+  LeaveRoom(growth.access, std::max(growths[growth.access], growth.size_bytes), makes_object);
+}
+
+void StepTrace::LeaveRoom(size_t access, uint64_t growth_bytes, bool makes_object) {
+  growths[access] = growth_bytes;
+  if (growth_bytes == 0) return;
+  StepInterval& interval = intervals[access + 1];
+  const uint64_t most_bytes = intervals[access].other_bytes + growth_bytes;
+  const uint64_t planned_bytes = interval.peak_other_bytes() + NewBytes(access + 1, makes_object);
+  interval.transient_bytes += most_bytes - std::min(most_bytes, planned_bytes);
+}
+
+uint64_t StepTrace::NewBytes(size_t access, bool makes_object) const {
+  return makes_object && objects[accesses[access]].frees ? objects[accesses[access]].size_bytes : 0;
+}
+
+uint64_t StepTrace::GrowthBytes(const std::vector<StepInterval>& record, size_t access,
+                                bool makes_object) const {
+  const uint64_t most_bytes =
+      record[access + 1].peak_other_bytes() + NewBytes(access + 1, makes_object);
+  return most_bytes - std::min(most_bytes, record[access].other_bytes);
 }
 
 double StepTrace::compute_us() const {

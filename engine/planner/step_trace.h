@@ -100,6 +100,13 @@ struct UnsavedInput {
   bool frees = true;        // as StepObject::frees
 };
 
+// The most that memory was seen to grow between an access and the next one. The object that the
+// next access makes counts.
+struct StepGrowth {
+  uint32_t access = 0;
+  uint64_t size_bytes = 0;
+};
+
 struct StepTrace {
   std::vector<StepObject> objects;  // in the order of their first accesses
   std::vector<uint32_t> accesses;   // indices of objects
@@ -124,18 +131,33 @@ struct StepTrace {
   // The intervals as they were recorded, the last record first, if those above were raised since
   // (WithMore, TakeMostOf).
   std::vector<std::vector<StepInterval>> records = {};
+  // By access: what LeaveRoom was told, or one record had more of than the record before it. Empty:
+  // nothing.
+  std::vector<uint64_t> growths = {};
 
   double compute_us() const;  // of all intervals
   // Raises the memory of each interval to that of `before`, the record of a step with the same
   // accesses. Two steps may differ in memory alone, because small tensors are no objects, and take
-  // turns. `before` counts as it was recorded, so that only two records in a row matter.
+  // turns. `before` counts as it was recorded, so that only two records in a row matter. Growths of
+  // `before` last.
   void TakeMostOf(const StepTrace& before);
+  // Raises the memory of an interval: some step, for example one of four, takes more there than the
+  // recorded one.
+  void LeaveRoom(const StepGrowth& growth);
+  // How much memory grows between the access and the next one in a record of this step.
+  // `makes_object`: whether the next one makes an object.
+  uint64_t GrowthBytes(const std::vector<StepInterval>& record, size_t access,
+                       bool makes_object) const;
   // Returns the same step with `size_bytes` more of other bytes everywhere.
   StepTrace WithMore(uint64_t size_bytes) const;
 
   // InvalidArgument names the object, access or interval that breaks a rule above, its value, and
   // the remedy.
   absl::Status Validate() const;
+
+ private:
+  uint64_t NewBytes(size_t access, bool makes_object) const;
+  void LeaveRoom(size_t access, uint64_t growth_bytes, bool makes_object);
 };
 
 }  // namespace pinion

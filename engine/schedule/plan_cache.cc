@@ -69,25 +69,26 @@ CachedPlan::CachedPlan(StepTrace step, StepPlan plan, absl::Status shortfall,
            std::tie(other.copy_at, other.evict_at, other.object);
   });
   for (size_t access = 0; access < step_.accesses.size(); ++access) {
-    uint64_t object_bytes = 0;
-    if (access + 1 < step_.accesses.size()) {
-      const uint32_t next = step_.accesses[access + 1];
-      const StepObject& object = step_.objects[next];
-      // Memory that eviction does not free is among the other bytes.
-      if (lives_[next].accesses.front() == access + 1 && object.frees)
-        object_bytes = object.size_bytes;
-    }
-    uint64_t growth_bytes = 0;
-    const auto count = [&](absl::Span<const StepInterval> intervals) {
-      const uint64_t most_bytes = intervals[access + 1].peak_other_bytes() + object_bytes;
-      const uint64_t before_bytes = intervals[access].other_bytes;
-      growth_bytes = std::max(growth_bytes, most_bytes - std::min(most_bytes, before_bytes));
+    const bool makes_object = access + 1 < step_.accesses.size() &&
+                              lives_[step_.accesses[access + 1]].accesses.front() == access + 1;
+    uint64_t growth_bytes = step_.growths.empty() ? 0 : step_.growths[access];
+    const auto count = [&](const std::vector<StepInterval>& record) {
+      growth_bytes = std::max(growth_bytes, step_.GrowthBytes(record, access, makes_object));
     };
     if (step_.records.empty()) count(step_.intervals);
     for (const std::vector<StepInterval>& record : step_.records) count(record);
     growth_bytes_.push_back(growth_bytes);
-    most_growth_bytes_ = std::max(most_growth_bytes_, growth_bytes_.back());
+    most_growth_bytes_ = std::max(most_growth_bytes_, growth_bytes);
   }
+  for (size_t access = 0; access < step_.accesses.size() && IsSave(access); ++access) {
+    const uint64_t before_bytes = access == 0 ? 0 : save_growth_bytes_.back();
+    save_growth_bytes_.push_back(std::max(before_bytes, growth_bytes_[access]));
+  }
+}
+
+bool CachedPlan::IsSave(size_t access) const {
+  const uint32_t object = step_.accesses[access];
+  return lives_[object].accesses.front() == access || access <= step_.objects[object].saved_until;
 }
 
 std::shared_ptr<const CachedPlan> CachedPlan::WithRecomputeTried() const {

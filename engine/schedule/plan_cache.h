@@ -132,10 +132,16 @@ class CachedPlan {
   bool Stays(uint32_t object, size_t now) const { return !Moves(object) || now < copy_at_[object]; }
   // The most that memory grows between access `access` and the next one.
   uint64_t GrowthBytes(size_t access) const { return growth_bytes_[access]; }
+  // The most up to that access, while the step only saves; then 0.
+  uint64_t SaveGrowthBytes(size_t access) const {
+    return access < save_growth_bytes_.size() ? save_growth_bytes_[access] : 0;
+  }
   // The most of all accesses.
   uint64_t MostGrowthBytes() const { return most_growth_bytes_; }
 
  private:
+  bool IsSave(size_t access) const;
+
   StepTrace step_;
   StepPlan plan_;
   absl::Status shortfall_;
@@ -150,9 +156,10 @@ class CachedPlan {
   std::vector<uint64_t> batch_key_;  // by object
   std::vector<uint32_t> evictions_;
   std::vector<uint32_t> deferred_copies_;
-  std::vector<uint32_t> copy_at_;         // by object
-  std::vector<uint32_t> first_eviction_;  // by object, of those that move
-  std::vector<uint64_t> growth_bytes_;    // by access
+  std::vector<uint32_t> copy_at_;            // by object
+  std::vector<uint32_t> first_eviction_;     // by object, of those that move
+  std::vector<uint64_t> growth_bytes_;       // by access
+  std::vector<uint64_t> save_growth_bytes_;  // by access, up to the first read
   uint64_t most_growth_bytes_ = 0;
   std::vector<bool> comes_back_;  // by access: whether a move fetches the object for it
 };

@@ -32,6 +32,8 @@ PlannedSchedule::PlannedSchedule(const TargetOptions& options)
 // --------------------------------------------------------------------------------- known steps
 
 void PlannedSchedule::FindCached(bool begins) {
+  steps_vary_ = steps_vary_ || (IsPlanned() && exceeded_at_ == matcher_.now());
+  exceeded_at_.reset();
   std::optional<StepMatcher::Match> match;
   const auto find = [&](bool fits, bool may_skip) {
     return cache_.Find([&](const CachedPlan& cached) {
@@ -64,7 +66,8 @@ void PlannedSchedule::FindCached(bool begins) {
     if (const auto wrong = trials_.Follow(found)) cache_.Forget(*wrong);
   }
   is_lost_ = found == nullptr || tries;
-  if (is_lost_ || !found->CanRunWith(begin_bytes_)) {
+  begins_unplanned_ = is_lost_ || !found->CanRunWith(begin_bytes_);
+  if (begins_unplanned_) {
     residency_.AddAllDue();  // fetched parcels are evicted again
     return;
   }
@@ -152,6 +155,14 @@ void PlannedSchedule::OnUsed(uint32_t id, AccessKind access) {
   const bool is_kept = access == AccessKind::kReadAndKept || access == AccessKind::kReadIntoGraph;
   residency_.SetStaysFetched(id, is_kept && IsPlanned() && IsResidentUntilNextAccess(id));
   awaited_bytes_ = residency_.AwayBytes(id);
+}
+
+void PlannedSchedule::OnExceeded(uint64_t growth_bytes) {
+  if (!IsPlanned()) return;
+  exceeded_at_ = matcher_.now();
+  if (growth_bytes <= GrowthBytes()) return;
+  exceeded_.push_back(
+      {followed(), {.access = static_cast<uint32_t>(matcher_.now()), .size_bytes = growth_bytes}});
 }
 
 void PlannedSchedule::OnReleased(uint32_t object) {
@@ -317,15 +328,21 @@ std::vector<std::pair<size_t, ScheduledParcel*>> PlannedSchedule::Unread() const
   return unread;
 }
 
-PlannedSchedule::Missing PlannedSchedule::MissingFor(uint64_t more_bytes) const {
-  if (!options_.memory_bytes.has_value()) return {};
-  // The position of a step that left accesses out is not known.
+uint64_t PlannedSchedule::GrowthBytes() const {
+  const size_t now = matcher_.now();
   uint64_t growth_bytes = 0;
   ForEachPossible([&](const CachedPlan& cached) {
-    growth_bytes = std::max(growth_bytes, matcher_.skips() ? cached.MostGrowthBytes()
-                                                           : cached.GrowthBytes(matcher_.now()));
+    growth_bytes = std::max(growth_bytes, cached.GrowthBytes(now));
+    if (steps_vary_) growth_bytes = std::max(growth_bytes, cached.SaveGrowthBytes(now));
+    // The position of a step that left accesses out is not known.
+    if (matcher_.skips()) growth_bytes = std::max(growth_bytes, cached.MostGrowthBytes());
   });
-  const uint64_t wanted_bytes = device_bytes_ + growth_bytes + more_bytes;
+  return growth_bytes;
+}
+
+PlannedSchedule::Missing PlannedSchedule::MissingFor(uint64_t more_bytes) const {
+  if (!options_.memory_bytes.has_value()) return {};
+  const uint64_t wanted_bytes = device_bytes_ + GrowthBytes() + more_bytes;
   // The plan leaves room for a layer of streamed weights, which the next operator may fetch.
   const uint64_t weights_bytes =
       std::max(streamed_bytes_, Beyond(followed()->memory_bytes(), *options_.memory_bytes));
@@ -335,6 +352,14 @@ PlannedSchedule::Missing PlannedSchedule::MissingFor(uint64_t more_bytes) const 
   return {
       .bytes = missing_bytes,
       .with_weights_bytes = std::max(missing_bytes, Beyond(*options_.memory_bytes, wanted_bytes))};
+}
+
+PlannedSchedule::WeightsBeside PlannedSchedule::TakeWeightsBeside() {
+  if (std::exchange(begins_unplanned_, false)) return {.most_bytes = 0, .unless_in_use = true};
+  const uint64_t missing_bytes =
+      IsPlanned() ? MissingFor(awaited_bytes_).with_weights_bytes : uint64_t{0};
+  if (missing_bytes == 0) return {};
+  return {.most_bytes = Beyond(missing_bytes, streamed_bytes_)};
 }
 
 // ---------------------------------------------------------------- what comes back, and stays

@@ -23,18 +23,25 @@
 //
 // A tensor that is about to be read stays. Nothing is prefetched meanwhile. Streamed weights give
 // way to the plan: beside them the limit is the plan's peak plus these weights, if that exceeds the
-// target. Only tensors of the first kind are evicted for them.
+// target. Only tensors of the first kind are evicted for them. Idle weights are evicted if the sum
+// exceeds the target.
 //
 // Without a plan, but with a target, a step takes the least memory possible. All tensors are
 // offloaded, each is evicted as soon as its copy is submitted, and nothing is prefetched. A fetched
-// tensor is freed at the next access. This holds for the first step, and for steps that do not fit
-// in the target. Without a target such steps run by windows.
+// tensor is freed at the next access. The step and its backward begin without idle weights. This
+// holds for the first step, and for steps that do not fit in the target. Without a target such
+// steps run by windows.
+//
+// A step may allocate more between two accesses than its record did, for example in one step of
+// four, and exceed the target. The owner tells the schedule (OnExceeded), and learns the step again
+// with that much room there (TakeExceeded).
 //
 // A step may turn out to be another one than recognised. It saves or reads something else, or still
 // needs an object that the plan has released. The schedule notices at the next access at the
 // latest. Until then it leaves room for each cached step that begins alike. The step then follows
 // another cached plan that matches so far. If there is none, it continues without a plan, and
-// resident tensors are offloaded as well.
+// resident tensors are offloaded as well. Once a step exceeded the target just before it differed,
+// later ones leave more room while they only save: as much as they needed so far between two saves.
 //
 // Recomputable segments are kept unless a plan recomputes them (recompute_trials.h). A step may
 // begin with a segment, before anything is saved.
@@ -163,6 +170,24 @@ class PlannedSchedule final : public OffloadSchedule {
   bool AsksForDeviceBytes() const override { return options_.memory_bytes.has_value(); }
   // Whether the running planned step will exceed the target, by the last device bytes.
   bool LacksBytes() const { return IsPlanned() && MissingFor(awaited_bytes_).bytes > 0; }
+  // The device has exceeded the target since the last access, which may be that of the step before.
+  // `growth_bytes`: the most that memory without streamed weights grew since that access had
+  // evicted and fetched what it was to. Call it before the next access.
+  void OnExceeded(uint64_t growth_bytes);
+  struct Exceeded {
+    std::shared_ptr<const CachedPlan> cached;
+    StepGrowth growth;
+  };
+  // Returns plans of which that was more than they leave room for, once.
+  std::vector<Exceeded> TakeExceeded() { return std::exchange(exceeded_, {}); }
+  // For DeviceShare::EvictIdleWeights.
+  struct WeightsBeside {
+    uint64_t most_bytes = UINT64_MAX;
+    bool unless_in_use = false;
+  };
+  // Returns the streamed weights that fit beside the running step until its next access, by the
+  // last device bytes. When a step or its backward begins without a plan, returns none, once.
+  WeightsBeside TakeWeightsBeside();
   void OnDeviceBytes(uint64_t size_bytes, uint64_t streamed_bytes) override {
     device_bytes_ = size_bytes;
     streamed_bytes_ = streamed_bytes;
@@ -183,7 +208,10 @@ class PlannedSchedule final : public OffloadSchedule {
     window_.OnPieceGone(parcel, owner);
   }
   bool OnGone(ScheduledParcel& parcel) override;
-  void OnBackwardBegin(int64_t backward) override { window_.OnBackwardBegin(backward); }
+  void OnBackwardBegin(int64_t backward) override {
+    window_.OnBackwardBegin(backward);
+    begins_unplanned_ |= IsInStep() && !IsPlanned();
+  }
   void OnBackwardEnd(int64_t backward) override { window_.OnBackwardEnd(backward); }
   void OnFetched(ScheduledParcel& parcel, int64_t backward) override;
   bool OnRead(ScheduledParcel& parcel) override { return window_.OnRead(parcel); }
@@ -249,6 +277,8 @@ class PlannedSchedule final : public OffloadSchedule {
     uint64_t with_weights_bytes = 0;  // if they do not
   };
   Missing MissingFor(uint64_t more_bytes) const;
+  // The most that memory may grow until the next access.
+  uint64_t GrowthBytes() const;
 
   const TargetOptions options_;
   const uint64_t small_bytes_;  // tensors of at most this size share parcels
@@ -263,6 +293,8 @@ class PlannedSchedule final : public OffloadSchedule {
   uint64_t streamed_bytes_ = 0;  // streamed weights among these
   // Bytes that the reader of the last accessed object is about to fetch or recast.
   uint64_t awaited_bytes_ = 0;
+  std::vector<Exceeded> exceeded_;
+  bool steps_vary_ = false;  // one has exceeded the target before it differed from its plan
 
   // --- of the running step ---
   StepMatcher matcher_;  // may follow no plan
@@ -270,10 +302,12 @@ class PlannedSchedule final : public OffloadSchedule {
   PlanCursor cursor_;  // of the followed plan
   // Other plans of steps that begin like the followed one, with the number of accesses alike.
   std::vector<std::pair<std::shared_ptr<const CachedPlan>, size_t>> alike_;
-  uint64_t begin_bytes_ = 0;   // on the device without streamed weights, when the step began
-  bool is_lost_ = false;       // no cached plan matches
-  bool has_deferred_ = false;  // resident objects may have to be offloaded
-  bool all_leave_ = false;     // deferred copies are due now
+  uint64_t begin_bytes_ = 0;       // on the device without streamed weights, when the step began
+  bool is_lost_ = false;           // no cached plan matches
+  bool has_deferred_ = false;      // resident objects may have to be offloaded
+  bool begins_unplanned_ = false;  // the step or its backward, without a plan
+  bool all_leave_ = false;         // deferred copies are due now
+  std::optional<size_t> exceeded_at_;  // the last access before the target was exceeded
 };
 
 }  // namespace pinion

@@ -69,6 +69,16 @@ void TakeDeferredOffloads(OffloadState& state, OffloadStatsRecorder& stats, cons
 void OffloadForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Device device,
                       const NodeId& node, TensorDepartures& departures) {
   if (!state.asks_for_device_bytes) return;
+  if (state.share->streamed_bytes() > 0) {
+    PlannedSchedule::WeightsBeside beside;
+    {
+      OffloadLock lock(state);
+      beside = state.schedule.target->TakeWeightsBeside();
+    }
+    // Weights that are used in the step leave its peak bound free.
+    state.share->EvictIdleWeights(beside.most_bytes, beside.unless_in_use,
+                                  state.share->used_last());
+  }
   const auto lacks_bytes = [&] {
     OffloadLock lock(state);
     return state.schedule.target->LacksBytes();

@@ -22,7 +22,8 @@ void TakeDeferredOffloads(OffloadState& state, OffloadStatsRecorder& stats, cons
                           DueRecords& due, Released& released)
     ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mu, kRecordsLock);
 
-// Offloads and evicts until the step keeps within its target, or nothing more can be offloaded.
+// Evicts idle streamed weights, then offloads and evicts until the step keeps within its target, or
+// nothing more can be offloaded.
 void OffloadForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Device device,
                       const NodeId& node, TensorDepartures& departures);
 

@@ -185,6 +185,7 @@ DeviceOffloader::Packed DeviceOffloader::Pack(const at::Tensor& tensor, const No
       std::make_unique<Handle>(shared_from_this(), RecordView(std::move(record), tensor, is_new));
   departures_.CopyOut(due);
   OffloadForTarget(state_, *stats_, device_, node, departures_);
+  if (learner_ != nullptr) learner_->EndAccess();
   return {std::move(handle), noted};
 }
 
@@ -245,6 +246,7 @@ at::Tensor DeviceOffloader::Unpack(Handle& handle) {
   LayOutForUserCode(record, stream, returns_, bytes);
   handle.was_cast_again = bytes.cast_again;
   returns_.Prefetch(record, backward);
+  if (learner_ != nullptr) learner_->EndAccess();
   // Autograd may modify a fetched copy that has no other reader. It must not modify the original
   // memory, which other handles find while it lives.
   if (bytes.is_copy && backward != -1 && !BackwardKeepsGraph()) {

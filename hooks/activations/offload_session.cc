@@ -144,6 +144,11 @@ class SessionImpl : public OffloadSession, public PackTarget, public MemoryObser
     if (offloader == nullptr) return;
     offloader->learner()->OnDeviceBytes(allocated_bytes, added_bytes, freed);
   }
+  void OnRefused(c10::Device device, int64_t wanted_bytes) override {
+    if (device.type() != device_type_) return;
+    DeviceOffloader* const offloader = FindOffloader(device.index());
+    if (offloader != nullptr) offloader->learner()->OnRefused(wanted_bytes);
+  }
   void OnUnobserved() override {
     for (DeviceOffloader* const offloader : Offloaders()) offloader->learner()->OnUnobserved();
   }

@@ -27,14 +27,18 @@ bool PlanMeter::IsDue() const {
 void PlanMeter::OnDeviceBytes(int64_t allocated_bytes, int64_t added_bytes,
                               int64_t streamed_bytes) {
   // What the program allocates behind the step is not the step's.
-  if (is_in_step_) RaiseTo(allocated_bytes - streamed_bytes, peak_bytes_);
+  if (is_in_step_) {
+    last_bytes_ = allocated_bytes - streamed_bytes;
+    RaiseTo<int64_t>(last_bytes_, peak_bytes_);
+    RaiseTo<int64_t>(last_bytes_ - access_bytes_, growth_bytes_);
+  }
   RaiseTo(allocated_bytes, interval_peak_bytes_);
   interval_added_bytes_ += added_bytes;
+  if (added_bytes > 0) wanted_bytes_ = 0;
   CompareWithTarget(allocated_bytes);
 }
 
-void PlanMeter::NoteBytes(const AllocatorBytes& bytes, int64_t streamed_bytes) {
-  CompareWithTarget(bytes.current);
+std::optional<uint64_t> PlanMeter::NoteBytes(const AllocatorBytes& bytes, int64_t streamed_bytes) {
   AllocatorBytes last;
   Reported reported;
   {
@@ -42,17 +46,33 @@ void PlanMeter::NoteBytes(const AllocatorBytes& bytes, int64_t streamed_bytes) {
     last = std::exchange(noted_, bytes);
     reported = {interval_peak_bytes_.exchange(bytes.current), interval_added_bytes_.exchange(0)};
   }
-  if (!is_unobserved_.exchange(false) || !is_in_step_) return;
-  const int64_t most_bytes = MostBytesBetween(last, bytes, reported);
-  // Behind a profiler nothing was reported: memory at saves and reads alone is not a peak.
-  if (peak_bytes_ > 0) RaiseTo(most_bytes - streamed_bytes, peak_bytes_);
-  CompareWithTarget(most_bytes);
+  last_bytes_ = bytes.current - streamed_bytes;
+  CompareWithTarget(bytes.current);
+  if (is_unobserved_.exchange(false) && is_in_step_) {
+    const int64_t most_bytes = MostBytesBetween(last, bytes, reported);
+    // Behind a profiler nothing was reported: memory at saves and reads alone is not a peak.
+    if (peak_bytes_ > 0) RaiseTo(most_bytes - streamed_bytes, peak_bytes_);
+    CompareWithTarget(most_bytes);
+    RaiseTo(most_bytes - streamed_bytes - access_bytes_, growth_bytes_);
+  }
+  if (!interval_is_over_.exchange(false)) return std::nullopt;
+  return static_cast<uint64_t>(growth_bytes_);
+}
+
+bool PlanMeter::EndedByRefusal() {
+  const int64_t wanted_bytes = wanted_bytes_.exchange(0);
+  Compare(wanted_bytes);
+  return wanted_bytes > 0;
 }
 
 void PlanMeter::CompareWithTarget(int64_t allocated_bytes) {
-  if (!target_bytes_.has_value() || !is_in_step_) return;
+  if (is_in_step_) Compare(allocated_bytes);
+}
+
+void PlanMeter::Compare(int64_t allocated_bytes) {
   const auto all_bytes = static_cast<uint64_t>(allocated_bytes);
-  if (all_bytes <= *target_bytes_) return;
+  if (!target_bytes_.has_value() || all_bytes <= *target_bytes_) return;
+  interval_is_over_ = true;
   RaiseTo(all_bytes - *target_bytes_, most_over_bytes_);
   if (!is_over_.exchange(true)) ++steps_over_;
 }
@@ -61,6 +81,7 @@ std::optional<bool> PlanMeter::BeginStep(const std::shared_ptr<const CachedPlan>
                                          const StepKind& next) {
   std::optional<Step> step;
   is_in_step_ = true;
+  wanted_bytes_ = 0;
   is_unobserved_ = false;  // what was allocated between the steps is not this one's
   const bool was_over = is_over_.exchange(false);
   {

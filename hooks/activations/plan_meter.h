@@ -45,8 +45,20 @@ class PlanMeter {
   // Declares that not all allocations between the last NoteBytes and the next one are reported. An
   // upper bound then counts. Takes no lock.
   void BeginUnobserved() { is_unobserved_ = true; }
-  // Reports the allocator's bytes at a save or a read, without influence on the measured peak.
-  void NoteBytes(const AllocatorBytes& bytes, int64_t streamed_bytes);
+  // Reports the allocator's bytes at a save or a read, without influence on the measured peak. If
+  // the step exceeded the target since the last call, returns the most that memory without streamed
+  // weights grew since EndAccess.
+  std::optional<uint64_t> NoteBytes(const AllocatorBytes& bytes, int64_t streamed_bytes);
+  // A save or read has evicted and fetched what it was to. Takes no lock.
+  void EndAccess() {
+    access_bytes_ = last_bytes_.load();
+    growth_bytes_ = 0;
+  }
+  // The device has refused memory, with which it would have had so much. Takes no lock.
+  void OnRefused(int64_t wanted_bytes) { wanted_bytes_ = wanted_bytes; }
+  // Call it after a step. If the device has refused memory and given none since, so that the step
+  // ended there, returns true and compares that with the target.
+  bool EndedByRefusal();
 
   // What the schedule knows of a step.
   struct StepKind {
@@ -74,6 +86,7 @@ class PlanMeter {
   };
 
   void CompareWithTarget(int64_t allocated_bytes);
+  void Compare(int64_t allocated_bytes);
   void Keep(Step step);
   // Returns whether an ended step was off; nothing until the device has reached its end.
   std::optional<bool> IsOff(const Step& step);
@@ -85,6 +98,12 @@ class PlanMeter {
   std::atomic<bool> is_unobserved_{false};
   std::atomic<int64_t> interval_peak_bytes_{0};   // since the last NoteBytes
   std::atomic<int64_t> interval_added_bytes_{0};  // the same
+  // Without streamed weights: last reported, at EndAccess, and the most above that since then.
+  std::atomic<int64_t> last_bytes_{0};
+  std::atomic<int64_t> access_bytes_{0};
+  std::atomic<int64_t> growth_bytes_{0};
+  std::atomic<bool> interval_is_over_{false};  // it has exceeded the target
+  std::atomic<int64_t> wanted_bytes_{0};       // OnRefused's, while nothing is allocated
   std::atomic<bool> is_in_step_{false};
   std::atomic<bool> is_over_{false};  // the current step exceeds the target
   std::atomic<uint64_t> steps_over_{0};

@@ -68,7 +68,12 @@ void StepLearner::OnDeviceBytes(int64_t allocated_bytes, int64_t added_bytes, co
 
 uint64_t StepLearner::NoteDeviceBytes() {
   const AllocatorBytes bytes = AllocatorBytesOf(device_);
-  meter_.NoteBytes(bytes, static_cast<int64_t>(share_->streamed_bytes()));
+  const std::optional<uint64_t> growth_bytes =
+      meter_.NoteBytes(bytes, static_cast<int64_t>(share_->streamed_bytes()));
+  if (growth_bytes.has_value()) {
+    OffloadLock lock(state_);
+    state_.schedule.target->OnExceeded(*growth_bytes);
+  }
   return static_cast<uint64_t>(bytes.current);
 }
 
@@ -158,19 +163,21 @@ void StepLearner::TellOfOvershoot() {
     MutexLock lock(mu_);
     if (overshoot.steps == 0 || std::exchange(told_of_overshoot_, true)) return;
   }
-  PINION_LOG(kWarning) << "a step of " << device_.str() << " had " << overshoot.most_bytes
-                       << " bytes (" << HumanBytes(overshoot.most_bytes)
+  PINION_LOG(kWarning) << "a step of " << device_.str() << " had, or wanted, "
+                       << overshoot.most_bytes << " bytes (" << HumanBytes(overshoot.most_bytes)
                        << ") more on the device than memory_target_bytes allows ("
                        << HumanBytes(*state_.planner->memory_bytes())
                        << "). OffloadStats::steps_over_target counts such steps from now on";
 }
 
 void StepLearner::TellOfRefusals() {
-  if (meter_.IsInStep()) return;
-  const int64_t before = refusals_.exchange(kNothingToTell);
-  if (before == kNothingToTell) return;
+  if (!state_.planner->memory_bytes().has_value() || meter_.IsInStep()) return;
+  if (!meter_.EndedByRefusal()) return;
+  if (!is_first_) {
+    TellOfOvershoot();
+    return;
+  }
   const AllocatorBytes bytes = AllocatorBytesOf(device_);
-  if (bytes.refusals == before) return;
   const uint64_t target_bytes = *state_.planner->memory_bytes();
   PINION_LOG(kError) << "device memory ran out on " << device_.str()
                      << " in a first step, with everything offloaded that can be. "
@@ -218,18 +225,20 @@ void StepLearner::BeginStep() {
   TellOfOvershoot();
   bool wants_record = false, is_any_cached = false;
   std::shared_ptr<const CachedPlan> followed;
+  std::vector<PlannedSchedule::Exceeded> exceeded;
   {
     OffloadLock lock(state_);
     state_.schedule.target->set_begins_with_gradients(has_gradients_);
+    exceeded = state_.schedule.target->TakeExceeded();
     is_any_cached = !state_.schedule.target->cached().empty();
     wants_record = state_.schedule.target->WantsRecord();
     followed = state_.schedule.target->followed();
   }
+  const bool has_room = !exceeded.empty() && LeaveRoom(exceeded);
   const std::optional<bool> is_off =
       meter_.BeginStep(followed, {.is_recorded = wants_record, .has_gradients = has_gradients_});
-  const bool is_told = is_any_cached || !state_.planner->memory_bytes().has_value();
-  refusals_ = is_told ? kNothingToTell : AllocatorBytesOf(device_).refusals;
-  if (is_off.has_value()) {
+  is_first_ = !is_any_cached;
+  if (is_off.has_value() && !has_room) {
     // Takes effect in the next step: whether this one is observed was decided by its first scope.
     OffloadLock lock(state_);
     state_.schedule.target->RecordAgain(/*with_gradients=*/*is_off);
@@ -313,6 +322,36 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
   if (!std::has_single_bit(++raises_)) return;
   OffloadLock state_lock(state_);
   state_.schedule.target->RecordAgain(has_gradients_);
+}
+
+bool StepLearner::LeaveRoom(const std::vector<PlannedSchedule::Exceeded>& exceeded) {
+  const Reservation wanted = share_->wanted();
+  bool all_fit = true;
+  for (const auto& [cached, growth] : exceeded) {
+    std::shared_ptr<const CachedPlan> now;
+    {
+      OffloadLock lock(state_);
+      now = state_.schedule.target->FindLike(cached->step());
+    }
+    if (now == nullptr) continue;
+    StepTrace step = now->step();
+    step.LeaveRoom(growth);
+    const uint64_t least_bytes = LeastMemoryBytes(step).value_or(0);
+    if (least_bytes > *state_.planner->memory_bytes() && IsToldOfLeast(least_bytes)) {
+      all_fit = false;
+      continue;
+    }
+    auto with_room = Plan(std::move(step), /*may_recompute=*/false, wanted);
+    // One that falls short would cost the steps without the growth their plan.
+    if (!with_room.ok() || !(*with_room)->shortfall().ok()) {
+      all_fit = false;
+      if (with_room.ok()) TellOfShortfall(**with_room);
+      continue;
+    }
+    OffloadLock lock(state_);
+    state_.schedule.target->LearnRaised(*std::move(with_room), *now);
+  }
+  return all_fit;
 }
 
 void StepLearner::Learn(DeviceRecording& recording, bool had_gradients,

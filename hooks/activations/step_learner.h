@@ -79,9 +79,10 @@ class StepLearner {
 
   // Reports that no tensor of the step is needed.
   void EndStep() { meter_.EndStep(); }
-  // Logs the target and the device's peak if memory ran out in a step without any earlier plan. For
-  // the end of a step.
+  // If memory ran out in a step, compares what it wanted with the target. Logs the target and the
+  // device's peak if there was no earlier plan. For the end of a step.
   void TellOfRefusals();
+  void OnRefused(int64_t wanted_bytes) { meter_.OnRefused(wanted_bytes); }
   PlanMeter::Overshoot overshoot() const { return meter_.overshoot(); }
 
   // Returns whether memory peaks are needed: there is a target in bytes, a step is recorded or
@@ -91,6 +92,7 @@ class StepLearner {
   // Returns the allocator's bytes at a save or a read, observed or not, and compares them with the
   // target.
   uint64_t NoteDeviceBytes();
+  void EndAccess() { meter_.EndAccess(); }
 
  private:
   // The first leaves to which the last backward added gradients. Until a running backward adds,
@@ -120,6 +122,9 @@ class StepLearner {
   // Returns the plan of a step beside which weights reserve `wanted`.
   absl::StatusOr<std::shared_ptr<const CachedPlan>> Plan(StepTrace step, bool may_recompute,
                                                          const Reservation& wanted) const;
+  // Plans steps again that took more between two accesses than their plans leave room for. Returns
+  // whether all that exceeded the target fit now.
+  bool LeaveRoom(const std::vector<PlannedSchedule::Exceeded>& exceeded);
   // `log`: what the step did with its segments. `wanted`: what weights reserved beside it.
   void Learn(DeviceRecording& recording, bool had_gradients, const RecomputeTrials::SegmentLog& log,
              const Reservation& wanted);
@@ -135,9 +140,7 @@ class StepLearner {
   std::atomic<bool> wants_leaves_ = true;    // fewer than kMostLeaves since the step began
   std::atomic<bool> has_gradients_ = false;  // at the step's beginning
 
-  static constexpr int64_t kNothingToTell = INT64_MAX;
-  // The allocator's refusals when a step began without any earlier plan.
-  std::atomic<int64_t> refusals_ = kNothingToTell;
+  std::atomic<bool> is_first_ = false;  // the step began without any earlier plan
 
   mutable Mutex mu_;
   std::shared_ptr<DeviceRecording> recording_ ABSL_GUARDED_BY(mu_);

@@ -97,6 +97,15 @@ class MemoryReporter final : public profiler::ProfilerStateBase,
     observer_->OnDeviceBytes(device, static_cast<int64_t>(allocated_bytes), added_bytes,
                              is_free ? data : nullptr);
   }
+  void reportOutOfMemory(int64_t size_bytes, size_t allocated_bytes, size_t reserved_bytes,
+                         c10::Device device) override {
+    if (outer_ != nullptr) {
+      outer_->reportOutOfMemory(size_bytes, allocated_bytes, reserved_bytes, device);
+    }
+    MutexLock lock(mu_);
+    if (observer_ == nullptr) return;
+    observer_->OnRefused(device, static_cast<int64_t>(allocated_bytes) + size_bytes);
+  }
   bool memoryProfilingEnabled() const override { return true; }
   profiler::ActiveProfilerType profilerType() override {
     return profiler::ActiveProfilerType::NONE;

@@ -35,6 +35,9 @@ class MemoryObserver {
   // or a device, and must not throw.
   virtual void OnDeviceBytes(c10::Device device, int64_t allocated_bytes, int64_t added_bytes,
                              const void* freed) = 0;
+  // Reports that the device refused memory, with which it would have had `wanted_bytes`. Called as
+  // OnDeviceBytes.
+  virtual void OnRefused(c10::Device device, int64_t wanted_bytes) {}
   // Reports that hooks on gradients may have allocated memory without a report: an observed
   // backward, begun by another engine than ours, is about to evaluate a node. Called on the
   // backward's thread, without a lock. Must not throw.

@@ -88,10 +88,7 @@ AllocatorBytes AllocatorBytesOf(c10::Device device) {
       DeviceAllocatorOf(device.type()).getDeviceStats(device.index());
   const c10::CachingAllocator::Stat& bytes = stats.allocated_bytes[kAll];
   const c10::CachingAllocator::Stat& blocks = stats.allocation[kAll];
-  AllocatorBytes all = {.current = bytes.current,
-                        .peak = bytes.peak,
-                        .allocated = bytes.allocated,
-                        .refusals = stats.num_ooms};
+  AllocatorBytes all = {.current = bytes.current, .peak = bytes.peak, .allocated = bytes.allocated};
   // Some allocators count only current bytes.
   if (blocks.allocated > 0) all.frees = blocks.freed;
   return all;

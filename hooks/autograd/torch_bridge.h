@@ -58,7 +58,6 @@ struct AllocatorBytes {
   int64_t current = 0;
   int64_t peak = 0;
   int64_t allocated = 0;  // total of all allocations, freed or not
-  int64_t refusals = 0;   // out-of-memory errors
   // Number of frees. Nothing if the allocator does not count them.
   std::optional<int64_t> frees = std::nullopt;
 };

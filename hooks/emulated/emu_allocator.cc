@@ -26,11 +26,16 @@ struct EmuAllocator::Block {
 
 namespace {
 
-// Reports to LibTorch's profiler, if one is active; `size_bytes` is negative for a free.
+// Reports to LibTorch's profiler, if one is active; `size_bytes` is negative for a free, and was
+// refused if `data` is null.
 void Report(void* data, int64_t size_bytes, c10::Device device) {
   if (!c10::memoryProfilingEnabled()) return;
   const uint64_t in_use_bytes = Machine().memory_stats(device.index()).in_use_bytes;
-  c10::reportMemoryUsageToProfiler(data, size_bytes, in_use_bytes, in_use_bytes, device);
+  if (data == nullptr) {
+    c10::reportOutOfMemoryToProfiler(size_bytes, in_use_bytes, in_use_bytes, device);
+  } else {
+    c10::reportMemoryUsageToProfiler(data, size_bytes, in_use_bytes, in_use_bytes, device);
+  }
 }
 
 }  // namespace
@@ -52,6 +57,7 @@ c10::DataPtr EmuAllocator::AllocateOn(c10::DeviceIndex index, size_t size_bytes)
   const absl::StatusOr<void*> data = device->Allocate(size_bytes, stream);
   if (absl::IsResourceExhausted(data.status())) {
     out_of_memory_errors_.fetch_add(1, std::memory_order_relaxed);
+    Report(nullptr, static_cast<int64_t>(size_bytes), torch_device);
   }
   ThrowIfError(data.status(), "allocating device memory");
   live_bytes_.fetch_add(static_cast<int64_t>(size_bytes), std::memory_order_relaxed);

@@ -202,10 +202,8 @@ void DeviceRecording::EndEnding(int64_t backward) {
   Ending ending;
   {
     MutexLock lock(mu_);
-    const auto found = endings_.find(backward);
-    if (found == endings_.end()) return;
-    ending = std::move(found->second);
-    endings_.erase(found);
+    ending = std::exchange(endings_[backward], {});
+    endings_.erase(backward);
     objects_.DecideReleased();
   }
   try {

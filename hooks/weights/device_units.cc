@@ -149,13 +149,18 @@ void DeviceUnits::Drop(uint32_t index, AllDropped& dropped) {
   GuardedMemory fetched = unit.parts.parcel->TakeFetched();
   if (!fetched) return;
   ++stats_.drops;
-  const bool is_used = static_cast<bool>(unit.memory);
+  std::vector<c10::DataPtr> data;
+  if (unit.memory) data = unit.parts.PointTo(nullptr, keeper_, device_);
   unit.memory.Disarm();  // `fetched` refers to the same memory
   dropped.push_back({.bytes = std::exchange(unit.bytes, {}),
                      .memory = std::move(fetched),
                      .streams = std::exchange(unit.streams, {}),
-                     .data = {}});
-  if (is_used) dropped.back().data = unit.parts.PointTo(nullptr, keeper_, device_);
+                     .data = std::move(data)});
+}
+
+bool DeviceUnits::IsAnyInUse() const {
+  return std::any_of(units_.begin(), units_.end(),
+                     [](const DeviceUnit& unit) { return unit.users > 0; });
 }
 
 void DeviceUnits::DropAllIdle(AllDropped& dropped) {

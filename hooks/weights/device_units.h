@@ -176,6 +176,7 @@ class DeviceUnits {
 
   // Does nothing unless the unit is resident or under copy.
   void Drop(uint32_t index, AllDropped& dropped);
+  bool IsAnyInUse() const;
   // Evicts all units without users.
   void DropAllIdle(AllDropped& dropped);
 

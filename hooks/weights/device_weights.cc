@@ -56,16 +56,19 @@ uint64_t TargetWindow::AtUse(const WeightUse& use, const AllocatorBytes& allocat
   const auto others = [](int64_t all, uint64_t weights) {
     return static_cast<uint64_t>(std::max<int64_t>(0, all - static_cast<int64_t>(weights)));
   };
+  all_bytes_ =
+      predictor_.AtUse(use,
+                       {.current = others(allocator.current, share_->streamed_bytes()),
+                        .allocated = others(allocator.allocated, share_->allocated_bytes())},
+                       share_->peak_bound());
+  return all_bytes_;
+}
+
+uint64_t TargetWindow::OwnBytes() const {
   const uint64_t own_bytes = weights_->current_bytes;
-  std::optional<PeakBound> peak_bound = share_->peak_bound();
-  if (peak_bound.has_value()) {
-    // Adds other models' weights. Another thread may free some between the two reads.
-    peak_bound->most_bytes += std::max(share_->streamed_bytes(), own_bytes) - own_bytes;
-  }
-  return predictor_.AtUse(use,
-                          {.current = others(allocator.current, own_bytes),
-                           .allocated = others(allocator.allocated, weights_->allocated_bytes)},
-                          peak_bound);
+  // Another thread may free some between the two reads.
+  const uint64_t others_bytes = std::max(share_->streamed_bytes(), own_bytes) - own_bytes;
+  return all_bytes_ - std::min(all_bytes_, others_bytes);
 }
 
 std::optional<TargetWindow::Excess> TargetWindow::TakeFirstExcess() {
@@ -103,12 +106,7 @@ WeightMemory UnitArrivals::AllocateNow(uint32_t index, uint64_t size_bytes,
   try {
     return Allocate(size_bytes, stream);
   } catch (const c10::OutOfMemoryError&) {
-    AllDropped dropped;
-    {
-      MutexLock lock(state_.mu);
-      state_.units.DropAllIdle(dropped);
-    }
-    FreeDropped(dropped, tier_->engine());
+    tier_->share()->EvictIdleWeights(/*most_bytes=*/0);
   }
   try {
     return Allocate(size_bytes, stream);
@@ -212,15 +210,13 @@ void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
   const BoundStream stream(CurrentStream(device_));
   const StreamInUse in_use(tier_->engine().device(), stream.native);
   const bool is_captured = tier_->engine().IsCapturing(stream.native).value_or(false);
-  const AllocatorBytes allocator =
-      target_ != nullptr ? AllocatorBytesOf(device_) : AllocatorBytes();
   const WeightUse use = {.object = index,
                          .builds_graph = c10::GradMode::is_enabled(),
                          .in_backward = CurrentBackward() != -1,
                          .argument_bytes = argument_bytes};
+  if (target_ != nullptr && !is_captured) MakeRoom(use);
   AllDropped dropped;
   PrefetchPlan plan;
-  std::string excess;
   bool is_ready = false;
   {
     MutexLock lock(state_.mu);
@@ -238,15 +234,10 @@ void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
                 " was changed outside WeightOffloader::Step, and the device may have what was "
                 "there before: change host_parameters() within Step; Step([] {}) takes over what "
                 "was changed by now");
-    if (target_ != nullptr) {
-      state_.units.set_window_bytes(target_->AtUse(use, allocator));
-      const std::optional<TargetWindow::Excess> first = target_->TakeFirstExcess();
-      if (first.has_value()) excess = Describe(*first, state_.units[first->unit].parts);
-    }
+    UpdateWindow();
     plan = state_.units.OnUse(index, dropped);
     is_ready = unit.IsReadyOn(stream) && plan.fetches.empty();
   }
-  if (!excess.empty()) PINION_LOG(kError) << excess;
   FreeDropped(dropped, tier_->engine());
   if (is_ready) return;
   try {
@@ -259,11 +250,40 @@ void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
   FetchAllAhead(plan);
 }
 
+void DeviceWeights::MakeRoom(const WeightUse& use) {
+  const AllocatorBytes allocator = AllocatorBytesOf(device_);
+  std::string excess;
+  uint64_t most_bytes = 0;  // of all weights but this model's, beside the unit
+  {
+    MutexLock lock(state_.mu);
+    const uint64_t all_bytes = target_->AtUse(use, allocator);
+    const uint64_t unit_bytes = state_.units[use.object].parts.size_bytes();
+    most_bytes = all_bytes - std::min(all_bytes, unit_bytes);
+    const std::optional<TargetWindow::Excess> first = target_->TakeFirstExcess();
+    if (first.has_value()) excess = Describe(*first, state_.units[first->unit].parts);
+  }
+  if (!excess.empty()) PINION_LOG(kError) << excess;
+  tier_->share()->OnUse(this);
+  tier_->share()->EvictIdleWeights(most_bytes + model_->current_bytes, /*unless_in_use=*/false,
+                                   /*except=*/this);
+}
+
+void DeviceWeights::EvictIdle(bool unless_in_use) {
+  AllDropped dropped;
+  {
+    MutexLock lock(state_.mu);
+    if (unless_in_use && state_.units.IsAnyInUse()) return;
+    state_.units.DropAllIdle(dropped);
+  }
+  FreeDropped(dropped, tier_->engine());
+}
+
 void DeviceWeights::Leave(uint32_t index) {
   AllDropped dropped;
   PrefetchPlan plan;
   {
     MutexLock lock(state_.mu);
+    UpdateWindow();
     plan = state_.units.OnUsed(index, dropped);
   }
   FreeDropped(dropped, tier_->engine());
@@ -331,6 +351,7 @@ void DeviceWeights::FetchExpected() {
   PrefetchPlan plan;
   {
     MutexLock lock(state_.mu);
+    UpdateWindow();
     plan = state_.units.OnChange(dropped);
   }
   FreeDropped(dropped, tier_->engine());

@@ -6,7 +6,8 @@
 //   device_weights->Leave(unit);                   // its kernels are launched
 //
 // DeviceUnits (device_units.h) has the state, and UnitArrivals makes the copies. Within a memory
-// target the window is what TargetWindow leaves.
+// target the window is what TargetWindow leaves. If the unit does not fit beside other models'
+// weights, their idle units are evicted.
 //
 // A unit is fetched with one copy, on the stream that needs it first. Its memory is freed in the
 // order of that stream, after the other streams that have used it. Weights are never copied back:
@@ -45,10 +46,12 @@
 namespace pinion {
 
 // The window of streamed weights within a memory target: at each use, what the target leaves beside
-// everything else on the device (engine/schedule/weight_prefetcher.h). Thread safety: none.
+// everything else on the device (engine/schedule/weight_prefetcher.h). All models share it. Thread
+// safety: none.
 //
 //   const AllocatorBytes allocator = AllocatorBytesOf(device);   // with no lock held
-//   prefetcher.set_window_bytes(window.AtUse(use, allocator));
+//   const uint64_t all_bytes = window.AtUse(use, allocator);     // for the weights of all models
+//   prefetcher.set_window_bytes(window.OwnBytes());              // beside other models' weights
 class TargetWindow {
  public:
   TargetWindow(uint64_t target_bytes, std::shared_ptr<const DeviceShare> share,
@@ -58,9 +61,11 @@ class TargetWindow {
         weights_(std::move(weights)),
         predictor_(target_bytes) {}
 
-  // Returns the window until the next use. `allocator` was read shortly before. A unit that another
-  // thread fetches meanwhile may count twice or not at all.
+  // Returns the window of all models until the next use. `allocator` was read shortly before. A
+  // unit that another thread fetches meanwhile may count twice or not at all.
   uint64_t AtUse(const WeightUse& use, const AllocatorBytes& allocator);
+  // Returns what other models' weights leave of that window.
+  uint64_t OwnBytes() const;
 
   // Device memory above the target.
   struct Excess {
@@ -78,6 +83,7 @@ class TargetWindow {
   const std::shared_ptr<const StreamedModel> weights_;
   WindowPredictor predictor_;
   std::optional<uint32_t> last_unit_;
+  uint64_t all_bytes_ = 0;  // the window at the last use
   int64_t peak_bytes_ = 0;  // the allocator's at the last use
   Excess excess_;
   bool is_told_ = false;
@@ -102,7 +108,7 @@ class UnitArrivals {
         parcels_(std::move(parcels)) {}
 
   // Makes the unit resident for the stream, and fetches the unit if no thread has done so. Throws
-  // c10::OutOfMemoryError if the device has no memory even with all idle units evicted.
+  // c10::OutOfMemoryError if the device has no memory even with all models' idle units evicted.
   void Arrive(uint32_t index, const BoundStream& stream);
   // Does not throw: a unit that cannot be fetched ahead is fetched on demand. Backs off after an
   // allocation that failed, and after one that made LibTorch free its cache.
@@ -112,7 +118,7 @@ class UnitArrivals {
 
  private:
   WeightMemory Allocate(uint64_t size_bytes, const BoundStream& stream) const;
-  // Evicts all idle units and tries again if the device has no memory.
+  // Evicts all models' idle units and tries again if the device has no memory.
   WeightMemory AllocateNow(uint32_t index, uint64_t size_bytes, const BoundStream& stream);
   absl::Status Fetch(uint32_t index, FetchClaim& claim, WeightMemory memory,
                      const BoundStream& stream, bool is_ahead);
@@ -124,7 +130,7 @@ class UnitArrivals {
   BackOff back_off_ ABSL_GUARDED_BY(state_.mu);               // of FetchAhead
 };
 
-class DeviceWeights final : public ResidencyKeeper {
+class DeviceWeights final : public ResidencyKeeper, public EvictableWeights {
  public:
   DeviceWeights(c10::Device device, std::shared_ptr<HostTier> host,
                 std::shared_ptr<DeviceTier> tier, const WeightRoom& room,
@@ -132,12 +138,14 @@ class DeviceWeights final : public ResidencyKeeper {
 
   ~DeviceWeights() override;
 
-  // Throws c10::OutOfMemoryError if the device has no memory even with all idle units evicted.
+  // Throws c10::OutOfMemoryError if the device has no memory even with all models' idle units
+  // evicted.
   void Enter(uint32_t unit, uint64_t argument_bytes) override;
   // Does not throw.
   void Leave(uint32_t unit) override;
   // Throws, and names the weight: writes to the device's copy would be lost.
   bool Write(uint32_t unit, const WritingOperator& op) override;
+  void EvictIdle(bool unless_in_use) override;
 
   // Lets the host change weights until Resume. Blocks until no copy reads them; operators that use
   // weights throw meanwhile.
@@ -150,6 +158,13 @@ class DeviceWeights final : public ResidencyKeeper {
   WeightStats GetStats() const;
 
  private:
+  // Computes the window for a use. Evicts other models' idle units if the used one does not fit
+  // beside them.
+  void MakeRoom(const WeightUse& use);
+  // Sets the window to what other models' weights leave.
+  void UpdateWindow() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu) {
+    if (target_ != nullptr) state_.units.set_window_bytes(target_->OwnBytes());
+  }
   // Fetches on the current stream. Does not throw: units that fail are fetched on demand.
   void FetchAllAhead(const PrefetchPlan& plan);
 

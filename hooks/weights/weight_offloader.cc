@@ -95,6 +95,7 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
   std::unique_ptr<WeightOffloader> offloader(new WeightOffloader());
   offloader->weights_ =
       std::make_shared<DeviceWeights>(device, host, tier, room, std::move(parcels));
+  tier->share()->Register(offloader->weights_);
   std::vector<FollowedWeight> followed;
   absl::flat_hash_map<const c10::TensorImpl*, at::Tensor> host_of;
   for (uint32_t index = 0; index < masters.size(); ++index) {

@@ -152,6 +152,33 @@ TEST(StepTraceTest, TakesTheMostOfTwoRecordsInEachIntervalAndOfNoneBefore) {
   EXPECT_EQ(last.intervals[1].peak_other_bytes(), 25u) << "below what is there at the end";
 }
 
+// Accesses 0 1 | 1 0.
+TEST(StepTraceTest, RoomForAGrowthRaisesTheIntervalThatLacksItAndLasts) {
+  StepTrace step = TwoTensors();
+  step.intervals[1].other_bytes = 50;
+  step.intervals[2] = {.other_bytes = 60, .transient_bytes = 10};
+  const uint64_t size_bytes = step.objects[1].size_bytes;
+  step.LeaveRoom({.access = 0, .size_bytes = size_bytes + 400});
+  EXPECT_EQ(step.intervals[1].peak_other_bytes(), step.intervals[0].other_bytes + 400)
+      << "the access makes the object";
+  step.LeaveRoom({.access = 1, .size_bytes = 20});
+  EXPECT_EQ(step.intervals[2].peak_other_bytes(), 70u) << "as recorded";
+  step.LeaveRoom({.access = 1, .size_bytes = 300});
+  step.LeaveRoom({.access = 1, .size_bytes = 200});
+  EXPECT_EQ(step.intervals[2].peak_other_bytes(), 350u);
+  EXPECT_EQ(step.intervals[2].other_bytes, 60u);
+  EXPECT_EQ(step.growths[1], 300u);
+
+  StepTrace next = TwoTensors();
+  next.TakeMostOf(step);
+  EXPECT_EQ(next.intervals[2].peak_other_bytes(), 350u);
+  StepTrace last = TwoTensors();
+  last.TakeMostOf(next);
+  EXPECT_EQ(last.intervals[2].peak_other_bytes(), 300u) << "beside what the last two records had";
+  last.LeaveRoom({.access = 3, .size_bytes = 90});
+  EXPECT_EQ(last.intervals[4].peak_other_bytes(), last.intervals[3].other_bytes + 90);
+}
+
 TEST(StepTraceTest, InsideIsAtAnyDepth) {
   std::vector<StepSegment> segments(5);
   segments[1].outer = segments[3].outer = 0;

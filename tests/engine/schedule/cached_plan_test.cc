@@ -204,6 +204,39 @@ TEST(CachedPlan, TheMostGrowthIsThatOfAnyUse) {
   EXPECT_EQ(Cached(step).MostGrowthBytes(), 300u);
 }
 
+TEST(CachedPlan, WhileAStepOnlySavesTheMostSoFarIsKnown) {
+  StepTrace step = Chain({7, 8});
+  step.objects[0].saved_until = 2;  // accesses: 7 8 7 | 8 7
+  step.accesses = {0, 1, 0, 1, 0};
+  step.intervals.resize(6);
+  step.intervals[0].transient_bytes = 900;  // before the first save
+  step.intervals[1].transient_bytes = 300;
+  step.intervals[2].transient_bytes = 200;
+  step.intervals[3].transient_bytes = 500;
+  step.intervals[4].transient_bytes = 700;
+  const CachedPlan cached = Cached(step);
+  const uint64_t size_bytes = step.objects[1].size_bytes;
+  EXPECT_EQ(cached.SaveGrowthBytes(0), 300u + size_bytes);
+  EXPECT_EQ(cached.SaveGrowthBytes(1), 300u + size_bytes);
+  EXPECT_EQ(cached.SaveGrowthBytes(2), 500u);
+  EXPECT_EQ(cached.SaveGrowthBytes(3), 0u) << "a read";
+  EXPECT_EQ(cached.SaveGrowthBytes(4), 0u);
+}
+
+TEST(CachedPlan, RoomThatIsLeftIsGrowthAlsoBesideLaterRecords) {
+  StepTrace before = Chain({7, 8});
+  before.LeaveRoom({.access = 1, .size_bytes = 600});
+  StepTrace step = Chain({7, 8});
+  step.TakeMostOf(before);
+  StepTrace last = Chain({7, 8});
+  last.TakeMostOf(step);
+  for (const StepTrace& one : {before, step, last, last.WithMore(5000)}) {
+    EXPECT_EQ(Cached(one).GrowthBytes(1), 600u);
+    EXPECT_EQ(Cached(one).GrowthBytes(2), Cached(Chain({7, 8})).GrowthBytes(2));
+    EXPECT_EQ(Cached(one).MostGrowthBytes(), 600u);
+  }
+}
+
 TEST(CachedPlan, AReadOfABackwardThatMakesAGraphIsAnotherThanOneThatDoesNot) {
   StepTrace step = Chain({7, 8});
   for (StepObject& object : step.objects) object.needed_until = 4;

@@ -455,6 +455,31 @@ TEST(PlannedSchedule, AStepThatIsNotKnownLacksNothingThatCouldLeave) {
   EXPECT_FALSE(schedule.LacksBytes());
 }
 
+TEST(PlannedSchedule, IdleWeightsGiveWayByWhatAPlannedStepLacks) {
+  auto [schedule, player] = WithTarget(4 * kSize, {FourTensors()});
+  player.Save(1);
+  schedule.OnDeviceBytes(3 * kSize, /*streamed_bytes=*/kSize);
+  EXPECT_EQ(schedule.TakeWeightsBeside().most_bytes, UINT64_MAX) << "the next one fits";
+  schedule.OnDeviceBytes(4 * kSize, /*streamed_bytes=*/2 * kSize);
+  const PlannedSchedule::WeightsBeside beside = schedule.TakeWeightsBeside();
+  EXPECT_EQ(beside.most_bytes, kSize);
+  EXPECT_FALSE(beside.unless_in_use);
+}
+
+TEST(PlannedSchedule, AStepThatIsNotKnownAndItsBackwardBeginWithoutIdleWeights) {
+  auto [schedule, player] = WithTarget(4 * kSize);
+  const auto expect_none_once = [&schedule = schedule] {
+    const PlannedSchedule::WeightsBeside beside = schedule.TakeWeightsBeside();
+    EXPECT_EQ(beside.most_bytes, 0u);
+    EXPECT_TRUE(beside.unless_in_use);
+    EXPECT_EQ(schedule.TakeWeightsBeside().most_bytes, UINT64_MAX);
+  };
+  player.Save(1);
+  expect_none_once();
+  schedule.OnBackwardBegin(/*backward=*/1);
+  expect_none_once();
+}
+
 // First what is read last, and no more than is missing.
 TEST(PlannedSchedule, OfWhatThePlanKeepsAsMuchLeavesAsTheDeviceLacks) {
   auto [schedule, player] = WithTarget(5 * kSize, {PlannedChain({1, 2, 3, 4})});
@@ -770,6 +795,49 @@ TEST(PlannedSchedule, WhatWasLeftOutOfTheStepThatItGoesOnAsCountsToo) {
   EXPECT_THAT(player.SaveAll({1, 3}), ElementsAre("stay 0", "stay 1"));
   EXPECT_THAT(player.Save(4), ElementsAre("stay 2", "out 0", "out 1", "drop 0", "drop 1"))
       << "it leaves 2 out, behind which it is four";
+}
+
+TEST(PlannedSchedule, GrowthThatHasExceededTheTargetIsToldOnceWithItsAccess) {
+  auto [schedule, player] = WithTarget(4 * kSize, {PlannedChain({1, 2, 3})});
+  schedule.OnExceeded(9 * kSize);
+  EXPECT_THAT(schedule.TakeExceeded(), IsEmpty()) << "no step has run";
+  player.SaveAll({1, 2});
+  schedule.OnExceeded(kSize);
+  EXPECT_THAT(schedule.TakeExceeded(), IsEmpty()) << "the record has as much";
+  schedule.OnExceeded(2 * kSize);
+  const std::vector<PlannedSchedule::Exceeded> exceeded = schedule.TakeExceeded();
+  ASSERT_THAT(exceeded, SizeIs(1));
+  EXPECT_EQ(exceeded.front().cached, schedule.followed());
+  EXPECT_EQ(exceeded.front().growth.access, 1u);
+  EXPECT_EQ(exceeded.front().growth.size_bytes, 2 * kSize);
+  EXPECT_THAT(schedule.TakeExceeded(), IsEmpty());
+  player.Save(9);
+  ASSERT_EQ(schedule.followed(), nullptr);
+  schedule.OnExceeded(9 * kSize);
+  EXPECT_THAT(schedule.TakeExceeded(), IsEmpty()) << "no plan is followed";
+}
+
+// A decoder that makes one more token in each step.
+TEST(PlannedSchedule, OnceAStepHasExceededTheTargetBeforeItDifferedTheNextLeaveRoomUntilTheyRead) {
+  StepTrace step = Chain({1, 2, 3});
+  step.intervals[1].transient_bytes = 3 * kSize;
+  const CachedPtr known = Planned(std::move(step));
+  for (const bool differs_at_once : {false, true}) {
+    auto [schedule, player] = WithTarget(8 * kSize, {known});
+    player.SaveAll({1, 2});
+    if (!differs_at_once) schedule.OnExceeded(6 * kSize);
+    player.Save(3);
+    if (differs_at_once) schedule.OnExceeded(6 * kSize);
+    player.Save(4);
+    player.EndStep();
+    player.SaveAll({1, 2, 3});
+    ASSERT_EQ(schedule.followed(), known);
+    schedule.OnDeviceBytes(6 * kSize, 0);
+    EXPECT_EQ(schedule.LacksBytes(), differs_at_once) << "it may go on, and take 4 * kSize";
+    player.Read(2);
+    schedule.OnDeviceBytes(6 * kSize, 0);
+    EXPECT_FALSE(schedule.LacksBytes());
+  }
 }
 
 TEST(PlannedSchedule, WhereMoreIsAllocatedThanWasPlannedFetchesWait) {

@@ -20,7 +20,7 @@ TEST(DeviceShare, WhatIsStreamedCountsForItsModelAndForTheDeviceUntilItIsGone) {
   const StreamedBytes first(share, one, 100);
   {
     StreamedBytes second(share, other, 30);
-    EXPECT_EQ(other->allocated_bytes, 0u) << "they may be refused";
+    EXPECT_EQ(share->allocated_bytes(), 0u) << "they may be refused";
     second.CountAllocation();
     EXPECT_EQ(share->streamed_bytes(), 130u);
     EXPECT_EQ(one->current_bytes, 100u);
@@ -28,7 +28,7 @@ TEST(DeviceShare, WhatIsStreamedCountsForItsModelAndForTheDeviceUntilItIsGone) {
   }
   EXPECT_EQ(share->streamed_bytes(), 100u);
   EXPECT_EQ(other->current_bytes, 0u);
-  EXPECT_EQ(other->allocated_bytes, 30u) << "what was freed counts on here";
+  EXPECT_EQ(share->allocated_bytes(), 30u) << "what was freed counts on here";
 }
 
 TEST(DeviceShare, BytesThatAreMovedCountOnce) {
@@ -44,7 +44,7 @@ TEST(DeviceShare, BytesThatAreMovedCountOnce) {
   { const StreamedBytes gone = std::move(there); }
   EXPECT_EQ(share->streamed_bytes(), 0u);
   EXPECT_EQ(model->current_bytes, 0u);
-  EXPECT_EQ(model->allocated_bytes, 7u);
+  EXPECT_EQ(share->allocated_bytes(), 7u);
 }
 
 TEST(DeviceShare, WhatSeveralModelsWantAddsUp) {
@@ -71,6 +71,60 @@ TEST(DeviceShare, APeakBoundHoldsUntilTheNextOne) {
   EXPECT_TRUE(share.peak_bound().has_value()) << "others take nothing";
   share.SetPeakBound(std::nullopt);
   EXPECT_FALSE(share.peak_bound().has_value());
+}
+
+// Weights of a model that are evicted unless they are in use.
+struct Idle final : EvictableWeights {
+  Idle(const std::shared_ptr<DeviceShare>& share, uint64_t size_bytes)
+      : bytes(share, std::make_shared<StreamedModel>(), size_bytes) {}
+  void EvictIdle(bool unless_in_use) override {
+    ++asked;
+    if (is_in_use && unless_in_use) return;
+    const StreamedBytes evicted = std::move(bytes);
+  }
+  StreamedBytes bytes;
+  bool is_in_use = false;
+  int asked = 0;
+};
+
+TEST(DeviceShare, IdleWeightsAreEvictedOnlyWhileThereIsMore) {
+  const auto share = std::make_shared<DeviceShare>();
+  const auto first = std::make_shared<Idle>(share, 10);
+  const auto second = std::make_shared<Idle>(share, 20);
+  const auto third = std::make_shared<Idle>(share, 40);
+  for (const auto& weights : {first, second, third}) share->Register(weights);
+  share->EvictIdleWeights(/*most_bytes=*/70);
+  EXPECT_EQ(first->asked, 0);
+  share->EvictIdleWeights(/*most_bytes=*/69, /*unless_in_use=*/false, /*except=*/first.get());
+  EXPECT_EQ(share->streamed_bytes(), 50u);
+  EXPECT_EQ(first->asked + third->asked, 0);
+  third->is_in_use = true;
+  share->EvictIdleWeights(/*most_bytes=*/0, /*unless_in_use=*/true);
+  EXPECT_EQ(share->streamed_bytes(), 40u);
+  share->EvictIdleWeights(/*most_bytes=*/0);
+  EXPECT_EQ(share->streamed_bytes(), 0u);
+}
+
+TEST(DeviceShare, WeightsThatWereUsedLastAreKnownWhileThereIsAPeakBound) {
+  const auto share = std::make_shared<DeviceShare>();
+  const Idle weights(share, 10);
+  share->OnUse(&weights);
+  EXPECT_EQ(share->used_last(), nullptr);
+  share->SetPeakBound(PeakBound{});
+  EXPECT_EQ(share->used_last(), nullptr) << "their window was another one";
+  share->OnUse(&weights);
+  EXPECT_EQ(share->used_last(), &weights);
+  share->SetPeakBound(std::nullopt);
+  EXPECT_EQ(share->used_last(), nullptr);
+}
+
+TEST(DeviceShare, WeightsThatAreGoneAreNotAsked) {
+  const auto share = std::make_shared<DeviceShare>();
+  share->Register(std::make_shared<Idle>(share, 10));
+  const auto stays = std::make_shared<Idle>(share, 20);
+  share->Register(stays);
+  share->EvictIdleWeights(/*most_bytes=*/0);
+  EXPECT_EQ(stays->asked, 1);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/exp.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
@@ -28,9 +29,11 @@
 #include <utility>
 #include <vector>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/bench/peers/peer_streams.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/hooks/activations/live_tensor.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
@@ -298,6 +301,22 @@ TEST_F(OffloadTensorParallel, StepsHaveTheBitsThatTheyHaveWithoutOffloadAndNoRac
     EXPECT_GT(world_.session()->GetEngineStats(device).h2d.submitted_bytes, 0u);
   }
   world_.ExpectNothingLeft();
+}
+
+TEST_F(OffloadTensorParallel, WhatIsSavedOnADeviceIsThatDevicesFromTheFirstTensorOn) {
+  std::vector<at::Tensor> results;
+  std::vector<int> devices;
+  {
+    const OffloadScope scope(world_.session());
+    for (int device = 0; device < kDevices; ++device) {
+      const at::Tensor x = at::ones({64 << 10}, at::TensorOptions(world_.device(device)));
+      results.push_back(x.clone().requires_grad_(true).exp());
+      for (const LiveTensor& live : world_.session()->LiveTensors()) {
+        devices.push_back(live.device_index);
+      }
+    }
+  }
+  EXPECT_THAT(devices, ::testing::UnorderedElementsAre(0, 0, 1));
 }
 
 // The cause of torchtune#2683 is unknown; torchtune's file permits these races.

@@ -179,6 +179,78 @@ TEST_F(OffloadTargetSteps, StepsThatBeginWithTooMuchLeaveThePlanToOthers) {
   }
 }
 
+// For example metrics in every fourth step. The allocations are freed at once.
+TEST_F(OffloadTargetSteps, WhatSomeStepsAllocateBetweenTwoAccessesExceedsTheTargetOnce) {
+  const uint64_t target_bytes = PlainPeakBytes() - kTensorBytes;
+  for (const int after_node : {6, kNodes, kNodes + 1}) {  // the last one: behind the scope
+    SCOPED_TRACE(after_node);
+    const std::shared_ptr<OffloadSession> session = NewSession(target_bytes);
+    const auto run_steps = [&](int steps) {
+      for (int step = 1; step <= steps; ++step) {
+        const auto measure = [&](int node) {
+          if (node == after_node && step % 4 == 0) Ones(4 * kTensorBytes);
+        };
+        const at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
+          for (int node = 0; node < kNodes; ++node) {
+            measure(node);
+            y = Chain(y, node, 1);
+          }
+          measure(kNodes);
+        });
+        measure(kNodes + 1);
+        Backward(y);
+      }
+      return session->GetStats().steps_over_target;
+    };
+    const uint64_t first = run_steps(8);
+    EXPECT_GE(first, 1u);
+    // Behind the scope an upper bound counts, with all small allocations.
+    EXPECT_LE(first, after_node > kNodes ? 2u : 1u);
+    EXPECT_EQ(run_steps(kSteps), first);
+    ExpectOffloaded(*session);
+    EXPECT_LT(session->GetStats().evicted_bytes, (kSteps + 8) * kNodes * kTensorBytes)
+        << "the steps are planned";
+  }
+}
+
+// A decoder that makes one more token in each step: a step is like the last one until it goes on.
+TEST_F(OffloadTargetSteps, StepsThatGoOnLongerExceedTheTargetOnce) {
+  const std::shared_ptr<OffloadSession> session = NewSession(PlainPeakBytes() - kTensorBytes);
+  for (int nodes = kNodes; nodes < 2 * kNodes; ++nodes) {
+    at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
+      for (int node = 0; node < nodes; ++node) {
+        Ones(2 * kTensorBytes);
+        y = Chain(y, node, 1);
+      }
+    });
+    y.backward();
+    EXPECT_EQ(session->GetStats().steps_over_target, nodes == kNodes ? 0u : 1u);
+  }
+  EXPECT_EQ(session->GetStats().steps_over_target, 1u);
+  ExpectOffloaded(*session);
+}
+
+TEST_F(OffloadTargetSteps, AKnownStepThatDiesOfItsTargetIsCounted) {
+  const uint64_t target_bytes = PlainPeakBytes() - kTensorBytes;
+  const std::shared_ptr<OffloadSession> session = NewSession(target_bytes);
+  const CapturedLog log;
+  RunSteps(session, 4);
+  ASSERT_THAT(world_.machine().SetMemoryLimit(0, target_bytes), IsOk());
+  for (const int64_t more_bytes : {2 * target_bytes, 3 * target_bytes}) {
+    EXPECT_THROW(InScope(session, carrier_,
+                         [&](at::Tensor& y) {
+                           y = Chain(y, 0, kNodes);
+                           Ones(more_bytes);
+                         }),
+                 c10::OutOfMemoryError);
+  }
+  EXPECT_EQ(session->GetStats().steps_over_target, 2u);
+  EXPECT_GT(session->GetStats().most_bytes_over_target, 2 * target_bytes);
+  EXPECT_THAT(log.text(), ::testing::HasSubstr("more on the device than memory_target_bytes"));
+  RunSteps(session, 4);
+  EXPECT_EQ(session->GetStats().steps_over_target, 2u);
+}
+
 // A session copies the bytes anew if it finds them under another version counter, so the record of
 // the step has to count them anew.
 TEST_F(OffloadTargetSteps, WhatIsSavedUnderAnotherVersionCounterIsAnotherObjectOfTheRecord) {

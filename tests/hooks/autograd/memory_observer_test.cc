@@ -9,6 +9,7 @@
 #include <ATen/ops/sin.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
+#include <c10/util/Exception.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
@@ -34,6 +35,7 @@
 #include "pinion/tests/hooks/support/cpu_profiler.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
+#include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
 namespace {
@@ -49,6 +51,7 @@ class Peaks : public MemoryObserver {
     int64_t last_bytes = 0;
     int64_t added_bytes = 0;
     int64_t unobserved = 0;
+    int64_t wanted_bytes = 0;
     std::set<std::thread::id> threads;
     std::vector<const c10::TensorImpl*> leaves;
   };
@@ -64,6 +67,11 @@ class Peaks : public MemoryObserver {
     told_.last_bytes = allocated_bytes;
     told_.added_bytes += added_bytes;
     told_.threads.insert(std::this_thread::get_id());
+  }
+  void OnRefused(c10::Device device, int64_t wanted_bytes) override {
+    if (device != device_) return;
+    MutexLock lock(mu_);
+    told_.wanted_bytes = wanted_bytes;
   }
   void OnUnobserved() override {
     MutexLock lock(mu_);
@@ -128,6 +136,20 @@ class MemoryObserverTest : public ::testing::Test {
   EmuWorld world_;
   std::shared_ptr<Peaks> peaks_ = std::make_shared<Peaks>(world_.device());
 };
+
+TEST_F(MemoryObserverTest, WhatTheDeviceRefusesIsReportedWithWhatItHas) {
+  const at::Tensor kept = Ones(kTensorBytes);
+  const auto inner = std::make_shared<Peaks>(world_.device());
+  const auto device_bytes = static_cast<int64_t>(world_.device_bytes());
+  EXPECT_THAT(world_.machine().SetMemoryLimit(0, 2 * kTensorBytes), IsOk());
+  {
+    const MemoryScope scope(peaks_);
+    const MemoryScope inner_scope(inner);
+    EXPECT_THROW(Ones(3 * kTensorBytes), c10::OutOfMemoryError);
+  }
+  EXPECT_EQ(peaks_->Take().wanted_bytes, device_bytes + 3 * kTensorBytes);
+  EXPECT_EQ(inner->Take().wanted_bytes, device_bytes + 3 * kTensorBytes);
+}
 
 TEST_F(MemoryObserverTest, WhatOperatorsAllocateInAScopeIsToldWithItsPeaks) {
   const at::Tensor held = Ones(kTensorBytes);

@@ -1,11 +1,32 @@
-// Checks the upper bound of memory that nobody reported. Bytes are small numbers here.
+// Checks what is read of LibTorch's allocators, and the upper bound of memory that nobody reported.
+// Bytes of bounds are small numbers here.
 
 #include "pinion/hooks/autograd/torch_bridge.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
 #include "gtest/gtest.h"
+#include "pinion/tests/hooks/support/emu_fixture.h"
 
 namespace pinion::testing {
 namespace {
+
+TEST(AllocatorBytesOf, CountsWhatIsThereAndWhatWasFreed) {
+  EmuWorld world;
+  const AllocatorBytes begin = AllocatorBytesOf(world.device());
+  const auto make = [&] {
+    return at::empty({1024}, at::TensorOptions(world.device()).dtype(at::kByte));
+  };
+  const at::Tensor kept = make();
+  make();
+  const AllocatorBytes end = AllocatorBytesOf(world.device());
+  EXPECT_EQ(end.current - begin.current, 1024);
+  EXPECT_EQ(end.allocated - begin.allocated, 2 * 1024);
+  EXPECT_EQ(end.peak, end.current + 1024);
+  ASSERT_TRUE(begin.frees.has_value() || *end.frees == 1);
+  EXPECT_EQ(*end.frees - begin.frees.value_or(0), 1);
+}
 
 constexpr AllocatorBytes kBegin = {.current = 10, .peak = 50, .allocated = 100};
 

@@ -7,6 +7,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -162,6 +164,42 @@ TEST(NotedStep, TwoSegmentsThatNeedTheSameHaveOneUnsavedInput) {
   EXPECT_THAT(step.segments.at(0).inputs, ElementsAre(2));
   EXPECT_THAT(step.segments.at(1).inputs, ElementsAre(2));
   EXPECT_EQ(step.unsaved_inputs.size(), 1u);
+}
+
+TEST(NotedStep, OfTwoUnsavedInputsASegmentNeedsTheOneThatItHas) {
+  const std::vector<NotedObject> objects = {Object(0, 2), Object(1, 2)};
+  NotedObject first = Object(0, 0), second = Object(0, 0);
+  first.storage = 8;
+  second.storage = 9;
+  const StepTrace step = Record(
+      {{}, BeginsSegment(0), UsedInSegment(0, 0), BeginsSegment(1), UsedInSegment(1, 1), {}},
+      objects, {InputLike(first, 0), InputLike(second, 0), InputLike(second, 1, /*begin=*/1)});
+  EXPECT_THAT(step.segments.at(0).inputs, ElementsAre(2, 3));
+  EXPECT_THAT(step.segments.at(1).inputs, ElementsAre(3));
+}
+
+// ------------------------------------------------------------------------- what is cast again
+
+// Of three objects that can be, one was: its two reads took 80 and 50 us.
+TEST(NotedStep, WhatNobodyHasCastAgainTakesAsLongForAByteAsWhatSomebodyHas) {
+  std::vector<NotedObject> objects = {Object(0, 5), Object(1, 5), Object(2, 5)};
+  for (size_t i = 0; i < objects.size(); ++i) {
+    objects[i].storage = i;
+    objects[i].is_computed_again = i > 0;
+  }
+  objects[2].planned.size_bytes = 3 * kSize;
+  std::vector<NotedEntry> entries = {{},         Used(0, 1), Used(1, 2), Used(2, 3),
+                                     Used(1, 4), Used(1, 5), {}};
+  std::vector<double> times(2 * entries.size());
+  for (size_t i = 0; i < times.size(); ++i) times[i] = static_cast<double>(i / 2) * 1000;
+  for (const auto& [entry, us] : {std::pair(4, 80), std::pair(5, 50)}) {
+    entries[entry].computed_again = true;
+    times[2 * entry + 1] += us;
+  }
+  const StepTrace step = StepOf(entries, objects, {}, {.us = times});
+  EXPECT_EQ(step.objects[0].recast_us, std::nullopt);
+  EXPECT_EQ(step.objects[1].recast_us, 50);
+  EXPECT_EQ(step.objects[2].recast_us, 150);
 }
 
 }  // namespace noted_step_test

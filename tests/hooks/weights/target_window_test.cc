@@ -25,7 +25,10 @@ class Device {
   Device() : window_(kTarget, share_, weights_) {}
 
   // The window at a use of that unit.
-  uint64_t Use(uint32_t unit) { return window_.AtUse({.object = unit}, allocator_); }
+  uint64_t Use(uint32_t unit) {
+    window_.AtUse({.object = unit}, allocator_);
+    return window_.OwnBytes();
+  }
   // Of a place that is known, with nothing that follows: what others have now.
   uint64_t UseKnown(uint32_t unit) {
     Use(unit);
@@ -98,6 +101,27 @@ TEST(TargetWindow, AnotherModelsWeightsAreOthers) {
   const StreamedBytes own = device.Bring(device.weights(), 300);
   const StreamedBytes others = device.Bring(other, 50);
   EXPECT_EQ(device.UseKnown(0), kTarget - 100 - 50);
+  EXPECT_EQ(device.window().AtUse({.object = 1}, AllocatorBytes{.current = 450}), kTarget - 100)
+      << "for the weights of all models";
+}
+
+TEST(TargetWindow, WhatAnotherModelsWeightsAllocateIsNotPredicted) {
+  Device device;
+  const auto other = std::make_shared<StreamedModel>();
+  device.Allocate(100);
+  device.Use(0);
+  { const StreamedBytes gone = device.Bring(other, 200); }
+  device.Free(200);
+  device.Use(1);
+  EXPECT_EQ(device.Use(0), kTarget - 100) << "they make room for themselves";
+}
+
+TEST(TargetWindow, ShrinksAtOnceWithWhatAnotherModelFetches) {
+  Device device;
+  const auto other = std::make_shared<StreamedModel>();
+  ASSERT_EQ(device.UseKnown(0), kTarget);
+  const StreamedBytes others = device.Bring(other, 300);
+  EXPECT_EQ(device.window().OwnBytes(), kTarget - 300);
 }
 
 TEST(TargetWindow, BesideAPeakBoundIsWhatAnotherModelHasButNotItsOwn) {

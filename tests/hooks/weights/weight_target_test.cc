@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/GradMode.h>
@@ -27,6 +28,7 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/checkpoint/checkpoint.h"
+#include "pinion/hooks/weights/master_watch.h"
 #include "pinion/hooks/weights/weight_offloader.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/test_net.h"
@@ -557,6 +559,28 @@ TEST(WeightTarget, OneBelowTheLargestUnitIsRefused) {
   both.window_bytes = 1 << 20;
   EXPECT_THAT(WeightOffloader::Attach(*net, world.device(), world.backend(), both),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("give one")));
+}
+
+TEST(WeightTarget, AModelOnAnotherDeviceIsRefusedByTheNamesOfItsWeights) {
+  EmulatedOptions two = MachineOptions();
+  two.device_count = 2;
+  EmuWorld world(two);
+  Net net(2);
+  net->to(world.device(1));
+  EXPECT_THAT(WeightOffloader::Attach(*net, world.device(0), world.backend(), Weights(1 << 20)),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("is on emu:1 and was to be streamed to emu:0"),
+                             HasSubstr("one by one"))));
+}
+
+// What lies behind a small weight, in memory that the program has made a tensor of, is not its.
+TEST(WeightTarget, WhatLiesBehindAWeightIsNoChangeOfIt) {
+  float values[4] = {1, 2, 3, 4};
+  MasterWatch watch("weight", at::from_blob(values, {1}));
+  values[1] = 20;
+  EXPECT_FALSE(watch.HasChanged());
+  values[0] = 10;
+  EXPECT_TRUE(watch.HasChanged());
 }
 
 TEST(WeightTarget, OneThatCannotBeMetTellsTheLeastThatCan) {
