@@ -1,9 +1,11 @@
 """Blocks of well-known networks, trained from Python within a memory target: python_blocks.py LIBRARY.
 
-Each trains with AdamW and gradients of two micro-batches that add up. The target is half way between
-the least that its steps take and what they take without offload, and all that the device has from
-the first step on: forward, backward and optimizer. What the parameters become has the bits that it
-has without offload.
+Each trains with AdamW and gradients of two micro-batches that add up, at three targets between the
+least that its steps take and what they take without offload. The target is the device's limit from
+the first step on, in forward and backward. At the lowest target AdamW updates one parameter at a
+time, and the limit holds in the optimizer, too. At the other targets AdamW is PyTorch's default, and
+the device has no limit during its step: its temporaries are not bounded (docs/users/limits.md). The
+parameters get the same bits as without offload.
 """
 
 import math
@@ -18,6 +20,9 @@ from op_table import EMU, Library, host_copies
 BATCH, TOKENS, WIDTH, HEADS = 4, 48, 64, 4
 STEPS, MICRO_BATCHES = 6, 2
 UNLIMITED = 1 << 30
+# Places of the targets between the least (0) and the peak without offload (16), each with AdamW's
+# foreach. PyTorch's default, None, chooses True here: temporaries of all parameters at once.
+TARGETS = [(0, False), (8, None), (15, None)]
 
 
 class RmsNorm(nn.Module):
@@ -236,22 +241,20 @@ AUTOCAST = [Gpt2]
 class Run:
     """The steps of a block, within a target or without offload."""
 
-    def __init__(self, library, block, autocast, target=None, limit=None):
+    def __init__(self, library, block, autocast, foreach, target=None, limit=None):
         functions = library.functions
         functions.op_table_seed(1)
         generator = torch.Generator().manual_seed(2)
         torch.manual_seed(3)
         model = nn.Sequential(*(block() for _ in range(3))).to(EMU)
-        # One parameter at a time: foreach=True, the default, allocates temporaries of all parameters at once, which
-        # exceeds the targets of ResNet and Unet. A session does not offload an optimizer's memory.
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, foreach=False)
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, foreach=foreach)
         batches = [torch.randn(BATCH, TOKENS, WIDTH, generator=generator).to(EMU) for _ in range(MICRO_BATCHES)]
         if target is not None:
             functions.op_table_set_target(target)
         if limit is not None:
             functions.op_table_limit(limit)
         before = library.counts()
-        self.peak = 0
+        self.peak = self.update_peak = 0  # of forward and backward, and of the optimizer
         for step in range(STEPS):
             functions.op_table_take_peak()
             if target is not None:
@@ -265,7 +268,12 @@ class Run:
             torch.accelerator.current_stream(EMU).synchronize()
             self.peak = max(self.peak, functions.op_table_take_peak())
             if step % MICRO_BATCHES == MICRO_BATCHES - 1:
+                if limit is not None and foreach is None:
+                    functions.op_table_limit(UNLIMITED)
                 optimizer.step()
+                self.update_peak = max(self.update_peak, functions.op_table_take_peak())
+                if limit is not None:
+                    functions.op_table_limit(limit)
                 optimizer.zero_grad()
         self.parameters = host_copies(model.parameters())
         self.steps_over = functions.op_table_steps_over_target()
@@ -273,29 +281,41 @@ class Run:
         functions.op_table_limit(UNLIMITED)
 
 
+def complaints(library, block, autocast, plain, least, sixteenths, foreach):
+    """Trains a block within a target and returns its deviations from `plain`."""
+    target = least.peak + (plain.peak - least.peak) * sixteenths // 16
+    if foreach is False:
+        target = max(target, least.update_peak)
+    try:
+        within = Run(library, block, autocast, foreach, target=target, limit=target)
+    except torch.OutOfMemoryError as error:
+        library.functions.op_table_close_scope()
+        library.functions.op_table_limit(UNLIMITED)
+        return [f"{target} bytes (least {least.peak}, plain {plain.peak}) are not enough: {error}"]
+    print(f"{block.__name__}{' under autocast' if autocast else ''}: plain {plain.peak}, least {least.peak}, target {target}, peak {within.peak}, "
+          f"{within.offloaded} offloaded, {within.evicted} bytes evicted, {within.fetched} fetched", flush=True)
+    wrong = []
+    if not all(torch.equal(a, b) for a, b in zip(within.parameters, plain.parameters)):
+        wrong.append(f"other parameters than without offload within {target} bytes")
+    if within.peak > target or within.steps_over > 0:
+        wrong.append(f"{within.peak} bytes, {within.steps_over} steps over {target}")
+    if min(within.evicted, within.fetched) == 0:
+        wrong.append(f"evicted or fetched nothing within {target} bytes")
+    return wrong
+
+
 def main():
     library = Library(sys.argv[1])
     failures = []
     for block, autocast in [(b, False) for b in BLOCKS] + [(b, True) for b in AUTOCAST]:
         name = block.__name__ + (" under autocast" if autocast else "")
-        plain = Run(library, block, autocast)
-        least = Run(library, block, autocast, target=1)
-        target = (least.peak + plain.peak) // 2
-        try:
-            within = Run(library, block, autocast, target=target, limit=target)
-        except torch.OutOfMemoryError as error:
-            failures.append(f"{name} within {target} bytes (least {least.peak}, plain {plain.peak}): {error}")
-            library.functions.op_table_close_scope()
-            library.functions.op_table_limit(UNLIMITED)
-            continue
-        print(f"{name}: plain {plain.peak}, least {least.peak}, target {target}, peak {within.peak}, "
-              f"{within.offloaded} offloaded, {within.evicted} bytes evicted, {within.fetched} fetched", flush=True)
-        if not all(torch.equal(a, b) for a, b in zip(within.parameters, plain.parameters)):
-            failures.append(f"{name} has other parameters than without offload")
-        if within.peak > target or within.steps_over > 0:
-            failures.append(f"{name} had {within.peak} bytes, {within.steps_over} steps over {target}")
-        if min(within.evicted, within.fetched) == 0 or least.peak >= plain.peak:
-            failures.append(f"{name} evicted or fetched nothing")
+        plain = {foreach: Run(library, block, autocast, foreach) for foreach in (False, None)}
+        least = Run(library, block, autocast, False, target=1)
+        if least.peak >= plain[False].peak:
+            failures.append(f"{name}: the least, {least.peak}, is not below the peak without offload")
+        for sixteenths, foreach in TARGETS:
+            failures += [f"{name}: {complaint}" for complaint in
+                         complaints(library, block, autocast, plain[foreach], least, sixteenths, foreach)]
     for failure in failures:
         print("FAILED:", failure)
     return 1 if failures else 0

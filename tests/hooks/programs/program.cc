@@ -80,6 +80,9 @@ constexpr Setting kSettings[] = {
     {"loss_behind", &Program::loss_behind},
     {"odd_steps_are_short", &Program::odd_steps_are_short},
     {"odd_steps_skip", &Program::odd_steps_skip},
+    {"odd_steps_measure", &Program::odd_steps_measure},
+    {"odd_steps_longer", &Program::odd_steps_longer},
+    {"other_model", &Program::other_model},
     {"engine", &Program::engine},
     {"session", &Program::session},
     {"streams_weights", &Program::streams_weights},
@@ -184,6 +187,27 @@ void DrawOptions(Draws& draws, Program& program) {
   program.host_wait_ms = draws.OneIn(4);
 }
 
+// Draws steps that recur rarely. Drawn last, they change two other settings of a seed: `steps`, and
+// with odd steps `target_percent`.
+void DrawOddSteps(Draws& draws, Program& program) {
+  constexpr int kStepsIfOdd = 3 * kOddStepPeriod;  // each kind of odd step recurs twice
+  constexpr int kManySteps = 24;
+  // They matter most where a target can be exceeded.
+  const int one_in = program.target == 2 ? 3 : 24;
+  if (draws.OneIn(one_in)) program.odd_steps_measure = draws.Among({1, 2, 3, 3, 4, 4});
+  if (draws.OneIn(one_in)) program.odd_steps_longer = 1 + draws.Below(8);
+  const bool has_host_limits = program.host_is_full != 0 || program.host_kib != 0;
+  // Without a session nobody makes idle weights give way (docs/users/limits.md).
+  const bool may_have_other = program.session != 0 && !has_host_limits;
+  if (draws.OneIn(one_in) && may_have_other) program.other_model = 1 + draws.Below(2);
+  if (program.IsOdd(kOddStepPeriod - 1)) {
+    program.steps = kStepsIfOdd;
+    // Most targets that odd steps exceed are the least ones.
+    if (draws.OneIn(2)) program.target_percent = 0;
+  }
+  if (draws.OneIn(10)) program.steps = kManySteps;
+}
+
 // "r2" and "2" are 2.
 bool ReadNumber(absl::string_view word, int* number) {
   if (!word.empty() && word.front() == 'r') word.remove_prefix(1);
@@ -263,7 +287,13 @@ Program Program::Draw(uint64_t seed) {
   for (int i = option_draws.OneIn(4) * 2; i > 0; --i) {
     program.ops[static_cast<size_t>(option_draws.Below(ops))].kind = OpKind::kHook;
   }
+  DrawOddSteps(option_draws, program);
   return program;
+}
+
+bool Program::IsOdd(int step) const {
+  const bool is_longer = odd_steps_longer != 0 && step % kOddStepPeriod != 0;
+  return is_longer || (IsFourth(step) && (odd_steps_measure != 0 || other_model != 0));
 }
 
 std::string Program::ToString(absl::string_view separator) const {

@@ -67,6 +67,7 @@ constexpr bool IsCheckpoint(OpKind kind) {
 absl::string_view NameOf(OpKind kind);
 
 inline constexpr int kRegisters = 4;
+inline constexpr int kOddStepPeriod = 4;  // even, so that a period has all kinds of steps
 
 struct Op {
   OpKind kind = OpKind::kAdd;
@@ -112,7 +113,18 @@ struct Program {
   int loss_behind = 0;          // part of the loss is computed behind the scope
   int odd_steps_are_short = 0;  // half of the rows
   int odd_steps_skip = 0;       // this operator, counted from 1
-  int engine = 0;               // 1: past the process's default one, 2: on another thread
+  // These three vary steps with a period of kOddStepPeriod. The first odd step of each kind may
+  // exceed the memory target: the device has no limit in this step. Later odd steps may not.
+  //
+  // Every fourth step computes metrics without gradients. 1 and 3: after half of the operators, 2
+  // and 4: between forward and backward. Temporary memory: four registers (1, 2) or eight (3, 4)
+  int odd_steps_measure = 0;
+  // Forward repeats this many of its last operators, in turn 0, 1, 2 and 3 times
+  int odd_steps_longer = 0;
+  // Another model, whose weights are streamed, scores the input without gradients in every fourth
+  // step. 1: before forward, 2: between forward and backward
+  int other_model = 0;
+  int engine = 0;  // 1: past the process's default one, 2: on another thread
 
   // How it is offloaded.
   int session = 0;
@@ -145,12 +157,22 @@ struct Program {
   int guarded_segments = 0;    // a destructor in each segment calls an operator
 
   // The host. Limits are ignored where weights are streamed or the backing is slow: both fail
-  // without host memory.
+  // without host memory. A model with streamed weights is `other_model`, too.
   int segment_kib = 0;   // 0: 1 MiB
   int host_kib = 0;      // the most that is pinned; 0: no limit
   int host_is_full = 0;  // above the watermark in 1: even steps, 2: odd steps
   int pageable = 0;      // memory in place of what cannot be pinned
   int host_wait_ms = 0;  // for blocks whose copies are in flight
+
+  // Whether a step, counted from 0, computes metrics, repeats operators, or runs the other model.
+  bool IsOdd(int step) const;
+  // Whether the step is odd, and the first of its kind.
+  bool IsFirstOddOfItsKind(int step) const { return step < kOddStepPeriod && IsOdd(step); }
+  static bool IsFourth(int step) { return step % kOddStepPeriod == kOddStepPeriod - 1; }
+  bool MeasuresInForward(int step) const { return odd_steps_measure % 2 == 1 && IsFourth(step); }
+  bool MeasuresAfterForward(int step) const {
+    return odd_steps_measure != 0 && odd_steps_measure % 2 == 0 && IsFourth(step);
+  }
 
   // Equal seeds give equal programs.
   static Program Draw(uint64_t seed);

@@ -159,10 +159,22 @@ bool ProgramNet::GuardsHaveRun() const {
 
 Tensor ProgramNet::Parameter(size_t index) { return parameters_->at(index); }
 
-Tensor ProgramNet::Loss(const Tensor& input, bool odd_step, Registers* results) {
+void ProgramNet::Measure(const Tensor& a) {
+  const at::NoGradGuard no_grad;
+  const int64_t copies = program_.odd_steps_measure <= 2 ? 2 : 4;
+  metrics_ += a.repeat({copies, 1}).softmax(1).argmax(1).sum().item<int64_t>();
+}
+
+Tensor ProgramNet::Loss(const Tensor& input, int step, Registers* results) {
   Registers registers;
   registers.fill(program_.normalises_input ? (input - input.mean()) / input.std() : input);
-  RunOps(0, program_.ops.size(), odd_step, registers);
+  const size_t ops = program_.ops.size();
+  const bool odd_step = step % 2 == 1;
+  RunOps(0, ops, odd_step, registers, program_.MeasuresInForward(step) ? ops / 2 : kNever);
+  const auto repeated = std::min(ops, static_cast<size_t>(program_.odd_steps_longer));
+  for (int i = step % kOddStepPeriod; i > 0; --i) {
+    RunOps(ops - repeated, ops, odd_step, registers);
+  }
   Tensor sum = at::linear(registers[0], Parameter(0));
   for (size_t i = 1; i < registers.size(); ++i) sum = sum + registers[i];
   if (results != nullptr) *results = registers;
@@ -170,9 +182,14 @@ Tensor ProgramNet::Loss(const Tensor& input, bool odd_step, Registers* results) 
   return (sum * sum).mean();
 }
 
-void ProgramNet::RunOps(size_t begin, size_t end, bool odd_step, Registers& registers) {
+void ProgramNet::RunOps(size_t begin, size_t end, bool odd_step, Registers& registers,
+                        size_t measure_at) {
   for (size_t i = begin; i < end; ++i) {
     const Op& op = program_.ops[i];
+    if (i >= measure_at) {
+      Measure(registers[0]);
+      measure_at = kNever;
+    }
     if (odd_step && program_.odd_steps_skip == static_cast<int>(i) + 1) continue;
     if (!IsCheckpoint(op.kind)) {
       registers[op.out] = Apply(op, registers[op.in], registers[op.other]);
@@ -186,6 +203,7 @@ void ProgramNet::RunOps(size_t begin, size_t end, bool odd_step, Registers& regi
     }
     i = segment_end - 1;
   }
+  if (measure_at != kNever) Measure(registers[0]);
 }
 
 // The segment takes the registers that its operators use, and returns them.

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "pinion/tests/hooks/programs/program.h"
@@ -29,20 +30,32 @@ class ProgramNet {
   // Whether each run of a segment has called the operator of its guard (guarded_segments).
   bool GuardsHaveRun() const;
 
-  // Returns the loss; stores the last registers in `results` unless it is null.
-  at::Tensor Loss(const at::Tensor& input, bool odd_step, Registers* results);
+  // Returns the loss of a step, counted from 0; stores the last registers in `results` unless it is
+  // null.
+  at::Tensor Loss(const at::Tensor& input, int step, Registers* results);
+
+  // Adds a metric of `a` to metrics(), by temporary memory (Program::odd_steps_measure). Saves
+  // nothing.
+  void Measure(const at::Tensor& a);
+  int64_t metrics() const { return metrics_; }
 
  private:
   at::Tensor Parameter(size_t index);
   at::Tensor Apply(const Op& op, const at::Tensor& a, const at::Tensor& b);
   at::Tensor Recurrent(const at::Tensor& a);
-  void RunOps(size_t begin, size_t end, bool odd_step, Registers& registers);
+  // `measure_at`: measures before the first operator from this one on that no segment has, or at
+  // the end.
+  void RunOps(size_t begin, size_t end, bool odd_step, Registers& registers,
+              size_t measure_at = kNever);
   void RunSegment(OpKind kind, size_t begin, size_t end, bool odd_step, Registers& registers);
+
+  static constexpr size_t kNever = SIZE_MAX;
 
   const Program program_;
   const bool checkpoints_;
   torch::nn::ParameterList parameters_;
   at::Tensor running_mean_, running_variance_;
+  int64_t metrics_ = 0;
   int guards_ = 0;            // of segments that have run
   at::Tensor guards_at_end_;  // those whose operator was called; undefined without guards
 };

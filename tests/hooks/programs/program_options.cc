@@ -34,7 +34,7 @@ void SetHostOptions(const Program& program, AllocatorOptions& options) {
 }  // namespace
 
 bool HasHostLimits(const Program& program) {
-  return program.streams_weights == 0 && program.slow_backing == 0;
+  return program.streams_weights == 0 && program.other_model == 0 && program.slow_backing == 0;
 }
 
 OffloadOptions OptionsOf(const Program& program, const Mode& mode,

@@ -1,7 +1,8 @@
 // Random programs. Each computes the bits that it computes without offload, and leaves nothing
 // behind. The device has as much memory as the target allows. It has a little more for some steps:
 // those that leave an operator out, unfreeze a parameter, or give a streamed one a hook. Such a
-// step must be counted (docs/users/limits.md).
+// step must be counted (docs/users/limits.md). The device has no limit in the first odd step of
+// each kind (program.h), and has it again from the next step on.
 
 #include <algorithm>
 #include <cstdint>
@@ -19,6 +20,7 @@
 namespace pinion::testing {
 namespace programs_test {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int kPrograms = 500;
@@ -135,6 +137,48 @@ TEST(Programs, HaveTheSameBitsWhereTheHostHasNoRoom) {
     const Verdict verdict = RunProgram(program);
     EXPECT_EQ(verdict.ToString(), "passes") << host;
     EXPECT_GT(verdict.refusals, 0u) << host;
+  }
+}
+
+TEST(Programs, HaveEachSettingInOneOfTheFirstSeeds) {
+  for (const Setting& setting : Settings()) {
+    bool is_drawn = false;
+    for (uint64_t seed = 1; seed <= kPrograms && !is_drawn; ++seed) {
+      is_drawn = Program::Draw(seed).*setting.value != Program().*setting.value;
+    }
+    EXPECT_TRUE(is_drawn) << setting.name;
+  }
+}
+
+TEST(Programs, HaveFirstOddStepsAndLaterOnes) {
+  Program program;
+  ASSERT_THAT(program.Add("odd_steps_measure 1"), IsOk());
+  std::vector<int> odd, first;
+  for (int step = 0; step < 12; ++step) {
+    if (program.IsOdd(step)) odd.push_back(step);
+    if (program.IsFirstOddOfItsKind(step)) first.push_back(step);
+  }
+  EXPECT_THAT(odd, ElementsAre(3, 7, 11));
+  EXPECT_THAT(first, ElementsAre(3));
+  ASSERT_THAT(program.Add("odd_steps_longer 2"), IsOk());
+  for (int step = 0; step < 12; ++step) {
+    EXPECT_EQ(program.IsOdd(step), step % 4 != 0) << step;
+    EXPECT_EQ(program.IsFirstOddOfItsKind(step), step > 0 && step < 4) << step;
+  }
+}
+
+// With windows instead of a target, which odd steps may not exceed.
+TEST(Programs, HaveTheSameBitsWithOddSteps) {
+  constexpr absl::string_view kNet =
+      "steps 8; micro_batches 2; session 1; window_kib 1; r0 = linear(r0, r0, 0); "
+      "r0 = planned_checkpoint(r0, r0, 1); r1 = dropout(r0, r0, 0); r0 = mul(r0, r1, 0)";
+  for (const absl::string_view odd :
+       {"odd_steps_measure 1", "odd_steps_measure 2", "odd_steps_longer 3", "other_model 1",
+        "other_model 2", "other_model 2; streams_weights 1"}) {
+    Program program;
+    ASSERT_THAT(program.Add(kNet), IsOk());
+    ASSERT_THAT(program.Add(odd), IsOk());
+    EXPECT_EQ(RunProgram(program).ToString(), "passes") << odd;
   }
 }
 

@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/randn.h>
@@ -20,6 +21,7 @@
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <exception>
 #include <iterator>
 #include <stdexcept>
@@ -77,7 +79,7 @@ struct Halve final : torch::autograd::PostAccumulateGradHook {
 
 Training::Training(const Program& program, const Mode& mode,
                    std::shared_ptr<EmulatedMachine> machine)
-    : program_(program), machine_(std::move(machine)) {
+    : program_(program), limit_bytes_(mode.limit_bytes), machine_(std::move(machine)) {
   SeedFor(-1, 0, 0);
   net_ = std::make_unique<ProgramNet>(program, /*checkpoints=*/mode.offload);
   net_->MoveBuffers(device_);
@@ -92,6 +94,7 @@ Training::Training(const Program& program, const Mode& mode,
     net_->module()->to(device_);
     trained_ = net_->module()->parameters();
   }
+  if (program.other_model != 0) CreateOtherModel(options, mode);
   heads_ = HeadsOf(program, net_->module()->parameters());
   optimizer_ = NewOptimizer(program.optimizer, trained_);
 }
@@ -117,6 +120,21 @@ void Training::CreateSessions(const OffloadOptions& options, const Mode& mode) {
   for (const auto& session : sessions_) PINION_CHECK(session->Reserve(0, 0).ok());
 }
 
+void Training::CreateOtherModel(const OffloadOptions& options, const Mode& mode) {
+  constexpr int kMatrices = 3;
+  const double scale = 1 / std::sqrt(static_cast<double>(program_.width));
+  for (int i = 0; i < kMatrices; ++i) {
+    other_model_->append(at::randn({program_.width, program_.width}) * scale);
+  }
+  if (mode.offload) {
+    other_weights_ = WeightOffloader::Attach(*other_model_, device_, EmulatedBackend(machine_),
+                                             WeightOptionsOf(program_, mode, options))
+                         .value();
+  } else {
+    other_model_->to(device_);
+  }
+}
+
 void Training::SetHostRoom() const {
   constexpr uint64_t kRam = 16 * kGiB;
   const bool is_full = step_ % 2 == program_.host_is_full - 1 && HasHostLimits(program_);
@@ -129,9 +147,10 @@ std::string Training::place() const { return absl::StrCat("step ", step_, ", ", 
 
 std::vector<Result> Training::Train() {
   for (step_ = 0; step_ < program_.steps; ++step_) {
-    BeginStep();
-    for (int micro = 0; micro < program_.micro_batches; ++micro) MicroBatch(micro);
-    Update();
+    const uint64_t before = StepsOverTarget();
+    const bool may_exceed = program_.IsFirstOddOfItsKind(step_);
+    may_exceed ? WithoutLimit([this] { Step(); }) : Step();
+    if (may_exceed) excused_steps_over_ += StepsOverTarget() - before;
   }
   for (size_t i = 0; i < trained_.size(); ++i) Keep("parameter", i, trained_[i]);
   if (!net_->GuardsHaveRun()) throw std::logic_error("a segment's guard has not run its operator");
@@ -162,6 +181,28 @@ void Training::BeginStep() {
   }
 }
 
+void Training::Step() {
+  BeginStep();
+  for (int micro = 0; micro < program_.micro_batches; ++micro) MicroBatch(micro);
+  Update();
+}
+
+void Training::WithoutLimit(absl::FunctionRef<void()> run) {
+  if (!limit_bytes_.has_value()) return run();
+  PINION_CHECK(machine_->SetMemoryLimit(0, machine_->options().memory_bytes).ok());
+  run();
+  PINION_CHECK(machine_->SynchronizeDevice(0).ok());
+  PINION_CHECK(machine_->SetMemoryLimit(0, *limit_bytes_).ok());
+  // Pinion bounds what it cannot observe by LibTorch's peak (docs/users/limits.md).
+  machine_->ResetPeakMemory(0);
+}
+
+uint64_t Training::StepsOverTarget() const {
+  uint64_t steps = 0;
+  for (const auto& session : sessions_) steps += session->GetStats().steps_over_target;
+  return steps;
+}
+
 void Training::MicroBatch(int micro) {
   StayAheadOfWorkers();
   struct Forward {
@@ -177,9 +218,13 @@ void Training::MicroBatch(int micro) {
     Forward& forward = forwards[i];
     forward.input = at::randn({rows, program_.width}).to(device_);
     if (program_.input_requires_grad != 0) forward.input.requires_grad_(true);
+    if (program_.other_model == 1) Score(forward.input);
     forward.loss =
         ForwardInScope(forward.input, program_.holds_results ? &forward.results : nullptr);
     if (program_.loss_behind) forward.loss = forward.loss + NothingOfMuch(rows);
+    if (program_.MeasuresAfterForward(step_)) net_->Measure(forward.input);
+    if (program_.odd_steps_measure != 0) Keep("metrics", 0, at::scalar_tensor(net_->metrics()));
+    if (program_.other_model == 2) Score(forward.input);
   }
   if (program_.newest_first) std::reverse(forwards.begin(), forwards.end());
   if (program_.swaps_weights != 0 && program_.streams_weights == 0) SwapWeights();
@@ -200,7 +245,7 @@ Tensor Training::ForwardInScope(const Tensor& input, Registers* results) {
   {
     std::optional<AutocastRegion> autocast;
     if (program_.autocast != 0) autocast.emplace(device_.type());
-    loss = net_->Loss(input, /*odd_step=*/step_ % 2 == 1, results);
+    loss = net_->Loss(input, step_, results);
   }
   if (program_.scopes_end == 2) std::thread([&scope] { scope.reset(); }).join();
   scope.reset();
@@ -224,6 +269,15 @@ std::unique_ptr<OffloadScope> Training::NewScope() {
 Tensor Training::NothingOfMuch(int64_t rows) const {
   const at::NoGradGuard no_grad;
   return (at::ones({rows, 4 * program_.width}, device_).exp() * 0).sum();
+}
+
+// Keeps the other model's result for the input, in every fourth step.
+void Training::Score(const Tensor& input) {
+  if (!Program::IsFourth(step_)) return;
+  const at::NoGradGuard no_grad;
+  Tensor score = input;
+  for (const Tensor& matrix : other_model_->parameters()) score = at::linear(score, matrix).tanh();
+  Keep("score", 0, score);
 }
 
 // Tensors saved without a copy have other bytes from here on.
@@ -285,11 +339,11 @@ void Training::Update() {
     const std::optional<c10::ScalarType> type = trained_[i].grad_dtype();
     if (type.has_value()) Keep("type of gradient", i, at::scalar_tensor(static_cast<int>(*type)));
   }
-  if (weights_ != nullptr) {
-    weights_->Step([this] { optimizer_->step(); });
-  } else {
-    optimizer_->step();
-  }
+  const auto step = [this] {
+    weights_ != nullptr ? weights_->Step([this] { optimizer_->step(); }) : void(optimizer_->step());
+  };
+  // Nothing makes the other model's idle weights give way to the optimizer.
+  program_.other_model != 0 ? WithoutLimit(step) : step();
   // As WeightOffloader::ZeroGrad does: a gradient of -0 that is added to zeros becomes +0.
   const bool to_none = program_.streams_weights != 0 || program_.zero_gradients_stay == 0;
   if (program_.module_zero_grad != 0) {

@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <torch/nn/modules/container/parameterlist.h>
 #include <torch/optim/optimizer.h>
 
 #include <cstddef>
@@ -14,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/hooks/activations/module_heads.h"
 #include "pinion/hooks/activations/offload_options.h"
@@ -37,6 +39,8 @@ class Training {
 
   // None without offload.
   const std::vector<std::shared_ptr<OffloadSession>>& sessions() const { return sessions_; }
+  // The steps that exceeded the target among those that may, as the first odd one of a kind.
+  uint64_t excused_steps_over_target() const { return excused_steps_over_; }
   // "step 1, backward": what it is at.
   std::string place() const;
 
@@ -47,8 +51,13 @@ class Training {
   void SeedFor(int step, int micro_batch, int forward) const;
   void Keep(const char* what, size_t index, const at::Tensor& value);
   void CreateSessions(const OffloadOptions& options, const Mode& mode);
+  void CreateOtherModel(const OffloadOptions& options, const Mode& mode);
   void SetHostRoom() const;
+  void Step();
+  void WithoutLimit(absl::FunctionRef<void()> run);
+  uint64_t StepsOverTarget() const;
   void BeginStep();
+  void Score(const at::Tensor& input);
   void MicroBatch(int micro);
   at::Tensor ForwardInScope(const at::Tensor& input, Registers* results);
   std::unique_ptr<OffloadScope> NewScope();
@@ -60,6 +69,7 @@ class Training {
   void AddParameterTooLate();
 
   const Program& program_;
+  const std::optional<uint64_t> limit_bytes_;  // of the device
   const std::shared_ptr<EmulatedMachine> machine_;
   const at::Device device_{"emu:0"};
   std::unique_ptr<ProgramNet> net_;
@@ -69,8 +79,11 @@ class Training {
   ModuleHeads heads_;
   std::unique_ptr<WeightOffloader> weights_;
   std::vector<at::Tensor> trained_;
+  torch::nn::ParameterList other_model_;
+  std::unique_ptr<WeightOffloader> other_weights_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::vector<Result> results_;
+  uint64_t excused_steps_over_ = 0;
   int step_ = 0;
   const char* phase_ = "forward";
 };
