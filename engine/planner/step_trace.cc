@@ -56,6 +56,32 @@ absl::Status CheckSegment(size_t index, const StepSegment& segment, const StepTr
   return absl::OkStatus();
 }
 
+// By access, and for the end: the bytes of the object that it makes. Memory that eviction does not
+// free is among the other bytes.
+std::vector<uint64_t> MadeBytes(const StepTrace& step) {
+  std::vector<uint64_t> made_bytes(step.accesses.size() + 1);
+  size_t made = 0;  // objects are numbered in the order of their first accesses
+  for (size_t i = 0; i < step.accesses.size(); ++i) {
+    if (step.accesses[i] < made) continue;
+    const StepObject& object = step.objects[step.accesses[i]];
+    made_bytes[i] = object.frees ? object.size_bytes : 0;
+    ++made;
+  }
+  return made_bytes;
+}
+
+// Raises intervals that have less than the step's growths.
+void RaiseByGrowths(StepTrace& step) {
+  const std::vector<uint64_t> made_bytes = MadeBytes(step);
+  for (size_t i = 0; i < step.growths.size(); ++i) {
+    if (step.growths[i] == 0) continue;
+    StepInterval& next = step.intervals[i + 1];
+    const uint64_t most_bytes = step.intervals[i].other_bytes + step.growths[i];
+    next.transient_bytes +=
+        most_bytes - std::min(most_bytes, next.peak_other_bytes() + made_bytes[i + 1]);
+  }
+}
+
 }  // namespace
 
 bool IsInside(absl::Span<const StepSegment> segments, uint32_t inner, uint32_t outer) {
@@ -97,46 +123,32 @@ void StepTrace::TakeMostOf(const StepTrace& before) {
     intervals[i].transient_bytes = peak_bytes - std::min(peak_bytes, end_bytes);
     intervals[i].released_bytes = end_bytes - std::min(peak_bytes, end_bytes);
   }
+  const std::vector<uint64_t> now = GrowthsOf(records[0]);
+  const std::vector<uint64_t> earlier = GrowthsOf(records[1]);
   growths = before.growths;
   growths.resize(accesses.size());
-  uint32_t objects_before = 0;  // made by accesses up to this one
-  for (size_t i = 0; i < std::min(accesses.size(), others.size() - 1); ++i) {
-    objects_before = std::max(objects_before, accesses[i] + 1);
-    const bool makes_object = i + 1 < accesses.size() && accesses[i + 1] == objects_before;
-    const uint64_t grown_bytes = GrowthBytes(records.front(), i, makes_object);
-    // Once more than before, and not only in the first step of a program.
-    const bool has_grown = grown_bytes > GrowthBytes(others, i, makes_object);
-    LeaveRoom(i, has_grown ? std::max(growths[i], grown_bytes) : growths[i], makes_object);
+  for (size_t i = 0; i < std::min(now.size(), earlier.size()); ++i) {
+    // Not what only a program's first step needs.
+    if (now[i] > earlier[i]) growths[i] = std::max(growths[i], now[i]);
   }
+  RaiseByGrowths(*this);
 }
 
 void StepTrace::LeaveRoom(const StepGrowth& growth) {
   if (records.empty()) records = {intervals};
   growths.resize(accesses.size());
-  const auto next = accesses.begin() + growth.access + 1;
-  const bool makes_object =
-      next != accesses.end() && std::find(accesses.begin(), next, *next) == next;
-  LeaveRoom(growth.access, std::max(growths[growth.access], growth.size_bytes), makes_object);
+  growths[growth.access] = std::max(growths[growth.access], growth.size_bytes);
+  RaiseByGrowths(*this);
 }
 
-void StepTrace::LeaveRoom(size_t access, uint64_t growth_bytes, bool makes_object) {
-  growths[access] = growth_bytes;
-  if (growth_bytes == 0) return;
-  StepInterval& interval = intervals[access + 1];
-  const uint64_t most_bytes = intervals[access].other_bytes + growth_bytes;
-  const uint64_t planned_bytes = interval.peak_other_bytes() + NewBytes(access + 1, makes_object);
-  interval.transient_bytes += most_bytes - std::min(most_bytes, planned_bytes);
-}
-
-uint64_t StepTrace::NewBytes(size_t access, bool makes_object) const {
-  return makes_object && objects[accesses[access]].frees ? objects[accesses[access]].size_bytes : 0;
-}
-
-uint64_t StepTrace::GrowthBytes(const std::vector<StepInterval>& record, size_t access,
-                                bool makes_object) const {
-  const uint64_t most_bytes =
-      record[access + 1].peak_other_bytes() + NewBytes(access + 1, makes_object);
-  return most_bytes - std::min(most_bytes, record[access].other_bytes);
+std::vector<uint64_t> StepTrace::GrowthsOf(const std::vector<StepInterval>& record) const {
+  std::vector<uint64_t> all;
+  const std::vector<uint64_t> made_bytes = MadeBytes(*this);
+  for (size_t i = 0; i + 1 < std::min(record.size(), made_bytes.size()); ++i) {
+    const uint64_t most_bytes = record[i + 1].peak_other_bytes() + made_bytes[i + 1];
+    all.push_back(most_bytes - std::min(most_bytes, record[i].other_bytes));
+  }
+  return all;
 }
 
 double StepTrace::compute_us() const {

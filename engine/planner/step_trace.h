@@ -131,8 +131,8 @@ struct StepTrace {
   // The intervals as they were recorded, the last record first, if those above were raised since
   // (WithMore, TakeMostOf).
   std::vector<std::vector<StepInterval>> records = {};
-  // By access: what LeaveRoom was told, or one record had more of than the record before it. Empty:
-  // nothing.
+  // By access: the room that LeaveRoom was told of, or by which a record grew more than the record
+  // before it. Empty: none.
   std::vector<uint64_t> growths = {};
 
   double compute_us() const;  // of all intervals
@@ -144,20 +144,14 @@ struct StepTrace {
   // Raises the memory of an interval: some step, for example one of four, takes more there than the
   // recorded one.
   void LeaveRoom(const StepGrowth& growth);
-  // How much memory grows between the access and the next one in a record of this step.
-  // `makes_object`: whether the next one makes an object.
-  uint64_t GrowthBytes(const std::vector<StepInterval>& record, size_t access,
-                       bool makes_object) const;
+  // By access: how much memory grows until the next one in a record of this step.
+  std::vector<uint64_t> GrowthsOf(const std::vector<StepInterval>& record) const;
   // Returns the same step with `size_bytes` more of other bytes everywhere.
   StepTrace WithMore(uint64_t size_bytes) const;
 
   // InvalidArgument names the object, access or interval that breaks a rule above, its value, and
   // the remedy.
   absl::Status Validate() const;
-
- private:
-  uint64_t NewBytes(size_t access, bool makes_object) const;
-  void LeaveRoom(size_t access, uint64_t growth_bytes, bool makes_object);
 };
 
 }  // namespace pinion

@@ -68,18 +68,17 @@ CachedPlan::CachedPlan(StepTrace step, StepPlan plan, absl::Status shortfall,
     return std::tie(one.copy_at, one.evict_at, one.object) <
            std::tie(other.copy_at, other.evict_at, other.object);
   });
-  for (size_t access = 0; access < step_.accesses.size(); ++access) {
-    const bool makes_object = access + 1 < step_.accesses.size() &&
-                              lives_[step_.accesses[access + 1]].accesses.front() == access + 1;
-    uint64_t growth_bytes = step_.growths.empty() ? 0 : step_.growths[access];
-    const auto count = [&](const std::vector<StepInterval>& record) {
-      growth_bytes = std::max(growth_bytes, step_.GrowthBytes(record, access, makes_object));
-    };
-    if (step_.records.empty()) count(step_.intervals);
-    for (const std::vector<StepInterval>& record : step_.records) count(record);
-    growth_bytes_.push_back(growth_bytes);
-    most_growth_bytes_ = std::max(most_growth_bytes_, growth_bytes);
-  }
+  growth_bytes_ = step_.growths;
+  growth_bytes_.resize(step_.accesses.size());
+  const auto count = [this](const std::vector<StepInterval>& record) {
+    const std::vector<uint64_t> growths = step_.GrowthsOf(record);
+    for (size_t access = 0; access < growths.size(); ++access) {
+      growth_bytes_[access] = std::max(growth_bytes_[access], growths[access]);
+      most_growth_bytes_ = std::max(most_growth_bytes_, growth_bytes_[access]);
+    }
+  };
+  if (step_.records.empty()) count(step_.intervals);
+  for (const std::vector<StepInterval>& record : step_.records) count(record);
   for (size_t access = 0; access < step_.accesses.size() && IsSave(access); ++access) {
     const uint64_t before_bytes = access == 0 ? 0 : save_growth_bytes_.back();
     save_growth_bytes_.push_back(std::max(before_bytes, growth_bytes_[access]));

@@ -161,8 +161,10 @@ void PlannedSchedule::OnExceeded(uint64_t growth_bytes) {
   if (!IsPlanned()) return;
   exceeded_at_ = matcher_.now();
   if (growth_bytes <= GrowthBytes()) return;
-  exceeded_.push_back(
-      {followed(), {.access = static_cast<uint32_t>(matcher_.now()), .size_bytes = growth_bytes}});
+  if (exceeded_.empty() || exceeded_.back().cached != followed())
+    exceeded_.push_back({followed(), {}});
+  exceeded_.back().growths.push_back(
+      {.access = static_cast<uint32_t>(matcher_.now()), .size_bytes = growth_bytes});
 }
 
 void PlannedSchedule::OnReleased(uint32_t object) {

@@ -40,8 +40,8 @@
 // needs an object that the plan has released. The schedule notices at the next access at the
 // latest. Until then it leaves room for each cached step that begins alike. The step then follows
 // another cached plan that matches so far. If there is none, it continues without a plan, and
-// resident tensors are offloaded as well. Once a step exceeded the target just before it differed,
-// later ones leave more room while they only save: as much as they needed so far between two saves.
+// resident tensors are offloaded as well. If it exceeded the target just before, the next steps may
+// go on longer, too. While they save, they leave the largest room that they needed so far.
 //
 // Recomputable segments are kept unless a plan recomputes them (recompute_trials.h). A step may
 // begin with a segment, before anything is saved.
@@ -176,7 +176,7 @@ class PlannedSchedule final : public OffloadSchedule {
   void OnExceeded(uint64_t growth_bytes);
   struct Exceeded {
     std::shared_ptr<const CachedPlan> cached;
-    StepGrowth growth;
+    std::vector<StepGrowth> growths;
   };
   // Returns plans of which that was more than they leave room for, once.
   std::vector<Exceeded> TakeExceeded() { return std::exchange(exceeded_, {}); }

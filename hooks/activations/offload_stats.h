@@ -39,9 +39,8 @@ struct OffloadStats {
   uint64_t evicted_bytes = 0;      // evicted from the device after their copy
   uint64_t evicted_not_freed = 0;  //   tensors whose memory had another owner when evicted
 
-  // With a memory target in bytes: the steps seen to exceed it during a scope or a backward, or
-  // that ended because the device refused what would have exceeded it, and by how many bytes at
-  // most.
+  // With a memory target in bytes: steps that were seen to exceed it during a scope or a backward,
+  // or that ended because the device refused memory beyond it; and the largest excess.
   uint64_t steps_over_target = 0;
   uint64_t most_bytes_over_target = 0;
 

@@ -28,14 +28,15 @@ void PlanMeter::OnDeviceBytes(int64_t allocated_bytes, int64_t added_bytes,
                               int64_t streamed_bytes) {
   // What the program allocates behind the step is not the step's.
   if (is_in_step_) {
-    last_bytes_ = allocated_bytes - streamed_bytes;
-    RaiseTo<int64_t>(last_bytes_, peak_bytes_);
-    RaiseTo<int64_t>(last_bytes_ - access_bytes_, growth_bytes_);
+    const int64_t step_bytes = allocated_bytes - streamed_bytes;
+    last_bytes_.store(step_bytes, std::memory_order_relaxed);
+    RaiseTo(step_bytes, peak_bytes_);
+    RaiseTo(step_bytes - access_bytes_, growth_bytes_);
+    CompareWithTarget(allocated_bytes);
   }
   RaiseTo(allocated_bytes, interval_peak_bytes_);
   interval_added_bytes_ += added_bytes;
-  if (added_bytes > 0) wanted_bytes_ = 0;
-  CompareWithTarget(allocated_bytes);
+  if (added_bytes > 0 && wanted_bytes_ != 0) wanted_bytes_ = 0;
 }
 
 std::optional<uint64_t> PlanMeter::NoteBytes(const AllocatorBytes& bytes, int64_t streamed_bytes) {
@@ -47,8 +48,9 @@ std::optional<uint64_t> PlanMeter::NoteBytes(const AllocatorBytes& bytes, int64_
     reported = {interval_peak_bytes_.exchange(bytes.current), interval_added_bytes_.exchange(0)};
   }
   last_bytes_ = bytes.current - streamed_bytes;
+  if (!is_in_step_) return std::nullopt;
   CompareWithTarget(bytes.current);
-  if (is_unobserved_.exchange(false) && is_in_step_) {
+  if (is_unobserved_.exchange(false)) {
     const int64_t most_bytes = MostBytesBetween(last, bytes, reported);
     // Behind a profiler nothing was reported: memory at saves and reads alone is not a peak.
     if (peak_bytes_ > 0) RaiseTo(most_bytes - streamed_bytes, peak_bytes_);
@@ -61,15 +63,11 @@ std::optional<uint64_t> PlanMeter::NoteBytes(const AllocatorBytes& bytes, int64_
 
 bool PlanMeter::EndedByRefusal() {
   const int64_t wanted_bytes = wanted_bytes_.exchange(0);
-  Compare(wanted_bytes);
+  CompareWithTarget(wanted_bytes);
   return wanted_bytes > 0;
 }
 
 void PlanMeter::CompareWithTarget(int64_t allocated_bytes) {
-  if (is_in_step_) Compare(allocated_bytes);
-}
-
-void PlanMeter::Compare(int64_t allocated_bytes) {
   const auto all_bytes = static_cast<uint64_t>(allocated_bytes);
   if (!target_bytes_.has_value() || all_bytes <= *target_bytes_) return;
   interval_is_over_ = true;

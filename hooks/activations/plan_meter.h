@@ -85,8 +85,8 @@ class PlanMeter {
     bool has_gradients = false;
   };
 
+  // Counts the current step, or the one that has just ended, if it exceeds the target by that.
   void CompareWithTarget(int64_t allocated_bytes);
-  void Compare(int64_t allocated_bytes);
   void Keep(Step step);
   // Returns whether an ended step was off; nothing until the device has reached its end.
   std::optional<bool> IsOff(const Step& step);

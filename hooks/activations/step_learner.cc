@@ -327,7 +327,7 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
 bool StepLearner::LeaveRoom(const std::vector<PlannedSchedule::Exceeded>& exceeded) {
   const Reservation wanted = share_->wanted();
   bool all_fit = true;
-  for (const auto& [cached, growth] : exceeded) {
+  for (const auto& [cached, growths] : exceeded) {
     std::shared_ptr<const CachedPlan> now;
     {
       OffloadLock lock(state_);
@@ -335,7 +335,7 @@ bool StepLearner::LeaveRoom(const std::vector<PlannedSchedule::Exceeded>& exceed
     }
     if (now == nullptr) continue;
     StepTrace step = now->step();
-    step.LeaveRoom(growth);
+    for (const StepGrowth& growth : growths) step.LeaveRoom(growth);
     const uint64_t least_bytes = LeastMemoryBytes(step).value_or(0);
     if (least_bytes > *state_.planner->memory_bytes() && IsToldOfLeast(least_bytes)) {
       all_fit = false;

@@ -118,6 +118,7 @@ class Tree:
 
     def build(self, sources, planted, targets):
         """Builds with those planted mutants that compile, and returns them; the others are remembered, see is_rejected."""
+        assert len(planted) <= schemata.MOST_MUTANTS, "more mutants than numbers"
         for number, mutant in enumerate(planted):
             mutant.number = number
         for attempt in range(1, 13):

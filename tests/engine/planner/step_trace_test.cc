@@ -179,6 +179,27 @@ TEST(StepTraceTest, RoomForAGrowthRaisesTheIntervalThatLacksItAndLasts) {
   EXPECT_EQ(last.intervals[4].peak_other_bytes(), last.intervals[3].other_bytes + 90);
 }
 
+// Metrics in every fourth step, for example, of which only some are recorded.
+TEST(StepTraceTest, WhatARecordGrowsByMoreThanTheOneBeforeLastsAndWhatOnlyTheFirstGrowsByDoesNot) {
+  const auto recorded = [](uint64_t transient_bytes) {
+    StepTrace step = TwoTensors();
+    step.intervals[2].transient_bytes = transient_bytes;
+    return step;
+  };
+  const auto after = [&](const std::vector<uint64_t>& records) {
+    StepTrace step = recorded(records.front());
+    for (size_t i = 1; i < records.size(); ++i) {
+      StepTrace next = recorded(records[i]);
+      next.TakeMostOf(step);
+      step = next;
+    }
+    return step.intervals[2].peak_other_bytes();
+  };
+  EXPECT_EQ(after({900, 10, 10}), 10u);
+  EXPECT_EQ(after({10, 900, 10, 10, 10}), 900u);
+  EXPECT_EQ(after({900, 10, 300, 10, 10}), 300u);
+}
+
 TEST(StepTraceTest, InsideIsAtAnyDepth) {
   std::vector<StepSegment> segments(5);
   segments[1].outer = segments[3].outer = 0;

@@ -805,11 +805,16 @@ TEST(PlannedSchedule, GrowthThatHasExceededTheTargetIsToldOnceWithItsAccess) {
   schedule.OnExceeded(kSize);
   EXPECT_THAT(schedule.TakeExceeded(), IsEmpty()) << "the record has as much";
   schedule.OnExceeded(2 * kSize);
+  player.Save(3);
+  schedule.OnExceeded(3 * kSize);
   const std::vector<PlannedSchedule::Exceeded> exceeded = schedule.TakeExceeded();
-  ASSERT_THAT(exceeded, SizeIs(1));
+  ASSERT_THAT(exceeded, SizeIs(1)) << "the plan is made again once";
   EXPECT_EQ(exceeded.front().cached, schedule.followed());
-  EXPECT_EQ(exceeded.front().growth.access, 1u);
-  EXPECT_EQ(exceeded.front().growth.size_bytes, 2 * kSize);
+  ASSERT_THAT(exceeded.front().growths, SizeIs(2));
+  for (const uint32_t i : {0, 1}) {
+    EXPECT_EQ(exceeded.front().growths[i].access, i + 1);
+    EXPECT_EQ(exceeded.front().growths[i].size_bytes, (i + 2) * kSize);
+  }
   EXPECT_THAT(schedule.TakeExceeded(), IsEmpty());
   player.Save(9);
   ASSERT_EQ(schedule.followed(), nullptr);

@@ -226,7 +226,6 @@ TEST_F(OffloadTargetSteps, StepsThatGoOnLongerExceedTheTargetOnce) {
     y.backward();
     EXPECT_EQ(session->GetStats().steps_over_target, nodes == kNodes ? 0u : 1u);
   }
-  EXPECT_EQ(session->GetStats().steps_over_target, 1u);
   ExpectOffloaded(*session);
 }
 

@@ -147,10 +147,13 @@ std::string Training::place() const { return absl::StrCat("step ", step_, ", ", 
 
 std::vector<Result> Training::Train() {
   for (step_ = 0; step_ < program_.steps; ++step_) {
-    const uint64_t before = StepsOverTarget();
-    const bool may_exceed = program_.IsFirstOddOfItsKind(step_);
-    may_exceed ? WithoutLimit([this] { Step(); }) : Step();
-    if (may_exceed) excused_steps_over_ += StepsOverTarget() - before;
+    if (program_.IsFirstOddOfItsKind(step_)) {
+      const uint64_t before = StepsOverTarget();
+      WithoutLimit([this] { Step(); });
+      excused_steps_over_ += StepsOverTarget() - before;
+    } else {
+      Step();
+    }
   }
   for (size_t i = 0; i < trained_.size(); ++i) Keep("parameter", i, trained_[i]);
   if (!net_->GuardsHaveRun()) throw std::logic_error("a segment's guard has not run its operator");
@@ -339,11 +342,14 @@ void Training::Update() {
     const std::optional<c10::ScalarType> type = trained_[i].grad_dtype();
     if (type.has_value()) Keep("type of gradient", i, at::scalar_tensor(static_cast<int>(*type)));
   }
-  const auto step = [this] {
-    weights_ != nullptr ? weights_->Step([this] { optimizer_->step(); }) : void(optimizer_->step());
-  };
-  // Nothing makes the other model's idle weights give way to the optimizer.
-  program_.other_model != 0 ? WithoutLimit(step) : step();
+  const auto step = [this] { optimizer_->step(); };
+  if (weights_ != nullptr) {
+    weights_->Step(step);
+  } else if (program_.other_model != 0) {
+    WithoutLimit(step);  // nothing makes the other model's idle weights give way to the optimizer
+  } else {
+    step();
+  }
   // As WeightOffloader::ZeroGrad does: a gradient of -0 that is added to zeros becomes +0.
   const bool to_none = program_.streams_weights != 0 || program_.zero_gradients_stay == 0;
   if (program_.module_zero_grad != 0) {
