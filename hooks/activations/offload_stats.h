@@ -39,10 +39,10 @@ struct OffloadStats {
   uint64_t evicted_bytes = 0;      // evicted from the device after their copy
   uint64_t evicted_not_freed = 0;  //   tensors whose memory had another owner when evicted
 
-  // With a memory target in bytes: steps that were seen to exceed it during a scope or a backward,
-  // or that ended because the device refused memory beyond it; and the largest excess.
+  // With a memory target in bytes: steps that were seen to exceed it during a scope or a backward.
+  // A step that ended because the device refused memory beyond the target counts, too.
   uint64_t steps_over_target = 0;
-  uint64_t most_bytes_over_target = 0;
+  uint64_t most_bytes_over_target = 0;  // the largest excess
 
   uint64_t unpacked = 0;
   uint64_t reused_on_device = 0;  // the storage was still alive: no copy back
