@@ -74,14 +74,21 @@ CachedPlan::CachedPlan(StepTrace step, StepPlan plan, absl::Status shortfall,
     const std::vector<uint64_t> growths = step_.GrowthsOf(record);
     for (size_t access = 0; access < growths.size(); ++access) {
       growth_bytes_[access] = std::max(growth_bytes_[access], growths[access]);
-      most_growth_bytes_ = std::max(most_growth_bytes_, growth_bytes_[access]);
     }
   };
   if (step_.records.empty()) count(step_.intervals);
   for (const std::vector<StepInterval>& record : step_.records) count(record);
-  for (size_t access = 0; access < step_.accesses.size() && IsSave(access); ++access) {
-    const uint64_t before_bytes = access == 0 ? 0 : save_growth_bytes_.back();
-    save_growth_bytes_.push_back(std::max(before_bytes, growth_bytes_[access]));
+  SumUpGrowths();
+}
+
+void CachedPlan::SumUpGrowths() {
+  save_growth_bytes_.clear();
+  most_growth_bytes_ = 0;
+  bool is_save = true;
+  for (size_t access = 0; access < growth_bytes_.size(); ++access) {
+    most_growth_bytes_ = std::max(most_growth_bytes_, growth_bytes_[access]);
+    is_save = is_save && IsSave(access);
+    if (is_save) save_growth_bytes_.push_back(most_growth_bytes_);
   }
 }
 
@@ -100,6 +107,18 @@ std::shared_ptr<const CachedPlan> CachedPlan::WithRecomputeTried() const {
 std::shared_ptr<const CachedPlan> CachedPlan::WithRecomputeSearched() const {
   const auto same = std::make_shared<CachedPlan>(*this);
   same->recompute_was_searched_ = true;
+  return same;
+}
+
+std::shared_ptr<const CachedPlan> CachedPlan::WithGrowths(
+    absl::Span<const StepGrowth> growths) const {
+  const auto same = std::make_shared<CachedPlan>(*this);
+  for (const StepGrowth& growth : growths) {
+    uint64_t& most_bytes = same->growth_bytes_[growth.access];
+    most_bytes = std::max(most_bytes, growth.size_bytes);
+    same->seen_growths_.push_back(growth);
+  }
+  same->SumUpGrowths();
   return same;
 }
 
@@ -240,6 +259,7 @@ void PlanCache::Learn(std::shared_ptr<const CachedPlan> cached) {
     const bool falls_short = before->shortfall().ok() && !cached->shortfall().ok();
     if (falls_short && !before->FitsWith(cached->begin_bytes())) return;
     std::erase(all_, before);
+    cached = cached->WithGrowths(before->seen_growths());
   }
   all_.push_front(std::move(cached));
   if (all_.size() > kMax) all_.pop_back();

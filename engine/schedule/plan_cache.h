@@ -48,6 +48,9 @@ class CachedPlan {
              std::vector<uint32_t> recompute_set = {}, uint64_t memory_bytes = UINT64_MAX);
   // The same plan, whose recomputation was tried and is not wanted any longer.
   std::shared_ptr<const CachedPlan> WithRecomputeTried() const;
+  // The same plan, of a step that was seen to grow by that much (GrowthBytes).
+  std::shared_ptr<const CachedPlan> WithGrowths(absl::Span<const StepGrowth> growths) const;
+  const std::vector<StepGrowth>& seen_growths() const { return seen_growths_; }
   // The same plan, after a search for segments to recompute.
   std::shared_ptr<const CachedPlan> WithRecomputeSearched() const;
 
@@ -141,6 +144,8 @@ class CachedPlan {
 
  private:
   bool IsSave(size_t access) const;
+  // Sets the maxima of growth_bytes_.
+  void SumUpGrowths();
 
   StepTrace step_;
   StepPlan plan_;
@@ -156,8 +161,9 @@ class CachedPlan {
   std::vector<uint64_t> batch_key_;  // by object
   std::vector<uint32_t> evictions_;
   std::vector<uint32_t> deferred_copies_;
-  std::vector<uint32_t> copy_at_;            // by object
-  std::vector<uint32_t> first_eviction_;     // by object, of those that move
+  std::vector<uint32_t> copy_at_;         // by object
+  std::vector<uint32_t> first_eviction_;  // by object, of those that move
+  std::vector<StepGrowth> seen_growths_;
   std::vector<uint64_t> growth_bytes_;       // by access
   std::vector<uint64_t> save_growth_bytes_;  // by access, up to the first read
   uint64_t most_growth_bytes_ = 0;
@@ -229,8 +235,8 @@ class PlanCache {
  public:
   static constexpr size_t kMax = 32;
 
-  // Inserts a plan, and replaces that of an equal step. A step that falls short because it began
-  // with too much leaves the plan to those that begin with less.
+  // Inserts a plan, and replaces that of an equal step, whose seen growths last. A step that falls
+  // short because it began with too much leaves the plan to those that begin with less.
   void Learn(std::shared_ptr<const CachedPlan> cached);
   // Returns the plan of an equal step; null without one.
   std::shared_ptr<const CachedPlan> FindLike(const StepTrace& step) const;

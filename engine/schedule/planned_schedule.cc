@@ -157,14 +157,13 @@ void PlannedSchedule::OnUsed(uint32_t id, AccessKind access) {
   awaited_bytes_ = residency_.AwayBytes(id);
 }
 
-void PlannedSchedule::OnExceeded(uint64_t growth_bytes) {
+void PlannedSchedule::OnGrowth(uint64_t growth_bytes, bool exceeds) {
   if (!IsPlanned()) return;
-  exceeded_at_ = matcher_.now();
+  if (exceeds) exceeded_at_ = matcher_.now();
   if (growth_bytes <= GrowthBytes()) return;
-  if (exceeded_.empty() || exceeded_.back().cached != followed())
-    exceeded_.push_back({followed(), {}});
-  exceeded_.back().growths.push_back(
-      {.access = static_cast<uint32_t>(matcher_.now()), .size_bytes = growth_bytes});
+  if (grown_.empty() || grown_.back().cached != followed()) grown_.push_back({followed(), {}, {}});
+  (exceeds ? grown_.back().exceeding : grown_.back().fitting)
+      .push_back({.access = static_cast<uint32_t>(matcher_.now()), .size_bytes = growth_bytes});
 }
 
 void PlannedSchedule::OnReleased(uint32_t object) {

@@ -33,8 +33,8 @@
 // steps run by windows.
 //
 // A step may allocate more between two accesses than its record did, for example in one step of
-// four, and exceed the target. The owner tells the schedule (OnExceeded), and learns the step again
-// with that much room there (TakeExceeded).
+// four, and exceed the target: now, or another time, when streamed weights take what it leaves. The
+// owner tells the schedule (OnGrowth), and learns the step again with that much room (TakeGrown).
 //
 // A step may turn out to be another one than recognised. It saves or reads something else, or still
 // needs an object that the plan has released. The schedule notices at the next access at the
@@ -170,16 +170,17 @@ class PlannedSchedule final : public OffloadSchedule {
   bool AsksForDeviceBytes() const override { return options_.memory_bytes.has_value(); }
   // Whether the running planned step will exceed the target, by the last device bytes.
   bool LacksBytes() const { return IsPlanned() && MissingFor(awaited_bytes_).bytes > 0; }
-  // The device has exceeded the target since the last access, which may be that of the step before.
-  // `growth_bytes`: the most that memory without streamed weights grew since that access had
-  // evicted and fetched what it was to. Call it before the next access.
-  void OnExceeded(uint64_t growth_bytes);
-  struct Exceeded {
+  // `growth_bytes`: the most that memory without streamed weights grew since the last access, which
+  // may be that of the step before, had evicted and fetched what it was to. Call it before the next
+  // access where the device `exceeds` the target since, or might another time.
+  void OnGrowth(uint64_t growth_bytes, bool exceeds);
+  struct Grown {
     std::shared_ptr<const CachedPlan> cached;
-    std::vector<StepGrowth> growths;
+    std::vector<StepGrowth> exceeding;
+    std::vector<StepGrowth> fitting;  // the step needs no other plan for them
   };
   // Returns plans of which that was more than they leave room for, once.
-  std::vector<Exceeded> TakeExceeded() { return std::exchange(exceeded_, {}); }
+  std::vector<Grown> TakeGrown() { return std::exchange(grown_, {}); }
   // For DeviceShare::EvictIdleWeights.
   struct WeightsBeside {
     uint64_t most_bytes = UINT64_MAX;
@@ -293,7 +294,7 @@ class PlannedSchedule final : public OffloadSchedule {
   uint64_t streamed_bytes_ = 0;  // streamed weights among these
   // Bytes that the reader of the last accessed object is about to fetch or recast.
   uint64_t awaited_bytes_ = 0;
-  std::vector<Exceeded> exceeded_;
+  std::vector<Grown> grown_;
   bool steps_vary_ = false;  // one has exceeded the target before it differed from its plan
 
   // --- of the running step ---

@@ -39,7 +39,8 @@ void PlanMeter::OnDeviceBytes(int64_t allocated_bytes, int64_t added_bytes,
   if (added_bytes > 0 && wanted_bytes_ != 0) wanted_bytes_ = 0;
 }
 
-std::optional<uint64_t> PlanMeter::NoteBytes(const AllocatorBytes& bytes, int64_t streamed_bytes) {
+std::optional<PlanMeter::Growth> PlanMeter::NoteBytes(const AllocatorBytes& bytes,
+                                                      int64_t streamed_bytes) {
   AllocatorBytes last;
   Reported reported;
   {
@@ -57,8 +58,8 @@ std::optional<uint64_t> PlanMeter::NoteBytes(const AllocatorBytes& bytes, int64_
     CompareWithTarget(most_bytes);
     RaiseTo(most_bytes - streamed_bytes - access_bytes_, growth_bytes_);
   }
-  if (!interval_is_over_.exchange(false)) return std::nullopt;
-  return static_cast<uint64_t>(growth_bytes_);
+  return Growth{.size_bytes = static_cast<uint64_t>(growth_bytes_),
+                .exceeds = interval_is_over_.exchange(false)};
 }
 
 bool PlanMeter::EndedByRefusal() {

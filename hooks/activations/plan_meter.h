@@ -45,10 +45,14 @@ class PlanMeter {
   // Declares that not all allocations between the last NoteBytes and the next one are reported. An
   // upper bound then counts. Takes no lock.
   void BeginUnobserved() { is_unobserved_ = true; }
-  // Reports the allocator's bytes at a save or a read, without influence on the measured peak. If
-  // the step exceeded the target since the last call, returns the most that memory without streamed
-  // weights grew since EndAccess.
-  std::optional<uint64_t> NoteBytes(const AllocatorBytes& bytes, int64_t streamed_bytes);
+  // The most that memory without streamed weights grew since EndAccess.
+  struct Growth {
+    uint64_t size_bytes = 0;
+    bool exceeds = false;  // the target was exceeded since the last NoteBytes
+  };
+  // Reports the allocator's bytes at a save or a read, without influence on the measured peak.
+  // Returns nothing outside of a step.
+  std::optional<Growth> NoteBytes(const AllocatorBytes& bytes, int64_t streamed_bytes);
   // A save or read has evicted and fetched what it was to. Takes no lock.
   void EndAccess() {
     access_bytes_ = last_bytes_.load();

@@ -68,11 +68,12 @@ void StepLearner::OnDeviceBytes(int64_t allocated_bytes, int64_t added_bytes, co
 
 uint64_t StepLearner::NoteDeviceBytes() {
   const AllocatorBytes bytes = AllocatorBytesOf(device_);
-  const std::optional<uint64_t> growth_bytes =
+  const std::optional<PlanMeter::Growth> growth =
       meter_.NoteBytes(bytes, static_cast<int64_t>(share_->streamed_bytes()));
-  if (growth_bytes.has_value()) {
+  // Streamed weights may take all memory that the step leaves, so that the next time it lacks some.
+  if (growth.has_value() && (growth->exceeds || share_->wanted().enough_bytes > 0)) {
     OffloadLock lock(state_);
-    state_.schedule.target->OnExceeded(*growth_bytes);
+    state_.schedule.target->OnGrowth(growth->size_bytes, growth->exceeds);
   }
   return static_cast<uint64_t>(bytes.current);
 }
@@ -225,16 +226,16 @@ void StepLearner::BeginStep() {
   TellOfOvershoot();
   bool wants_record = false, is_any_cached = false;
   std::shared_ptr<const CachedPlan> followed;
-  std::vector<PlannedSchedule::Exceeded> exceeded;
+  std::vector<PlannedSchedule::Grown> grown;
   {
     OffloadLock lock(state_);
     state_.schedule.target->set_begins_with_gradients(has_gradients_);
-    exceeded = state_.schedule.target->TakeExceeded();
+    grown = state_.schedule.target->TakeGrown();
     is_any_cached = !state_.schedule.target->cached().empty();
     wants_record = state_.schedule.target->WantsRecord();
     followed = state_.schedule.target->followed();
   }
-  const bool has_room = !exceeded.empty() && LeaveRoom(exceeded);
+  const bool has_room = LeaveRoom(grown);
   const std::optional<bool> is_off =
       meter_.BeginStep(followed, {.is_recorded = wants_record, .has_gradients = has_gradients_});
   is_first_ = !is_any_cached;
@@ -324,34 +325,41 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
   state_.schedule.target->RecordAgain(has_gradients_);
 }
 
-bool StepLearner::LeaveRoom(const std::vector<PlannedSchedule::Exceeded>& exceeded) {
+bool StepLearner::LeaveRoom(const std::vector<PlannedSchedule::Grown>& grown) {
   const Reservation wanted = share_->wanted();
-  bool all_fit = true;
-  for (const auto& [cached, growths] : exceeded) {
+  bool any_exceeds = false, all_fit = true;
+  for (const auto& [cached, exceeding, fitting] : grown) {
     std::shared_ptr<const CachedPlan> now;
     {
       OffloadLock lock(state_);
       now = state_.schedule.target->FindLike(cached->step());
     }
     if (now == nullptr) continue;
-    StepTrace step = now->step();
-    for (const StepGrowth& growth : growths) step.LeaveRoom(growth);
-    const uint64_t least_bytes = LeastMemoryBytes(step).value_or(0);
-    if (least_bytes > *state_.planner->memory_bytes() && IsToldOfLeast(least_bytes)) {
-      all_fit = false;
-      continue;
+    any_exceeds = any_exceeds || !exceeding.empty();
+    std::shared_ptr<const CachedPlan> raised = now;
+    if (!exceeding.empty()) {
+      raised = PlanWithRoom(*now, exceeding, wanted);
+      all_fit = all_fit && raised != nullptr;
     }
-    auto with_room = Plan(std::move(step), /*may_recompute=*/false, wanted);
-    // One that falls short would cost the steps without the growth their plan.
-    if (!with_room.ok() || !(*with_room)->shortfall().ok()) {
-      all_fit = false;
-      if (with_room.ok()) TellOfShortfall(**with_room);
-      continue;
-    }
+    if (raised == nullptr) continue;
     OffloadLock lock(state_);
-    state_.schedule.target->LearnRaised(*std::move(with_room), *now);
+    state_.schedule.target->LearnRaised(raised->WithGrowths(fitting), *now);
   }
-  return all_fit;
+  return any_exceeds && all_fit;
+}
+
+std::shared_ptr<const CachedPlan> StepLearner::PlanWithRoom(const CachedPlan& cached,
+                                                            absl::Span<const StepGrowth> growths,
+                                                            const Reservation& wanted) {
+  StepTrace step = cached.step();
+  for (const StepGrowth& growth : growths) step.LeaveRoom(growth);
+  const uint64_t least_bytes = LeastMemoryBytes(step).value_or(0);
+  if (least_bytes > *state_.planner->memory_bytes() && IsToldOfLeast(least_bytes)) return nullptr;
+  auto with_room = Plan(std::move(step), /*may_recompute=*/false, wanted);
+  if (!with_room.ok()) return nullptr;
+  TellOfShortfall(**with_room);
+  // One that falls short would cost the steps without the growth their plan.
+  return (*with_room)->shortfall().ok() ? *std::move(with_room) : nullptr;
 }
 
 void StepLearner::Learn(DeviceRecording& recording, bool had_gradients,

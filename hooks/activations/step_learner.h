@@ -30,6 +30,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/planner/explain_plan.h"
 #include "pinion/engine/schedule/recompute_trials.h"
@@ -123,8 +124,12 @@ class StepLearner {
   absl::StatusOr<std::shared_ptr<const CachedPlan>> Plan(StepTrace step, bool may_recompute,
                                                          const Reservation& wanted) const;
   // Plans steps again that took more between two accesses than their plans leave room for. Returns
-  // whether all that exceeded the target fit now.
-  bool LeaveRoom(const std::vector<PlannedSchedule::Exceeded>& exceeded);
+  // whether any of them exceeded the target, and all of those fit now.
+  bool LeaveRoom(const std::vector<PlannedSchedule::Grown>& grown);
+  // Returns a plan of the same step with room for the growths; null if it falls short.
+  std::shared_ptr<const CachedPlan> PlanWithRoom(const CachedPlan& cached,
+                                                 absl::Span<const StepGrowth> growths,
+                                                 const Reservation& wanted);
   // `log`: what the step did with its segments. `wanted`: what weights reserved beside it.
   void Learn(DeviceRecording& recording, bool had_gradients, const RecomputeTrials::SegmentLog& log,
              const Reservation& wanted);

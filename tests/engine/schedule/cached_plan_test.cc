@@ -223,6 +223,21 @@ TEST(CachedPlan, WhileAStepOnlySavesTheMostSoFarIsKnown) {
   EXPECT_EQ(cached.SaveGrowthBytes(4), 0u);
 }
 
+TEST(CachedPlan, WhatAStepWasSeenToGrowByIsKnownAndChangesNoPlan) {
+  StepTrace step = Chain({7, 8});
+  step.intervals[1].transient_bytes = 300;
+  const CachedPlan cached = Cached(step);
+  const auto grown =
+      cached.WithGrowths({{.access = 1, .size_bytes = 700}, {.access = 0, .size_bytes = 1}});
+  EXPECT_EQ(grown->GrowthBytes(0), cached.GrowthBytes(0)) << "more was known";
+  EXPECT_EQ(grown->GrowthBytes(1), 700u);
+  EXPECT_EQ(grown->MostGrowthBytes(), 700u);
+  EXPECT_EQ(grown->SaveGrowthBytes(0), cached.SaveGrowthBytes(0));
+  EXPECT_EQ(grown->SaveGrowthBytes(1), 700u);
+  EXPECT_EQ(grown->step().intervals[2].peak_other_bytes(),
+            cached.step().intervals[2].peak_other_bytes());
+}
+
 TEST(CachedPlan, RoomThatIsLeftIsGrowthAlsoBesideLaterRecords) {
   StepTrace before = Chain({7, 8});
   before.LeaveRoom({.access = 1, .size_bytes = 600});

@@ -797,29 +797,33 @@ TEST(PlannedSchedule, WhatWasLeftOutOfTheStepThatItGoesOnAsCountsToo) {
       << "it leaves 2 out, behind which it is four";
 }
 
-TEST(PlannedSchedule, GrowthThatHasExceededTheTargetIsToldOnceWithItsAccess) {
+TEST(PlannedSchedule, GrowthThatExceedsTheTargetOrWouldIsToldOnceWithItsAccess) {
   auto [schedule, player] = WithTarget(4 * kSize, {PlannedChain({1, 2, 3})});
-  schedule.OnExceeded(9 * kSize);
-  EXPECT_THAT(schedule.TakeExceeded(), IsEmpty()) << "no step has run";
+  schedule.OnGrowth(9 * kSize, /*exceeds=*/true);
+  EXPECT_THAT(schedule.TakeGrown(), IsEmpty()) << "no step has run";
   player.SaveAll({1, 2});
-  schedule.OnExceeded(kSize);
-  EXPECT_THAT(schedule.TakeExceeded(), IsEmpty()) << "the record has as much";
-  schedule.OnExceeded(2 * kSize);
+  schedule.OnGrowth(kSize, /*exceeds=*/true);
+  EXPECT_THAT(schedule.TakeGrown(), IsEmpty()) << "the record has as much";
+  schedule.OnGrowth(2 * kSize, /*exceeds=*/true);
   player.Save(3);
-  schedule.OnExceeded(3 * kSize);
-  const std::vector<PlannedSchedule::Exceeded> exceeded = schedule.TakeExceeded();
-  ASSERT_THAT(exceeded, SizeIs(1)) << "the plan is made again once";
-  EXPECT_EQ(exceeded.front().cached, schedule.followed());
-  ASSERT_THAT(exceeded.front().growths, SizeIs(2));
+  schedule.OnGrowth(3 * kSize, /*exceeds=*/true);
+  schedule.OnGrowth(4 * kSize, /*exceeds=*/false);
+  const std::vector<PlannedSchedule::Grown> grown = schedule.TakeGrown();
+  ASSERT_THAT(grown, SizeIs(1)) << "the plan is made again once";
+  EXPECT_EQ(grown.front().cached, schedule.followed());
+  ASSERT_THAT(grown.front().exceeding, SizeIs(2));
   for (const uint32_t i : {0, 1}) {
-    EXPECT_EQ(exceeded.front().growths[i].access, i + 1);
-    EXPECT_EQ(exceeded.front().growths[i].size_bytes, (i + 2) * kSize);
+    EXPECT_EQ(grown.front().exceeding[i].access, i + 1);
+    EXPECT_EQ(grown.front().exceeding[i].size_bytes, (i + 2) * kSize);
   }
-  EXPECT_THAT(schedule.TakeExceeded(), IsEmpty());
+  ASSERT_THAT(grown.front().fitting, SizeIs(1));
+  EXPECT_EQ(grown.front().fitting.front().access, 2u);
+  EXPECT_EQ(grown.front().fitting.front().size_bytes, 4 * kSize);
+  EXPECT_THAT(schedule.TakeGrown(), IsEmpty());
   player.Save(9);
   ASSERT_EQ(schedule.followed(), nullptr);
-  schedule.OnExceeded(9 * kSize);
-  EXPECT_THAT(schedule.TakeExceeded(), IsEmpty()) << "no plan is followed";
+  schedule.OnGrowth(9 * kSize, /*exceeds=*/true);
+  EXPECT_THAT(schedule.TakeGrown(), IsEmpty()) << "no plan is followed";
 }
 
 // A decoder that makes one more token in each step.
@@ -827,18 +831,20 @@ TEST(PlannedSchedule, OnceAStepHasExceededTheTargetBeforeItDifferedTheNextLeaveR
   StepTrace step = Chain({1, 2, 3});
   step.intervals[1].transient_bytes = 3 * kSize;
   const CachedPtr known = Planned(std::move(step));
-  for (const bool differs_at_once : {false, true}) {
+  for (const auto& [exceeds, differs_at_once] :
+       {std::pair(true, false), {false, true}, {true, true}}) {
     auto [schedule, player] = WithTarget(8 * kSize, {known});
     player.SaveAll({1, 2});
-    if (!differs_at_once) schedule.OnExceeded(6 * kSize);
+    if (!differs_at_once) schedule.OnGrowth(6 * kSize, exceeds);
     player.Save(3);
-    if (differs_at_once) schedule.OnExceeded(6 * kSize);
+    if (differs_at_once) schedule.OnGrowth(6 * kSize, exceeds);
     player.Save(4);
     player.EndStep();
     player.SaveAll({1, 2, 3});
     ASSERT_EQ(schedule.followed(), known);
     schedule.OnDeviceBytes(6 * kSize, 0);
-    EXPECT_EQ(schedule.LacksBytes(), differs_at_once) << "it may go on, and take 4 * kSize";
+    EXPECT_EQ(schedule.LacksBytes(), exceeds && differs_at_once)
+        << "it may go on, and take 4 * kSize";
     player.Read(2);
     schedule.OnDeviceBytes(6 * kSize, 0);
     EXPECT_FALSE(schedule.LacksBytes());

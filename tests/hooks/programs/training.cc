@@ -206,7 +206,18 @@ uint64_t Training::StepsOverTarget() const {
   return steps;
 }
 
+uint64_t Training::Packed() const {
+  uint64_t packed = 0;
+  for (const auto& session : sessions_) packed += session->GetStats().packed;
+  return packed;
+}
+
+bool Training::IsBeforeFirstSave() const {
+  return !sessions_.empty() && Packed() == packed_before_;
+}
+
 void Training::MicroBatch(int micro) {
+  packed_before_ = Packed();
   StayAheadOfWorkers();
   struct Forward {
     Tensor input, loss;

@@ -43,6 +43,8 @@ class Training {
   uint64_t excused_steps_over_target() const { return excused_steps_over_; }
   // "step 1, backward": what it is at.
   std::string place() const;
+  // Whether the forward that runs has saved nothing in a session's scope: no target holds yet.
+  bool IsBeforeFirstSave() const;
 
   // Rethrows the program's exceptions. Throws std::logic_error if the library accepts an error.
   std::vector<Result> Train();
@@ -56,6 +58,7 @@ class Training {
   void Step();
   void WithoutLimit(absl::FunctionRef<void()> run);
   uint64_t StepsOverTarget() const;
+  uint64_t Packed() const;
   void BeginStep();
   void Score(const at::Tensor& input);
   void MicroBatch(int micro);
@@ -84,6 +87,7 @@ class Training {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::vector<Result> results_;
   uint64_t excused_steps_over_ = 0;
+  uint64_t packed_before_ = 0;  // Packed() when the micro-batch began
   int step_ = 0;
   const char* phase_ = "forward";
 };

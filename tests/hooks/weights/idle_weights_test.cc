@@ -37,6 +37,7 @@ using Tensors = std::vector<Tensor>;
 
 constexpr int kLayers = 8;
 constexpr int64_t kRows = 32;  // an activation is half of a unit
+constexpr int64_t kMeasuredBytes = 6 * kUnitBytes;
 
 // How the weights of the trained model are stored.
 enum class Trained { kStreamed, kOnDevice };
@@ -64,11 +65,11 @@ class TwoModels {
     EXPECT_THAT(world_.machine().SetMemoryLimit(0, size_bytes), IsOk());
   }
   // Runs a program: T trains a step, S scores a batch, N trains a step that scores two batches
-  // between forward and backward.
+  // between forward and backward, M one that allocates kMeasuredBytes between two saves.
   void Run(const std::string& program) {
     for (const char part : program) {
       if (part == 'S') Score();
-      if (part == 'T' || part == 'N') Train(/*scores=*/part == 'N');
+      if (part == 'T' || part == 'N' || part == 'M') Train(part);
     }
   }
 
@@ -97,14 +98,16 @@ class TwoModels {
     const at::NoGradGuard no_grad;
     results.push_back(scoring_->forward(NextInput()).cpu());
   }
-  void Train(bool scores) {
+  void Train(char part) {
     const Tensor x = NextInput();
     Tensor loss;
     {
       const OffloadScope scope(world_.session());
-      loss = trained_->forward(x).pow(2).mean();
+      const Tensor y = trained_->forward(x);
+      if (part == 'M') at::empty({kMeasuredBytes}, y.options().dtype(at::kByte));
+      loss = y.pow(2).mean();
     }
-    if (scores) Run("SS");
+    if (part == 'N') Run("SS");
     loss.backward();
     results.push_back(loss.detach().cpu());
     loss = Tensor();
@@ -203,6 +206,23 @@ TEST(IdleWeightsOfTwoModels, ThatFitTogetherStay) {
   EXPECT_EQ(models.scoring().drops, scoring.drops);
   EXPECT_EQ(models.scoring().fetches, scoring.fetches);
   EXPECT_EQ(models.trained().fetches - trained.fetches, 9u * kLayers) << "as each step changes all";
+}
+
+TEST(IdleWeightsOfTwoModels, GiveWayToWhatAnEarlierStepAllocatedWhenTheyWereNotThere) {
+  const uint64_t target_bytes = [] {
+    TwoModels models(Trained::kOnDevice, Window(1), 1 << 30);
+    models.Run("TTTTM");
+    return models.peak_bytes();
+  }();
+  const Tensors expected = ResultsOf(Trained::kOnDevice, "TTTTMSTTTMSTTTM");
+  TwoModels models(Trained::kOnDevice, Target(target_bytes), target_bytes);
+  models.Limit(target_bytes);
+  models.Run("TTTTM");
+  EXPECT_EQ(models.peak_bytes(), target_bytes) << "the test's premise: it fits";
+  models.Run("STTTMSTTTM");
+  ExpectSame(expected, models.results);
+  EXPECT_EQ(models.refusals(), 0);
+  EXPECT_GT(models.scoring().drops, 0u);
 }
 
 TEST(IdleWeightsOfTwoModels, StayWhileAnOperatorUsesThem) {
