@@ -32,13 +32,9 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/examples/checkpoint.h"
-#include "pinion/examples/compare_by_hand.h"
 #include "pinion/examples/digit_net.h"
 #include "pinion/examples/digit_pictures.h"
-#include "pinion/examples/digit_training.h"
-#include "pinion/examples/digits.h"
 #include "pinion/examples/explanation.h"
-#include "pinion/examples/explanation_run.h"
 #include "pinion/examples/heat_map.h"
 #include "pinion/examples/png_file.h"
 #include "pinion/programs/accelerator.h"
@@ -172,7 +168,7 @@ absl::Status WriteFiles(const DigitNet& net, const at::Tensor& pictures,
         {Numbers(pictures[i]),
          {Numbers(explanation.grad_cam[i]), Numbers(explanation.integrated_gradients[i])}});
   }
-  PINION_ASSIGN_OR_RETURN(const std::string png, EncodePng(HeatSheet(rows, kDigitNetSide)));
+  PINION_ASSIGN_OR_RETURN(const std::string png, EncodePng(HeatSheet(rows, kPictureSide)));
   const std::string out = absl::GetFlag(FLAGS_out);
   PINION_RETURN_IF_ERROR(WriteAtomically(out, png));
   absl::PrintF("wrote    %s: the picture, Grad-CAM of %s, integrated gradients\n", out,
@@ -210,24 +206,24 @@ absl::Status Attribute(const std::vector<char*>& arguments) {
                limited ? "within " + HumanBytes(options.memory_limit_bytes) : "without a limit",
                options.steps);
   std::fflush(stdout);
-  const absl::StatusOr<ExplanationRun> run = RunExplanation(options, net, pictures, classes);
-  if (absl::IsCancelled(run.status())) {
+  const absl::StatusOr<Explanation> explanation = Explain(options, net, pictures, classes);
+  if (absl::IsCancelled(explanation.status())) {
     absl::PrintF("stopped  by a signal, without an explanation\n");
     return absl::OkStatus();
   }
-  if (absl::IsResourceExhausted(run.status())) {
+  if (absl::IsResourceExhausted(explanation.status())) {
     return absl::ResourceExhaustedError(
         absl::StrCat(options.device, " ran out of memory ",
                      options.with_pinion ? "with Pinion; use fewer pictures"
                                          : "without Pinion; leave --no_pinion out",
-                     " or use a higher --memory_limit\n", run.status().message()));
+                     " or use a higher --memory_limit\n", explanation.status().message()));
   }
-  PINION_RETURN_IF_ERROR(run.status());
+  PINION_RETURN_IF_ERROR(explanation.status());
   if (StopSignal() != 0) {
     absl::PrintF("stopped  by a signal, without a comparison\n");
   } else if (options.with_pinion) {
     PINION_ASSIGN_OR_RETURN(const std::string comparison,
-                            CompareWithByHand(options, net, pictures, classes, *run));
+                            CompareWithByHand(options, net, pictures, classes, *explanation));
     absl::PrintF("%s", comparison);
   }
   const at::Tensor scores = ScoresAbovePaper(net, pictures, classes);
@@ -236,9 +232,9 @@ absl::Status Attribute(const std::vector<char*>& arguments) {
         "picture  read as %d, with a score %.3f above that of empty paper; integrated gradients "
         "add up to %.3f\n",
         classes[i], scores[i].item<double>(),
-        run->explanation.integrated_gradients[i].sum().item<double>());
+        explanation->integrated_gradients[i].sum().item<double>());
   }
-  return WriteFiles(net, pictures, classes, run->explanation);
+  return WriteFiles(net, pictures, classes, *explanation);
 }
 
 }  // namespace

@@ -9,30 +9,28 @@
 #include <iterator>
 #include <vector>
 
-#include "absl/types/span.h"
-#include "pinion/examples/digit_net.h"
-#include "pinion/examples/digits.h"
-#include "pinion/examples/png_file.h"
-
 namespace pinion {
 namespace {
+
+constexpr Digit kDigits[] = {
+#include "pinion/examples/digits_table.inc"
+};
 
 constexpr size_t kHeldOutOf = 5;
 
 // Maps [count, 1, 8, 8] to [count, 1, 64, 64].
 at::Tensor Enlarged(const at::Tensor& pictures) {
-  return at::upsample_bilinear2d(pictures, {kDigitNetSide, kDigitNetSide},
+  return at::upsample_bilinear2d(pictures, {kPictureSide, kPictureSide},
                                  /*align_corners=*/false);
 }
 
 LabelledPictures Pictures(bool held_out) {
   std::vector<float> ink;
   std::vector<int64_t> labels;
-  const absl::Span<const Digit> digits = AllDigits();
-  for (size_t i = 0; i < digits.size(); ++i) {
+  for (size_t i = 0; i < std::size(kDigits); ++i) {
     if ((i % kHeldOutOf == 0) != held_out) continue;
-    ink.insert(ink.end(), std::begin(digits[i].ink), std::end(digits[i].ink));
-    labels.push_back(digits[i].label);
+    ink.insert(ink.end(), std::begin(kDigits[i].ink), std::end(kDigits[i].ink));
+    labels.push_back(kDigits[i].label);
   }
   const at::Tensor small =
       at::tensor(ink).view({-1, 1, kDigitSide, kDigitSide}) / static_cast<double>(kDigitInk);
@@ -40,6 +38,8 @@ LabelledPictures Pictures(bool held_out) {
 }
 
 }  // namespace
+
+absl::Span<const Digit> AllDigits() { return kDigits; }
 
 LabelledPictures DigitsToLearn() { return Pictures(/*held_out=*/false); }
 LabelledPictures DigitsHeldOut() { return Pictures(/*held_out=*/true); }

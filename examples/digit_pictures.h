@@ -1,4 +1,6 @@
-// Digits as the network's input: host tensors of 64 x 64 pixels from 0 (paper) to 1.
+// Handwritten digits compiled into the program: the test set of UCI's "Optical Recognition of
+// Handwritten Digits" (E. Alpaydin and C. Kaynak, CC BY 4.0) from scikit-learn's package. The
+// network's inputs are host tensors of 64 x 64 pixels from 0 (paper) to 1.
 //
 // Thread safety: thread-safe.
 
@@ -7,9 +9,25 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+
+#include "absl/types/span.h"
 #include "pinion/examples/png_file.h"
 
 namespace pinion {
+
+inline constexpr int kDigitSide = 8;         // pixels of the data set's pictures
+inline constexpr int kDigitInk = 16;         // of a pixel, at most
+inline constexpr int64_t kPictureSide = 64;  // pixels of the network's inputs
+
+// One line of the package's file.
+struct Digit {
+  uint8_t ink[kDigitSide * kDigitSide];  // row by row; 0: paper
+  uint8_t label;                         // 0 to 9
+};
+
+// Returns all 1,797 digits.
+absl::Span<const Digit> AllDigits();
 
 struct LabelledPictures {
   at::Tensor pictures;  // [count, 1, 64, 64]

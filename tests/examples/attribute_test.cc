@@ -33,7 +33,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/examples/checkpoint.h"
-#include "pinion/examples/digits.h"
+#include "pinion/examples/digit_pictures.h"
 #include "pinion/examples/png_file.h"
 #include "pinion/tests/support/run_program.h"
 
