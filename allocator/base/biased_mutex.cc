@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "pinion/allocator/base/check.h"
-#include "pinion/allocator/base/wait_for_look.h"
+#include "pinion/allocator/base/spin.h"
 
 namespace pinion {
 namespace {
@@ -67,7 +67,7 @@ void BiasedMutex::LockAsOther(By by) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     Announce();
     RunBarrier();
   }
-  for (int looks = 0; inside_.load(std::memory_order_seq_cst); ++looks) WaitForLook(looks);
+  for (Spin spin; inside_.load(std::memory_order_seq_cst);) spin.Wait();
 }
 
 void BiasedMutex::UnlockAsOther(By by) ABSL_NO_THREAD_SAFETY_ANALYSIS {

@@ -1,6 +1,8 @@
 #include "pinion/allocator/base/spin.h"
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 namespace pinion {
 namespace {
@@ -11,6 +13,8 @@ namespace {
 constexpr int kLooks = 20;
 constexpr int kFirstPauses = 4;
 constexpr int kMostPauses = 80;
+
+constexpr std::chrono::microseconds kSleep(50);
 
 void Pause() {
 #if defined(__x86_64__)
@@ -23,10 +27,15 @@ void Pause() {
 }  // namespace
 
 bool Spin::Again() {
-  if (looks_++ == kLooks) return false;
+  if (looks_ == kLooks) return false;
+  ++looks_;
   pauses_ = pauses_ == 0 ? kFirstPauses : std::min(2 * pauses_, kMostPauses);
   for (int i = 0; i < pauses_; ++i) Pause();
   return true;
+}
+
+void Spin::Wait() {
+  if (!Again()) std::this_thread::sleep_for(kSleep);
 }
 
 }  // namespace pinion

@@ -1,9 +1,11 @@
-// Pauses with exponential back-off, before a thread that waits for another one sleeps.
+// Pauses with exponential back-off, for a thread that waits for another one.
 //
 //   for (Spin spin; spin.Again();) {
 //     if (IsFree()) return;
 //   }
-//   ... sleep ...
+//   ... sleep until notified ...
+//
+//   for (Spin spin; !IsDone();) spin.Wait();      // where nobody notifies
 //
 // Thread safety: none.
 
@@ -16,6 +18,10 @@ class Spin {
  public:
   // Pauses and returns true, or returns false if it is time to sleep.
   bool Again();
+
+  // Pauses, or sleeps if it is time to. Only sleeping gives the processor to a thread of lower
+  // priority.
+  void Wait();
 
  private:
   int looks_ = 0;

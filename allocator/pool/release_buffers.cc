@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
-#include "pinion/allocator/base/wait_for_look.h"
+#include "pinion/allocator/base/spin.h"
 
 namespace pinion::internal {
 namespace {
@@ -37,12 +37,11 @@ std::unique_ptr<ReleaseBatch> NewBatch() {
 }  // namespace
 
 uintptr_t ReleaseBuffers::Buffer::TakeSlowly() {
-  for (int looks = 0;; ++looks) {
+  for (Spin spin;; spin.Wait()) {
     if (held_.load(std::memory_order_relaxed) != kTaken) {
       const uintptr_t held = held_.exchange(kTaken, std::memory_order_acquire);
       if (held != kTaken) return held;
     }
-    WaitForLook(looks);
   }
 }
 
