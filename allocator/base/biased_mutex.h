@@ -48,24 +48,17 @@ class ABSL_LOCKABLE BiasedMutex {
   BiasedMutex(const BiasedMutex&) = delete;
   BiasedMutex& operator=(const BiasedMutex&) = delete;
 
+  // Not re-entrant: a second call of the owner would be let in.
   void Lock(By by) ABSL_EXCLUSIVE_LOCK_FUNCTION() {
-    if (by == By::kOwner) return LockAsOwner();
-    LockAsOther(by);
-  }
-  void Unlock(By by) ABSL_UNLOCK_FUNCTION() {
-    if (by == By::kOwner) return UnlockAsOwner();
-    UnlockAsOther(by);
-  }
-
-  // Not re-entrant: a second call would be let in.
-  void LockAsOwner() ABSL_EXCLUSIVE_LOCK_FUNCTION() {
+    if (by != By::kOwner) return LockAsOther(by);
     PINION_DCHECK(!inside_.load(std::memory_order_relaxed)) << "the owner is inside already";
     inside_.store(true, std::memory_order_relaxed);
     asm volatile("" ::: "memory");
     if (others_.load(std::memory_order_acquire) != 0) [[unlikely]]
       LockAsOwnerSlowly();
   }
-  void UnlockAsOwner() ABSL_UNLOCK_FUNCTION() {
+  void Unlock(By by) ABSL_UNLOCK_FUNCTION() {
+    if (by != By::kOwner) return UnlockAsOther(by);
     if (inside_.load(std::memory_order_relaxed)) [[likely]] {
       inside_.store(false, std::memory_order_release);
     } else {
@@ -89,19 +82,6 @@ class ABSL_LOCKABLE BiasedMutex {
   std::atomic<bool> inside_ = false;  // the owner; it may also hold mu_ instead
   std::atomic<uint32_t> others_;      // how many have mu_ or want it, who are not the owner
   Mutex mu_;
-};
-
-class [[nodiscard]] ABSL_SCOPED_LOCKABLE OwnerLock {
- public:
-  [[nodiscard]] explicit OwnerLock(BiasedMutex& mu) ABSL_EXCLUSIVE_LOCK_FUNCTION(mu) : mu_(mu) {
-    mu_.LockAsOwner();
-  }
-  ~OwnerLock() ABSL_UNLOCK_FUNCTION() { mu_.UnlockAsOwner(); }
-  OwnerLock(const OwnerLock&) = delete;
-  OwnerLock& operator=(const OwnerLock&) = delete;
-
- private:
-  BiasedMutex& mu_;
 };
 
 class [[nodiscard]] ABSL_SCOPED_LOCKABLE BiasedLock {

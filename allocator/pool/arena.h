@@ -187,7 +187,7 @@ class Arena {
 
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* Arena::TryAllocateAtOnce(uint64_t size_bytes,
                                                                           uint64_t class_bytes) {
-  OwnerLock lock(mu_);
+  BiasedLock lock(mu_, By::kOwner);
   if (!left_.HasAtOnce() || mine_wait_ || buffers_.SomeIncoming()) [[unlikely]]
     return nullptr;
   left_.CountAtOnce();
@@ -195,7 +195,7 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* Arena::TryAllocateAtOnce(uint64
 }
 
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool Arena::EnterAtOnce(BlockRecord* block, uint64_t id) {
-  OwnerLock lock(mu_);
+  BiasedLock lock(mu_, By::kOwner);
   if (closed_) [[unlikely]]
     return false;
   books_.Enter(block, id);

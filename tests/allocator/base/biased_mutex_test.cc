@@ -115,8 +115,8 @@ TEST_P(BiasedMutexTest, TheOwnerWaitsForAnotherThreadThatIsInside) {
 TEST(BiasedMutexDeathTest, TheOwnerDoesNotEnterTwice) {
   if (!config::kHardened) GTEST_SKIP() << "checked in hardened builds";
   BiasedMutex mu;
-  const OwnerLock lock(mu);
-  EXPECT_DEATH(mu.LockAsOwner(), "inside already");
+  const BiasedLock lock(mu, By::kOwner);
+  EXPECT_DEATH(mu.Lock(By::kOwner), "inside already");
 }
 
 TEST(BiasedMutexBarrierTest, TheKernelsIsUsedWhereItHasOne) {
