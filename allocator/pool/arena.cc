@@ -50,11 +50,11 @@ BlockRecord* Arena::TryAllocate(By by, const Request& request, Leftovers* leftov
   } else {
     left_.Count();
   }
-  BlockRecord* block = books_.Take(request.size_bytes, request.class_bytes, request.way);
+  BlockRecord* block = books_.Take(request.size_bytes, request.class_bytes);
   if (block == nullptr) [[unlikely]] {
     SettleAllLocked(leftovers);
     ReclaimLocked(leftovers);
-    block = books_.Take(request.size_bytes, request.class_bytes, request.way);
+    block = books_.Take(request.size_bytes, request.class_bytes);
   }
   if (by == By::kOwner && (incoming_.empty() || OldestMayWaitLocked())) {
     left_.MakeAllAtOnce();
@@ -98,11 +98,6 @@ std::vector<FenceTicket> Arena::ReclaimAndListTickets(By by, Leftovers* leftover
   return books_.NextTickets();
 }
 
-void Arena::CountWait(By by) {
-  BiasedLock lock(mu_, by);
-  books_.CountWait();
-}
-
 std::vector<HostSegment> Arena::GiveUp(By by, Leftovers* leftovers) noexcept {
   BiasedLock lock(mu_, by);
   SettleAllLocked(leftovers);
@@ -140,8 +135,7 @@ std::vector<HostSegment> Arena::GiveUpFreeEnd(By by, const HostSegment& range) n
 BlockRecord* Arena::TakeOver(By by, absl::Span<const HostSegment> pieces,
                              SegmentHeap::BorderAt border_at, const Request& request) noexcept {
   BiasedLock lock(mu_, by);
-  return books_.AddSegments(pieces, border_at, request.size_bytes, request.class_bytes,
-                            request.way);
+  return books_.AddSegments(pieces, border_at, request.size_bytes, request.class_bytes);
 }
 
 uint64_t Arena::RoomForLargeBlocks(By by, Leftovers* leftovers) {

@@ -51,7 +51,6 @@ class Arena {
   struct Request {
     uint64_t size_bytes = 0;
     uint64_t class_bytes = 0;
-    PoolBooks::Way way = PoolBooks::Way::kCached;
   };
 
   // Objects to be destroyed when no lock is held.
@@ -108,7 +107,6 @@ class Arena {
 
   // Reclaims blocks. Returns the next ticket that the rest waits for, one per timeline.
   std::vector<FenceTicket> ReclaimAndListTickets(By by, Leftovers* leftovers);
-  void CountWait(By by);
 
   // --- Memory ---
   //
@@ -130,7 +128,8 @@ class Arena {
   // Like the functions of SegmentHeap.
   std::vector<HostSegment> FreeEnds(By by);
   std::vector<HostSegment> GiveUpFreeEnd(By by, const HostSegment& range) noexcept;
-  // Adds pieces and takes a block. Returns null if nothing fits or the request is for 0 bytes.
+  // Adds pieces, and takes a block for the request that made the pool grow. Returns null if nothing
+  // fits or the request is for 0 bytes.
   BlockRecord* TakeOver(By by, absl::Span<const HostSegment> pieces,
                         SegmentHeap::BorderAt border_at, const Request& request) noexcept;
 
@@ -191,7 +190,7 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* Arena::TryAllocateAtOnce(uint64
   if (!left_.HasAtOnce() || mine_wait_ || buffers_.SomeIncoming()) [[unlikely]]
     return nullptr;
   left_.CountAtOnce();
-  return books_.Take(size_bytes, class_bytes, PoolBooks::Way::kCached);
+  return books_.Take(size_bytes, class_bytes);
 }
 
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline bool Arena::EnterAtOnce(BlockRecord* block, uint64_t id) {

@@ -32,23 +32,6 @@ void PoolBooks::TakeIds() {
   end_of_ids_ = next_id_ + kIdsPerChunk;
 }
 
-void PoolBooks::CountWay(Way way, const BlockRecord& block) {
-  switch (way) {
-    case Way::kCached:
-      break;
-    case Way::kPolled:
-      ++stats_.polled_hits;
-      break;
-    case Way::kWaited:
-      ++stats_.waited_hits;
-      break;
-    case Way::kGrown:
-      ++stats_.misses;
-      ++misses_[IndexOf(block.capacity_bytes)];
-      grown_bytes_ += block.capacity_bytes;
-  }
-}
-
 void PoolBooks::MarkReleased(BlockRecord* block, uint64_t id) {
   CheckReleased(*block, id, BlockState::kLive);
   block->state = BlockState::kReleased;
@@ -93,10 +76,14 @@ void PoolBooks::Reclaim(DeferredReleases::Timelines* retired) {
 
 BlockRecord* PoolBooks::AddSegments(absl::Span<const HostSegment> segments,
                                     SegmentHeap::BorderAt border_at, uint64_t size_bytes,
-                                    uint64_t class_bytes, Way way) {
+                                    uint64_t class_bytes) {
   NoteBeforeRise();
   for (const HostSegment& segment : segments) heap_.AddSegment(segment, border_at);
-  BlockRecord* const block = size_bytes == 0 ? nullptr : Take(size_bytes, class_bytes, way);
+  BlockRecord* const block = size_bytes == 0 ? nullptr : Take(size_bytes, class_bytes);
+  if (block != nullptr) {
+    ++misses_[IndexOf(class_bytes)];
+    grown_bytes_ += class_bytes;
+  }
   peak_cached_bytes_ = std::max(peak_cached_bytes_, cached_bytes());
   return block;
 }
@@ -123,9 +110,8 @@ uint64_t PoolBooks::allocations() const {
 }
 
 AllocatorStats PoolBooks::Stats() const {
-  AllocatorStats stats = stats_;
+  AllocatorStats stats;
   stats.allocations = allocations();
-  stats.hits = stats.allocations - stats.misses;
   stats.requested_bytes = requested_bytes_.ToGauge();
   for (size_t i = 0; i < buckets_.size(); ++i) {
     const Bucket& bucket = buckets_[i];
@@ -135,7 +121,9 @@ AllocatorStats PoolBooks::Stats() const {
                                   .misses = misses_[i],
                                   .booked_bytes = bucket.booked_bytes.ToGauge()});
     stats.booked_bytes.total += bucket.booked_bytes.came;
+    stats.misses += misses_[i];
   }
+  stats.hits = stats.allocations - stats.misses;
   stats.booked_bytes.current = booked_bytes();
   stats.booked_bytes.peak = std::max(peak_booked_bytes_, booked_bytes());
   stats.deferred_bytes = deferred_bytes_;

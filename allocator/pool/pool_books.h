@@ -32,14 +32,11 @@ namespace pinion::internal {
 
 class PoolBooks {
  public:
-  // How an allocation got its block.
-  enum class Way { kCached, kPolled, kWaited, kGrown };
-
   // `arena` is the owner.
   PoolBooks(uint64_t alignment_bytes, uint64_t segment_bytes, Arena* arena);
 
   // Returns a live block for a request of `size_bytes`. Null if no free block has `class_bytes`.
-  BlockRecord* Take(uint64_t size_bytes, uint64_t class_bytes, Way way);
+  BlockRecord* Take(uint64_t size_bytes, uint64_t class_bytes);
 
   // In hardened builds, dies if the block is not live.
   void MarkReleased(BlockRecord* block, uint64_t id);
@@ -62,9 +59,9 @@ class PoolBooks {
   std::vector<FenceTicket> NextTickets() const { return deferred_.NextTickets(); }
   bool some_deferred() const { return deferred_bytes_.current != 0; }
 
-  // Adds segments, then takes a block like Take. Takes none if `size_bytes` is 0.
+  // Adds segments, then takes a block like Take and counts a miss. Takes none if `size_bytes` is 0.
   BlockRecord* AddSegments(absl::Span<const HostSegment> segments, SegmentHeap::BorderAt border_at,
-                           uint64_t size_bytes, uint64_t class_bytes, Way way);
+                           uint64_t size_bytes, uint64_t class_bytes);
   std::vector<HostSegment> RemoveFreeSegments(uint64_t bytes, uint64_t hole_bytes = kMinBlockBytes);
   std::vector<HostSegment> FreeEnds() { return heap_.FreeEnds(); }
   std::vector<HostSegment> RemoveFreeEnd(const HostSegment& range);
@@ -75,8 +72,7 @@ class PoolBooks {
   uint64_t memory_bytes() const { return heap_.segment_bytes(); }
   uint64_t live_blocks() const { return allocations() - releases_; }
 
-  void CountWait() { ++stats_.waits_for_deferred; }
-  // Statistics of these books. The pool adds locked bytes and trims.
+  // Statistics of these books. The pool adds the others.
   AllocatorStats Stats() const;
 
  private:
@@ -103,7 +99,6 @@ class PoolBooks {
   static unsigned IndexOf(uint64_t class_bytes) { return FloorLog2(class_bytes) - kMinBlockLog2; }
   uint64_t allocations() const;
   void TakeIds();
-  void CountWay(Way way, const BlockRecord& block);
   void CountRelease(BlockRecord* block, uint64_t id);
   // Record the peaks of gauges that are about to fall: NoteBeforeRise before an allocation, and
   // NoteBeforeFall before a release.
@@ -129,13 +124,12 @@ class PoolBooks {
   ByteGauge deferred_bytes_;
   uint64_t grown_bytes_ = 0;                // of blocks that came with a new segment
   std::array<uint64_t, kLevels> misses_{};  // by bucket
-  AllocatorStats stats_;                    // rarely changed counters
 };
 
 // --- What every allocation and release does, in line ---
 
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* PoolBooks::Take(uint64_t size_bytes,
-                                                                 uint64_t class_bytes, Way way) {
+                                                                 uint64_t class_bytes) {
   if (falls_) NoteBeforeRise();
   BlockRecord* const block = heap_.Take(class_bytes);
   if (block == nullptr) [[unlikely]]
@@ -148,8 +142,6 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* PoolBooks::Take(uint64_t size_b
   Bucket& bucket = buckets_[IndexOf(class_bytes)];
   ++bucket.allocations;
   bucket.booked_bytes.came += class_bytes;
-  if (way != Way::kCached) [[unlikely]]
-    CountWay(way, *block);
   return block;
 }
 

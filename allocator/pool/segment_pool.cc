@@ -81,8 +81,8 @@ SegmentPool::Seat SegmentPool::Mine() {
   return {arena, arena->RoleOfThisThread()};
 }
 
-BlockRecord* SegmentPool::TryAllocateThoroughly(uint64_t size_bytes, PoolBooks::Way way) {
-  const Arena::Request request = {size_bytes, BookedBytes(size_bytes), way};
+BlockRecord* SegmentPool::TryAllocateThoroughly(uint64_t size_bytes) {
+  const Arena::Request request = {size_bytes, BookedBytes(size_bytes)};
   const Seat mine = Mine();
   Aftermath aftermath(this);
   BlockRecord* block = mine.arena->TryAllocate(mine.by, request, &aftermath);
@@ -112,7 +112,9 @@ BlockRecord* SegmentPool::TakeFromOthers(const Seat& mine, const Arena::Request&
   for (const Seat& other : round.seats()) {
     if (other.arena == mine.arena) continue;
     const std::vector<HostSegment> pieces = other.arena->GiveUpShare(other.by, share, aftermath);
-    if (!pieces.empty()) block = TakeOverLocked(mine, pieces, request);
+    if (pieces.empty()) continue;
+    TakeOverLocked(mine, pieces, {});
+    block = mine.arena->TryAllocate(mine.by, request, aftermath);
     if (block != nullptr) return block;
   }
   for (const Seat& other : round.seats()) {
@@ -221,11 +223,15 @@ bool SegmentPool::PollDeferred() {
 
 BlockRecord* SegmentPool::TakeDeferred(uint64_t size_bytes, absl::Duration longest_wait) {
   const bool some_left = PollDeferred();
-  BlockRecord* const block = TryAllocateThoroughly(size_bytes, PoolBooks::Way::kPolled);
-  if (block != nullptr || !some_left || longest_wait <= absl::ZeroDuration()) return block;
-  const Seat mine = Mine();
-  mine.arena->CountWait(mine.by);
-  return WaitForDeferred(size_bytes, longest_wait);
+  BlockRecord* block = TryAllocateThoroughly(size_bytes);
+  if (block != nullptr) {
+    ++polled_hits_;
+  } else if (some_left && longest_wait > absl::ZeroDuration()) {
+    ++waits_for_deferred_;
+    block = WaitForDeferred(size_bytes, longest_wait);
+    if (block != nullptr) ++waited_hits_;
+  }
+  return block;
 }
 
 BlockRecord* SegmentPool::WaitForDeferred(uint64_t size_bytes, absl::Duration timeout) {
@@ -241,11 +247,11 @@ BlockRecord* SegmentPool::WaitForDeferred(uint64_t size_bytes, absl::Duration ti
           std::max(kShortestWait, left / static_cast<int64_t>(tickets.size()));
       const absl::Status status = ticket.timeline->Wait(ticket.value, std::min(left, share));
       waited |= status.ok() || absl::IsDeadlineExceeded(status);
-      BlockRecord* const block = TryAllocateThoroughly(size_bytes, PoolBooks::Way::kWaited);
+      BlockRecord* const block = TryAllocateThoroughly(size_bytes);
       if (block != nullptr) return block;
     }
     // Also without a ticket: another thread may have reclaimed the block.
-    if (!waited) return TryAllocateThoroughly(size_bytes, PoolBooks::Way::kWaited);
+    if (!waited) return TryAllocateThoroughly(size_bytes);
   }
 }
 
@@ -259,8 +265,7 @@ BlockRecord* SegmentPool::AddSegment(const HostSegment& segment, uint64_t size_b
     locked_bytes_.current += segment.size_bytes;
     locked_bytes_.total += segment.size_bytes;
     locked_bytes_.peak = std::max(locked_bytes_.peak, locked_bytes_.current);
-    block = TakeOverLocked(mine, segments_.Add(segment),
-                           {size_bytes, class_bytes, PoolBooks::Way::kGrown});
+    block = TakeOverLocked(mine, segments_.Add(segment), {size_bytes, class_bytes});
   }
   if (kHardened && block != nullptr) PrepareBlock(*block);
   return block;
@@ -296,6 +301,10 @@ uint64_t SegmentPool::locked_bytes() const {
 
 AllocatorStats SegmentPool::GetStats() {
   AllocatorStats stats;
+  // A counter is read before the one that bounds it.
+  stats.waited_hits = waited_hits_;
+  stats.waits_for_deferred = waits_for_deferred_;
+  stats.polled_hits = polled_hits_;
   {
     Aftermath aftermath(this);
     MutexLock lock(mu_);

@@ -139,8 +139,8 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
 
   uint64_t BookedBytes(uint64_t size_bytes) const;
   // The slow paths of TryAllocate and Release: the arena has no block ready, or belongs to another
-  // thread. `way` is for the statistics.
-  BlockRecord* TryAllocateThoroughly(uint64_t size_bytes, PoolBooks::Way way);
+  // thread.
+  BlockRecord* TryAllocateThoroughly(uint64_t size_bytes);
   static void ReleaseThoroughly(Arena& arena, Arena::By by, BlockRecord* block, uint64_t id);
   // Returns a block if this thread's arena has none.
   BlockRecord* TakeFromOthers(const Seat& mine, const Arena::Request& request,
@@ -165,6 +165,10 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   const AllocatorOptions options_;
   const uint64_t segment_bytes_;
   LimitedSource source_;
+
+  std::atomic<uint64_t> polled_hits_ = 0;
+  std::atomic<uint64_t> waits_for_deferred_ = 0;
+  std::atomic<uint64_t> waited_hits_ = 0;
 
   // By thread number. Threads without a number share the last arena.
   std::array<std::atomic<Arena*>, kThreadSlots + 1> arenas_ = {};
@@ -197,7 +201,7 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* SegmentPool::TryAllocate(uint64
       return block;
     }
   }
-  return TryAllocateThoroughly(size_bytes, PoolBooks::Way::kCached);
+  return TryAllocateThoroughly(size_bytes);
 }
 
 inline const SegmentPool& SegmentPool::Of(const BlockRecord* block) {

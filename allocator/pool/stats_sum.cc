@@ -22,9 +22,6 @@ void AddStats(const AllocatorStats& stats, AllocatorStats* sum) {
   Add(&sum->cached_bytes, stats.cached_bytes);
   sum->allocations += stats.allocations;
   sum->hits += stats.hits;
-  sum->polled_hits += stats.polled_hits;
-  sum->waits_for_deferred += stats.waits_for_deferred;
-  sum->waited_hits += stats.waited_hits;
   sum->misses += stats.misses;
   for (const SizeBucketStats& bucket : stats.size_buckets) {
     auto place = std::lower_bound(
