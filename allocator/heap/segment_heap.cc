@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
-#include <map>
 #include <memory>
 #include <utility>
 
@@ -174,31 +173,22 @@ std::vector<HostSegment> SegmentHeap::RemoveFreeEnd(const HostSegment& range) {
   return {};
 }
 
-std::vector<NumaNodeStats> SegmentHeap::NumaNodes() const {
-  std::map<int, NumaNodeStats> nodes;
-  for (const std::unique_ptr<Run>& run : runs_) {
-    const int numa_node = run->segments.front().numa_node;
-    NumaNodeStats& node = nodes[numa_node];
-    node.numa_node = numa_node;
-    node.segments += run->segments.size();
-    for (const HostSegment& segment : run->segments) node.locked_bytes += segment.size_bytes;
+std::map<int, uint64_t> SegmentHeap::UsedBytesByNode() const {
+  std::map<int, uint64_t> used_bytes_of;
+  for (const std::unique_ptr<Run>& run : runs_) used_bytes_of[run->segments.front().numa_node] = 0;
+  if (used_bytes_of.size() == 1) {
+    used_bytes_of.begin()->second = used_bytes();
+    return used_bytes_of;
   }
-  if (nodes.size() == 1) {
-    nodes.begin()->second.used_bytes = used_bytes();
-  } else {
-    for (const auto* runs : {&runs_, &slabs_}) {
-      for (const std::unique_ptr<Run>& run : *runs) {
-        for (const BlockRecord* block = run->ends.after; block != &run->ends;
-             block = block->after) {
-          if (block->state == BlockState::kFree || block->state == BlockState::kSlab) continue;
-          nodes[block->numa_node].used_bytes += block->capacity_bytes;
-        }
+  for (const auto* runs : {&runs_, &slabs_}) {
+    for (const std::unique_ptr<Run>& run : *runs) {
+      for (const BlockRecord* block = run->ends.after; block != &run->ends; block = block->after) {
+        if (block->state == BlockState::kFree || block->state == BlockState::kSlab) continue;
+        used_bytes_of[block->numa_node] += block->capacity_bytes;
       }
     }
   }
-  std::vector<NumaNodeStats> result;
-  for (const auto& [_, node] : nodes) result.push_back(node);
-  return result;
+  return used_bytes_of;
 }
 
 std::unique_ptr<Run> SegmentHeap::NewRun(const HostSegment& memory, Part& part) {

@@ -20,12 +20,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
 #include "absl/base/attributes.h"
 #include "absl/functional/function_ref.h"
-#include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/heap/block_records.h"
 #include "pinion/allocator/heap/free_lists.h"
@@ -82,8 +82,9 @@ class SegmentHeap {
   // Returns whether a free block outside of slabs has at least `bytes`.
   bool HasFree(uint64_t bytes) const { return large_.free.Find(bytes) != nullptr; }
 
-  // Returns statistics by node. Visits all segments, and all blocks if there are several nodes.
-  std::vector<NumaNodeStats> NumaNodes() const;
+  // Returns the used bytes of each node with segments. Visits all runs, and all blocks if there are
+  // several nodes.
+  std::map<int, uint64_t> UsedBytesByNode() const;
 
   uint64_t segment_bytes() const { return segment_bytes_; }
   // Bytes of blocks that were taken and not put back.

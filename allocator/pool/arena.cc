@@ -145,10 +145,10 @@ uint64_t Arena::RoomForLargeBlocks(By by, Leftovers* leftovers) {
   return books_.RoomForLargeBlocks();
 }
 
-AllocatorStats Arena::Stats(By by, Leftovers* leftovers) {
+void Arena::AddStats(By by, AllocatorStats* sum, Leftovers* leftovers) {
   BiasedLock lock(mu_, by);
   SettleAllLocked(leftovers);
-  return books_.Stats();
+  books_.AddStats(sum);
 }
 
 uint64_t Arena::Close(By by, Leftovers* leftovers) {

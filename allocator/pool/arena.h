@@ -135,8 +135,8 @@ class Arena {
 
   // Returns the free bytes for blocks that are not small.
   uint64_t RoomForLargeBlocks(By by, Leftovers* leftovers);
-  // Like PoolBooks::Stats.
-  AllocatorStats Stats(By by, Leftovers* leftovers);
+  // Like PoolBooks::AddStats.
+  void AddStats(By by, AllocatorStats* sum, Leftovers* leftovers);
 
   // Enters every release, and from here on each release at once. Returns the number of live blocks,
   // including releases that there was no memory to enter.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <map>
 
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/heap/hardening.h"
@@ -20,6 +21,16 @@ constexpr uint64_t kMostSlabBytes = 2 * kMiB;
 
 uint64_t SlabBytes(uint64_t segment_bytes) {
   return std::clamp(segment_bytes / 64, kLeastSlabBytes, kMostSlabBytes);
+}
+
+ByteGauge GaugeOf(uint64_t current, uint64_t peak_before, uint64_t total) {
+  return {current, std::max(peak_before, current), total};
+}
+
+void Add(const ByteGauge& gauge, ByteGauge* sum) {
+  sum->current += gauge.current;
+  sum->peak += gauge.peak;
+  sum->total += gauge.total;
 }
 
 }  // namespace
@@ -109,33 +120,32 @@ uint64_t PoolBooks::allocations() const {
   return sum;
 }
 
-AllocatorStats PoolBooks::Stats() const {
-  AllocatorStats stats;
-  stats.allocations = allocations();
-  stats.requested_bytes = requested_bytes_.ToGauge();
-  for (size_t i = 0; i < buckets_.size(); ++i) {
-    const Bucket& bucket = buckets_[i];
-    if (bucket.allocations == 0) continue;
-    stats.size_buckets.push_back({.from_bytes = kMinBlockBytes << i,
-                                  .allocations = bucket.allocations,
-                                  .misses = misses_[i],
-                                  .booked_bytes = bucket.booked_bytes.ToGauge()});
-    stats.booked_bytes.total += bucket.booked_bytes.came;
-    stats.misses += misses_[i];
+void PoolBooks::AddStats(AllocatorStats* sum) const {
+  uint64_t taken_bytes = 0;
+  sum->size_buckets.resize(kLevels);
+  for (size_t i = 0; i < kLevels; ++i) {
+    const ByteGauge booked = buckets_[i].booked_bytes.ToGauge();
+    SizeBucketStats& bucket = sum->size_buckets[i];
+    bucket.from_bytes = kMinBlockBytes << i;
+    bucket.allocations += buckets_[i].allocations;
+    bucket.misses += misses_[i];
+    Add(booked, &bucket.booked_bytes);
+    sum->misses += misses_[i];
+    taken_bytes += booked.total;
   }
-  stats.hits = stats.allocations - stats.misses;
-  stats.booked_bytes.current = booked_bytes();
-  stats.booked_bytes.peak = std::max(peak_booked_bytes_, booked_bytes());
-  stats.deferred_bytes = deferred_bytes_;
-  stats.used_bytes = {.current = used_bytes(),
-                      .peak = std::max(peak_used_bytes_, used_bytes()),
-                      .total = stats.booked_bytes.total};
-  const uint64_t put_bytes = stats.booked_bytes.total - used_bytes();
-  stats.cached_bytes = {.current = cached_bytes(),
-                        .peak = std::max(peak_cached_bytes_, cached_bytes()),
-                        .total = put_bytes - grown_bytes_};
-  stats.numa_nodes = heap_.NumaNodes();
-  return stats;
+  sum->allocations += allocations();
+  Add(requested_bytes_.ToGauge(), &sum->requested_bytes);
+  Add(GaugeOf(booked_bytes(), peak_booked_bytes_, taken_bytes), &sum->booked_bytes);
+  Add(deferred_bytes_, &sum->deferred_bytes);
+  Add(GaugeOf(used_bytes(), peak_used_bytes_, taken_bytes), &sum->used_bytes);
+  const uint64_t put_bytes = taken_bytes - used_bytes();
+  Add(GaugeOf(cached_bytes(), peak_cached_bytes_, put_bytes - grown_bytes_), &sum->cached_bytes);
+  const std::map<int, uint64_t> used_bytes_of = heap_.UsedBytesByNode();
+  for (NumaNodeStats& node : sum->numa_nodes) {
+    if (const auto used = used_bytes_of.find(node.numa_node); used != used_bytes_of.end()) {
+      node.used_bytes += used->second;
+    }
+  }
 }
 
 }  // namespace pinion::internal

@@ -72,8 +72,10 @@ class PoolBooks {
   uint64_t memory_bytes() const { return heap_.segment_bytes(); }
   uint64_t live_blocks() const { return allocations() - releases_; }
 
-  // Statistics of these books. The pool adds the others.
-  AllocatorStats Stats() const;
+  // Adds the counters and gauges of these books, and the used bytes of the `numa_nodes` that `sum`
+  // has. Lists all size buckets. The sum of peaks is an upper bound, because they may be of
+  // different times.
+  void AddStats(AllocatorStats* sum) const;
 
  private:
   // Hardened builds mark a block as released at once. Other builds detect a double release when
@@ -108,7 +110,7 @@ class PoolBooks {
   uint64_t booked_bytes() const { return used_bytes() - deferred_bytes_.current; }
   uint64_t cached_bytes() const { return heap_.segment_bytes() - used_bytes(); }
 
-  // Counters that each allocation changes. Stats() derives the rest.
+  // Counters that each allocation changes. AddStats() derives the rest.
   bool falls_ = false;  // whether blocks were released since the last allocation
   uint64_t releases_ = 0;
   uint64_t next_id_ = 0;

@@ -13,7 +13,6 @@
 #include "pinion/allocator/heap/block_records.h"
 #include "pinion/allocator/heap/hardening.h"
 #include "pinion/allocator/heap/size_class.h"
-#include "pinion/allocator/pool/stats_sum.h"
 
 namespace pinion::internal {
 namespace {
@@ -310,14 +309,19 @@ AllocatorStats SegmentPool::GetStats() {
     MutexLock lock(mu_);
     stats.numa_nodes = segments_.NumaNodes();
     const ArenaRound round(arenas_);
-    for (const Seat& seat : round.seats()) {
-      AddStats(seat.arena->Stats(seat.by, &aftermath), &stats);
-    }
+    for (const Seat& seat : round.seats()) seat.arena->AddStats(seat.by, &stats, &aftermath);
     stats.locked_bytes = locked_bytes_;
     stats.trims = trims_;
   }
+  stats.hits = stats.allocations - stats.misses;
+  std::erase_if(stats.size_buckets,
+                [](const SizeBucketStats& bucket) { return bucket.allocations == 0; });
   stats.cached_bytes.total += stats.locked_bytes.total;
-  BoundPeaks(&stats);
+  // Memory that moved between arenas is in the cached peak of both.
+  for (ByteGauge* gauge : {&stats.requested_bytes, &stats.booked_bytes, &stats.deferred_bytes,
+                           &stats.used_bytes, &stats.cached_bytes}) {
+    gauge->peak = std::min({gauge->peak, gauge->total, stats.locked_bytes.peak});
+  }
   static_cast<SourceStats&>(stats) = source_.stats();
   return stats;
 }

@@ -15,7 +15,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/heap/segment.h"
 #include "pinion/allocator/heap/size_class.h"
@@ -26,6 +25,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::Pair;
 
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kSlab = 64 * kKiB;
@@ -168,8 +168,8 @@ TEST_F(SegmentHeapTest, ASegmentWhoseSlabsAreFreeIsRemoved) {
   EXPECT_THAT(RemovedAddresses(), ElementsAre(kGiB));
 }
 
-TEST_F(SegmentHeapTest, NodesAddUpTheirSegments) {
-  EXPECT_TRUE(heap_.NumaNodes().empty());
+TEST_F(SegmentHeapTest, UsedBytesAreAddedUpByNode) {
+  EXPECT_THAT(heap_.UsedBytesByNode(), IsEmpty());
   HostSegment memory = FakeSegment(1 * kGiB, kMiB);
   memory.numa_node = 1;
   AddSegment(heap_, memory);
@@ -177,18 +177,10 @@ TEST_F(SegmentHeapTest, NodesAddUpTheirSegments) {
   Add(3 * kGiB, 3 * kMiB);
   BlockRecord* block = heap_.Take(2 * kMiB);
   BlockRecord* small = heap_.Take(kMinBlockBytes);
-  const std::vector<NumaNodeStats> nodes = heap_.NumaNodes();
-  ASSERT_EQ(nodes.size(), 2u);
-  EXPECT_EQ(nodes[0].numa_node, -1);
-  EXPECT_EQ(nodes[0].segments, 2u);
-  EXPECT_EQ(nodes[0].locked_bytes, 5 * kMiB);
-  EXPECT_EQ(nodes[0].used_bytes, 2 * kMiB);
-  EXPECT_EQ(nodes[1].numa_node, 1);
-  EXPECT_EQ(nodes[1].used_bytes, kMinBlockBytes);
+  EXPECT_THAT(heap_.UsedBytesByNode(), ElementsAre(Pair(-1, 2 * kMiB), Pair(1, kMinBlockBytes)));
   heap_.Put(block);
   heap_.Put(small);
-  EXPECT_EQ(heap_.NumaNodes()[0].used_bytes, 0u);
-  EXPECT_EQ(heap_.NumaNodes()[1].used_bytes, 0u);
+  EXPECT_THAT(heap_.UsedBytesByNode(), ElementsAre(Pair(-1, 0u), Pair(1, 0u)));
 }
 
 TEST_F(SegmentHeapTest, NoMoreSegmentsAreRemovedThanAskedFor) {
@@ -244,7 +236,6 @@ TEST_F(SegmentHeapTest, AFreeEndIsCutOffAndJoinsAgain) {
     heap_.AddSegment(end, [](const void*) { return SegmentHeap::Border::kGone; });
   }
   heap_.Put(upper);
-  EXPECT_EQ(heap_.NumaNodes()[0].segments, 2u);
   EXPECT_EQ(heap_.RemoveFreeSegments().size(), 2u);
 }
 
@@ -253,7 +244,7 @@ TEST_F(SegmentHeapTest, AFreeEndIsAllOfARunThatIsFree) {
   const std::vector<HostSegment> ends = heap_.FreeEnds();
   ASSERT_EQ(ends.size(), 1u);
   EXPECT_EQ(heap_.RemoveFreeEnd(ends[0]).size(), 2u) << "the segments that there were";
-  EXPECT_TRUE(heap_.NumaNodes().empty());
+  EXPECT_THAT(heap_.UsedBytesByNode(), IsEmpty());
   EXPECT_EQ(heap_.segment_bytes(), 0u);
   EXPECT_FALSE(heap_.HasFree(kPage));
 }
@@ -275,9 +266,9 @@ TEST_F(SegmentHeapTest, ASegmentInTheMidstOfARunIsRemoved) {
   EXPECT_THAT(RemovedAddresses(), IsEmpty());
   heap_.Put(middle);
   EXPECT_THAT(RemovedAddresses(), ElementsAre(kGiB + kMiB));
-  EXPECT_EQ(heap_.NumaNodes()[0].used_bytes, kMiB - kPage + kMiB / 2 + kMinBlockBytes);
+  EXPECT_EQ(heap_.UsedBytesByNode()[-1], kMiB - kPage + kMiB / 2 + kMinBlockBytes);
   for (BlockRecord* const block : {lower, upper, small}) heap_.Put(block);
-  EXPECT_EQ(heap_.NumaNodes()[0].used_bytes, 0u);
+  EXPECT_EQ(heap_.UsedBytesByNode()[-1], 0u);
   EXPECT_EQ(heap_.Take(kMiB + kPage), nullptr);
   EXPECT_EQ(RemovedAddresses().size(), 2u);
   EXPECT_EQ(heap_.large_free_bytes(), 0u);
@@ -465,8 +456,7 @@ TEST_P(SegmentHeapRandomTest, RandomOperationsAgreeWithAReference) {
       if (!small) {
         ASSERT_EQ(heap.large_free_bytes(), segment_bytes - used_bytes);
       }
-      const std::vector<NumaNodeStats> nodes = heap.NumaNodes();
-      ASSERT_EQ(nodes.empty() ? 0 : nodes[0].used_bytes, used_bytes);
+      ASSERT_EQ(heap.UsedBytesByNode()[-1], used_bytes);
     }
     for (BlockRecord* block : live) heap.Put(block);
     ASSERT_EQ(heap.RemoveFreeSegments().size(), kSegments - absent.size());
