@@ -290,7 +290,12 @@ LimitedSource::GivenBack SegmentPool::GiveBack(const SegmentMap::Removal& wanted
 uint64_t SegmentPool::RoomForLargeBlocks() {
   Aftermath aftermath(this);
   MutexLock lock(mu_);
-  return ArenaRound(arenas_).RoomForLargeBlocks(&aftermath);
+  const ArenaRound round(arenas_);
+  uint64_t bytes = 0;
+  for (const Seat& seat : round.seats()) {
+    bytes += seat.arena->RoomForLargeBlocks(seat.by, &aftermath);
+  }
+  return bytes;
 }
 
 uint64_t SegmentPool::locked_bytes() const {

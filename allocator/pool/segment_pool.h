@@ -54,7 +54,6 @@
 #include "pinion/allocator/heap/size_class.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pool/arena.h"
-#include "pinion/allocator/pool/arena_round.h"
 #include "pinion/allocator/pool/limited_source.h"
 #include "pinion/allocator/pool/pool_books.h"
 #include "pinion/allocator/pool/segment_map.h"
