@@ -1,7 +1,7 @@
 #include "pinion/allocator/pinned_block.h"
 
 #include "pinion/allocator/base/check.h"
-#include "pinion/allocator/heap/segment.h"
+#include "pinion/allocator/heap/block_records.h"
 #include "pinion/allocator/pool/segment_pool.h"
 
 namespace pinion {

@@ -1,7 +1,4 @@
-// Allocates the records of one heap's blocks. Records are reused and live as long as the heap, so a
-// stale pointer to a released block still points to a record.
-//
-// Thread safety: none of its own. ArenaOf is thread-safe.
+// Records of blocks. They lie outside the blocks' memory, because a device may be writing to it.
 
 #ifndef PINION_ALLOCATOR_HEAP_BLOCK_RECORDS_H_
 #define PINION_ALLOCATOR_HEAP_BLOCK_RECORDS_H_
@@ -13,10 +10,51 @@
 #include <utility>
 #include <vector>
 
-#include "pinion/allocator/heap/segment.h"
-
 namespace pinion::internal {
 
+class Arena;
+
+enum class BlockState : uint8_t {
+  kUnused,    // the record describes nothing
+  kFree,      // in a free list, or in hand
+  kLive,      // owned by a PinnedBlock; this state and the next two are in use
+  kReleased,  // released, but not yet entered in the books
+  kDeferred,  // released, waiting for tickets
+  kSlab,      // cut into small blocks
+  kEnds,      // no block: the ends of a run
+};
+
+// One cache line.
+struct alignas(64) BlockRecord {
+  char* data = nullptr;
+  uint64_t capacity_bytes = 0;
+  // Neighbours by address within the run. The outermost blocks have the run's `ends`.
+  BlockRecord* before = nullptr;
+  BlockRecord* after = nullptr;
+  union {
+    uint64_t size_bytes = 0;  // of used blocks: as requested
+    // Links of the bucket's free list. Unused records are chained too.
+    BlockRecord* next_free;
+  };
+  union {
+    uint64_t pending_tickets = 0;  // of deferred blocks
+    BlockRecord* previous_free;
+  };
+  uint64_t id = 0;  // of used blocks
+  int16_t numa_node = -1;
+  BlockState state = BlockState::kUnused;
+};
+static_assert(sizeof(BlockRecord) == 64);
+
+inline void Connect(BlockRecord& before, BlockRecord& after) {
+  before.after = &after;
+  after.before = &before;
+}
+
+// Allocates the records of one heap's blocks. Records are reused and live as long as the heap, so a
+// stale pointer to a released block still points to a record.
+//
+// Thread safety: none of its own. ArenaOf is thread-safe.
 class BlockRecords {
  public:
   // `arena` is returned by ArenaOf.

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "absl/base/attributes.h"
-#include "pinion/allocator/heap/segment.h"
+#include "pinion/allocator/heap/block_records.h"
 #include "pinion/allocator/heap/size_class.h"
 
 namespace pinion::internal {

@@ -14,7 +14,7 @@
 
 #include <cstdint>
 
-#include "pinion/allocator/heap/segment.h"
+#include "pinion/allocator/heap/block_records.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/config/build_config.h"
 

@@ -29,11 +29,26 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/heap/block_records.h"
 #include "pinion/allocator/heap/free_lists.h"
-#include "pinion/allocator/heap/segment.h"
 #include "pinion/allocator/heap/size_class.h"
 #include "pinion/allocator/host_memory_source.h"
 
 namespace pinion::internal {
+
+// Contiguous memory that is cut into blocks: adjacent segments, or a slab. A slab is a block of
+// another run, which is cut into small blocks.
+struct Run {
+  Run() {
+    ends.state = BlockState::kEnds;
+    ends.before = &ends;
+    ends.after = &ends;
+  }
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+
+  std::vector<HostSegment> segments;  // by address, of one NUMA node; or the slab
+  BlockRecord ends;                   // closes the ring of neighbours
+  BlockRecord* slab = nullptr;        // the slab's own block; null for segments
+};
 
 class SegmentHeap {
  public:

@@ -33,7 +33,7 @@
 #include "pinion/allocator/base/biased_mutex.h"
 #include "pinion/allocator/base/thread_slot.h"
 #include "pinion/allocator/fence.h"
-#include "pinion/allocator/heap/segment.h"
+#include "pinion/allocator/heap/block_records.h"
 #include "pinion/allocator/heap/segment_heap.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pool/countdowns.h"

@@ -22,7 +22,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "pinion/allocator/fence.h"
-#include "pinion/allocator/heap/segment.h"
+#include "pinion/allocator/heap/block_records.h"
 
 namespace pinion::internal {
 

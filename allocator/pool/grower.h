@@ -26,7 +26,7 @@
 #include "absl/time/time.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/allocator_stats.h"
-#include "pinion/allocator/heap/segment.h"
+#include "pinion/allocator/heap/block_records.h"
 #include "pinion/allocator/pool/limited_source.h"
 #include "pinion/allocator/pool/segment_pool.h"
 #include "pinion/allocator/pool/turn.h"

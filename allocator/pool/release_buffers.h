@@ -23,7 +23,7 @@
 
 #include "pinion/allocator/base/slab.h"
 #include "pinion/allocator/fence.h"
-#include "pinion/allocator/heap/segment.h"
+#include "pinion/allocator/heap/block_records.h"
 
 namespace pinion::internal {
 

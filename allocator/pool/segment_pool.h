@@ -50,7 +50,6 @@
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/heap/block_records.h"
 #include "pinion/allocator/heap/hardening.h"
-#include "pinion/allocator/heap/segment.h"
 #include "pinion/allocator/heap/size_class.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pool/arena.h"

@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/allocator/heap/segment.h"
+#include "pinion/allocator/heap/block_records.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/allocator/pool/segment_pool.h"
