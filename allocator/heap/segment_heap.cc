@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <utility>
 
@@ -47,10 +48,9 @@ BlockRecord* SegmentHeap::FindAfterAll(uint64_t class_bytes) {
 std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(uint64_t bytes, uint64_t hole_bytes) {
   DissolveFreeSlabs();
   std::vector<BlockRecord*> holes = large_.free.AtLeast(hole_bytes);
-  const auto by_address = [](const BlockRecord* a, const BlockRecord* b) {
+  std::sort(holes.begin(), holes.end(), [](const BlockRecord* a, const BlockRecord* b) {
     return std::less<>()(a->data, b->data);
-  };
-  std::sort(holes.begin(), holes.end(), by_address);
+  });
   struct Removable {
     Run* run;
     size_t index;
@@ -58,19 +58,18 @@ std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(uint64_t bytes, uint64_
   };
   std::vector<Removable> removables;
   uint64_t found_bytes = 0;
-  for (size_t i = runs_.size(); i-- > 0 && found_bytes < bytes;) {
+  for (size_t i = runs_.size(); i-- > 0;) {
     Run& run = *runs_[i];
-    auto hole = std::upper_bound(holes.begin(), holes.end(), run.ends.before, by_address);
-    size_t index = run.segments.size();
-    while (hole != holes.begin() && found_bytes < bytes) {
-      BlockRecord* const block = *--hole;
-      if (block->data < run.segments.front().data) break;
-      const char* const end = block->data + block->capacity_bytes;
-      while (index > 0 && EndOf(run.segments[index - 1]) > end) --index;
-      while (index > 0 && run.segments[index - 1].data >= block->data && found_bytes < bytes) {
-        removables.push_back({&run, --index, block});
-        found_bytes += run.segments[index].size_bytes;
-      }
+    for (size_t index = run.segments.size(); index-- > 0 && found_bytes < bytes;) {
+      const HostSegment& segment = run.segments[index];
+      const auto above =
+          std::partition_point(holes.begin(), holes.end(),
+                               [&](const BlockRecord* hole) { return hole->data <= segment.data; });
+      if (above == holes.begin()) continue;
+      BlockRecord* const below = *std::prev(above);
+      if (below->data + below->capacity_bytes < EndOf(segment)) continue;
+      removables.push_back({&run, index, below});
+      found_bytes += segment.size_bytes;
     }
   }
   std::vector<HostSegment> removed;
