@@ -34,52 +34,34 @@ Slab::Batch Slab::NewBatch() const {
   return batch;
 }
 
-Slab::Batch Slab::TakeShared() {
-  if (shared_ == nullptr) return Batch();
-  return {.first = std::exchange(shared_, shared_->next_batch), .size = kBatch};
-}
-
-void Slab::Share(const Batch& full) { full.first->next_batch = std::exchange(shared_, full.first); }
-
-void Slab::Reload(Cache& mine) {
-  mine.current = std::exchange(mine.aside, {});
-  if (mine.current.first == nullptr && !loaded_in.InForkedChild()) {
+void Slab::Reload(Cache& cache) {
+  cache.current = std::exchange(cache.aside, {});
+  if (cache.current.first == nullptr && !loaded_in.InForkedChild()) {
     MutexLock lock(mu_);
-    mine.current = TakeShared();
+    if (shared_ != nullptr) {
+      cache.current = {.first = std::exchange(shared_, shared_->next_batch), .size = kBatch};
+    }
   }
-  if (mine.current.first == nullptr) mine.current = NewBatch();
+  if (cache.current.first == nullptr) cache.current = NewBatch();
 }
 
-void Slab::PutAside(Cache& mine) {
-  const Batch full = std::exchange(mine.aside, std::exchange(mine.current, {}));
+void Slab::PutAside(Cache& cache) {
+  const Batch full = std::exchange(cache.aside, std::exchange(cache.current, {}));
   if (full.first == nullptr || loaded_in.InForkedChild()) return;
   MutexLock lock(mu_);
-  Share(full);
+  full.first->next_batch = std::exchange(shared_, full.first);
 }
 
 void* Slab::TakeWithoutSlot() {
   if (loaded_in.InForkedChild()) return NewBatch().Take();
-  {
-    MutexLock lock(mu_);
-    if (others_.first == nullptr) others_ = TakeShared();
-    if (others_.first != nullptr) return others_.Take();
-  }
-  Batch batch = NewBatch();
-  void* const block = batch.Take();
-  MutexLock lock(mu_);
-  while (batch.first != nullptr) GiveToOthers(batch.Take());
-  return block;
+  MutexLock lock(others_mu_);
+  return TakeFrom(others_);
 }
 
 void Slab::GiveWithoutSlot(void* memory) {
   if (loaded_in.InForkedChild()) return;
-  MutexLock lock(mu_);
-  GiveToOthers(memory);
-}
-
-void Slab::GiveToOthers(void* memory) {
-  if (others_.size == kBatch) Share(std::exchange(others_, {}));
-  others_.Give(memory);
+  MutexLock lock(others_mu_);
+  GiveTo(others_, memory);
 }
 
 }  // namespace pinion

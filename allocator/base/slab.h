@@ -45,20 +45,12 @@ class Slab {
 
   void* Take() {
     const int slot = ThreadSlotIfAny();
-    if (slot == kNoThreadSlot) return TakeWithoutSlot();
-    Cache& mine = caches_[slot];
-    if (mine.current.first == nullptr) Reload(mine);
-    void* const taken = mine.current.Take();
-    Prefetch(mine.current.first);
-    return taken;
+    return slot == kNoThreadSlot ? TakeWithoutSlot() : TakeFrom(caches_[slot]);
   }
 
   void Give(void* memory) {
     const int slot = ThreadSlotIfAny();
-    if (slot == kNoThreadSlot) return GiveWithoutSlot(memory);
-    Cache& mine = caches_[slot];
-    if (mine.current.size == kBatch) PutAside(mine);
-    mine.current.Give(memory);
+    return slot == kNoThreadSlot ? GiveWithoutSlot(memory) : GiveTo(caches_[slot], memory);
   }
 
  private:
@@ -96,22 +88,31 @@ class Slab {
     }
   }
 
+  void* TakeFrom(Cache& cache) {
+    if (cache.current.first == nullptr) Reload(cache);
+    void* const taken = cache.current.Take();
+    Prefetch(cache.current.first);
+    return taken;
+  }
+  void GiveTo(Cache& cache, void* memory) {
+    if (cache.current.size == kBatch) PutAside(cache);
+    cache.current.Give(memory);
+  }
+
   // For threads without a number.
   void* TakeWithoutSlot();
   void GiveWithoutSlot(void* memory);
-  void GiveToOthers(void* memory) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Allocates a batch as one piece: single blocks would fragment the C++ heap.
   Batch NewBatch() const;
-  Batch TakeShared() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);  // empty if there is none
-  void Share(const Batch& full) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Reload(Cache& mine);
-  void PutAside(Cache& mine);
+  void Reload(Cache& cache);
+  void PutAside(Cache& cache);
 
   const size_t block_bytes_;
   std::array<Cache, kThreadSlots> caches_ = {};
   Mutex mu_;
   Block* shared_ ABSL_GUARDED_BY(mu_) = nullptr;  // full batches
-  Batch others_ ABSL_GUARDED_BY(mu_);             // of threads without a number
+  Mutex others_mu_ ABSL_ACQUIRED_BEFORE(mu_);
+  Cache others_ ABSL_GUARDED_BY(others_mu_);  // of threads without a number
 };
 
 // The process's slabs, by size.
