@@ -40,125 +40,27 @@ absl::Status ImpossibleSize(const char* range) {
 
 }  // namespace
 
-class PinnedAllocator::Impl {
- public:
+struct PinnedAllocator::Impl {
   // `pageable` is the source for pageable_fallback, or null.
   Impl(const AllocatorOptions& options, std::shared_ptr<HostMemorySource> source,
        std::shared_ptr<HostMemorySource> pageable, HostRam ram)
-      : watermark_(options, std::move(ram)),
-        pinned_(std::make_shared<SegmentPool>(std::move(source), options), options, watermark_) {
+      : watermark(options, std::move(ram)),
+        pinned(std::make_shared<SegmentPool>(std::move(source), options), options, watermark) {
     if (pageable == nullptr) return;
     AllocatorOptions pageable_options = options;
     pageable_options.max_locked_bytes = UINT64_MAX;  // it locks nothing
     pageable_options.segment_bytes = AlignUp(std::min(options.segment_bytes, kPageableSegmentBytes),
                                              pageable->granularity_bytes());
-    pageable_.emplace(std::make_shared<SegmentPool>(std::move(pageable), pageable_options), options,
-                      watermark_);
+    fallback.emplace(std::make_shared<SegmentPool>(std::move(pageable), pageable_options), options,
+                     watermark);
   }
 
-  bool InForkedChild() const { return origin_.InForkedChild(); }
-  absl::Status ForkRefusal() const { return origin_.Refusal("this PinnedAllocator"); }
-
-  SegmentPool& pool() const { return pinned_.pool(); }
-  // The slow path, for a miss or an error.
-  absl::StatusOr<PinnedBlock> AllocateOrRefuse(uint64_t size_bytes);
-  absl::Status Reserve(uint64_t size_bytes);
-  absl::StatusOr<uint64_t> Trim(uint64_t keep_bytes);
-  bool Owns(const void* address) const;
-  AllocatorStats GetStats() const;
-
- private:
-  // Counts a failure, and returns the error of Allocate or Reserve.
-  absl::Status Fail(const char* verb, uint64_t size_bytes, const absl::Status& cause);
-  // Allocates when no free block fits.
-  absl::StatusOr<PinnedBlock> AllocateOnMiss(uint64_t size_bytes);
-
-  const ForkOrigin origin_;
-  RamWatermark watermark_;
-  Grower pinned_;
-  std::optional<Grower> pageable_;  // with pageable_fallback
-  std::atomic<uint64_t> failures_ = 0;
+  const ForkOrigin origin;
+  RamWatermark watermark;
+  Grower pinned;
+  std::optional<Grower> fallback;  // with pageable_fallback
+  std::atomic<uint64_t> failures = 0;
 };
-
-absl::StatusOr<PinnedBlock> PinnedAllocator::Impl::AllocateOrRefuse(uint64_t size_bytes) {
-  if (InForkedChild()) return ForkRefusal();
-  if (!IsPossible(size_bytes)) {
-    return Fail("allocate", size_bytes, ImpossibleSize("from 1 to 2^47"));
-  }
-  absl::StatusOr<PinnedBlock> block = AllocateOnMiss(size_bytes);
-  if (!block.ok()) return Fail("allocate", size_bytes, block.status());
-  return block;
-}
-
-absl::StatusOr<PinnedBlock> PinnedAllocator::Impl::AllocateOnMiss(uint64_t size_bytes) {
-  Grower::Result result = pinned_.AllocateOnMiss(size_bytes);
-  if (result.status.ok()) return PinnedBlock(result.block);
-  const bool not_pinnable =
-      result.refusal == Grower::Refusal::kLimit || result.refusal == Grower::Refusal::kSource;
-  if (!pageable_.has_value() || !not_pinnable) return result.status;
-
-  BlockRecord* block = pageable_->pool().TryAllocate(size_bytes);
-  if (block == nullptr) {
-    result = pageable_->AllocateOnMiss(size_bytes);
-    if (!result.status.ok()) return result.status;
-    block = result.block;
-  }
-  return PinnedBlock(block);
-}
-
-absl::Status PinnedAllocator::Impl::Reserve(uint64_t size_bytes) {
-  if (InForkedChild()) return ForkRefusal();
-  const absl::Status status = size_bytes <= internal::kMaxBlockBytes
-                                  ? pinned_.Reserve(size_bytes)
-                                  : ImpossibleSize("at most 2^47");
-  return status.ok() ? status : Fail("reserve", size_bytes, status);
-}
-
-absl::StatusOr<uint64_t> PinnedAllocator::Impl::Trim(uint64_t keep_bytes) {
-  watermark_.Observe();
-  internal::LimitedSource::GivenBack given = pinned_.Trim(keep_bytes);
-  if (pageable_.has_value()) {
-    const internal::LimitedSource::GivenBack pageable = pageable_->Trim(0);
-    given.bytes += pageable.bytes;
-    given.status.Update(pageable.status);
-  }
-  PINION_RETURN_IF_ERROR(given.status);
-  return given.bytes;
-}
-
-bool PinnedAllocator::Impl::Owns(const void* address) const {
-  return pool().Owns(address) || (pageable_.has_value() && pageable_->pool().Owns(address));
-}
-
-AllocatorStats PinnedAllocator::Impl::GetStats() const {
-  AllocatorStats stats = pinned_.GetStats();
-  stats.pinned = pool().pinned();
-  stats.failures = failures_;
-  const RamWatermark::Counts counts = watermark_.counts();
-  stats.watermark_warnings = counts.warnings;
-  stats.growth_waits = counts.waits;
-  if (pageable_.has_value()) {
-    const AllocatorStats pageable = pageable_->GetStats();
-    stats.pageable_bytes = pageable.locked_bytes;
-    stats.pageable_allocations = pageable.allocations;
-    stats.allocations += pageable.allocations;
-  }
-  return stats;
-}
-
-absl::Status PinnedAllocator::Impl::Fail(const char* verb, uint64_t size_bytes,
-                                         const absl::Status& cause) {
-  ++failures_;
-  const AllocatorStats stats = GetStats();
-  return absl::Status(
-      cause.code(),
-      absl::StrCat("cannot ", verb, " ", HumanBytes(size_bytes), " (", size_bytes, " bytes) of ",
-                   stats.pinned ? "pinned" : "pageable", " memory: ", cause.message(), ". ",
-                   HumanBytes(stats.locked_bytes.current), " are ",
-                   stats.pinned ? "locked" : "held", ": ", HumanBytes(stats.booked_bytes.current),
-                   " in use, ", HumanBytes(stats.deferred_bytes.current), " waiting for copies, ",
-                   HumanBytes(stats.cached_bytes.current), " cached"));
-}
 
 absl::StatusOr<std::shared_ptr<PinnedAllocator>> PinnedAllocator::Create(
     const AllocatorOptions& options, std::shared_ptr<HostMemorySource> source, HostRam ram) {
@@ -218,27 +120,93 @@ PinnedAllocator::~PinnedAllocator() = default;
 
 // The check comes first, because a child of fork() may find a lock taken for ever.
 absl::StatusOr<PinnedBlock> PinnedAllocator::Allocate(uint64_t size_bytes) {
-  if (!impl_->InForkedChild() && IsPossible(size_bytes)) [[likely]] {
-    BlockRecord* const block = impl_->pool().TryAllocate(size_bytes);
+  if (!impl_->origin.InForkedChild() && IsPossible(size_bytes)) [[likely]] {
+    BlockRecord* const block = impl_->pinned.pool().TryAllocate(size_bytes);
     if (block != nullptr) [[likely]]
       return PinnedBlock(block);
   }
-  return impl_->AllocateOrRefuse(size_bytes);
+  return AllocateOrRefuse(size_bytes);
 }
 
-absl::Status PinnedAllocator::Reserve(uint64_t size_bytes) { return impl_->Reserve(size_bytes); }
+absl::StatusOr<PinnedBlock> PinnedAllocator::AllocateOrRefuse(uint64_t size_bytes) {
+  PINION_RETURN_IF_ERROR(CheckFork());
+  if (!IsPossible(size_bytes)) {
+    return Fail("allocate", size_bytes, ImpossibleSize("from 1 to 2^47"));
+  }
+  Grower::Result result = impl_->pinned.AllocateOnMiss(size_bytes);
+  const bool not_pinnable =
+      result.refusal == Grower::Refusal::kLimit || result.refusal == Grower::Refusal::kSource;
+  if (not_pinnable && impl_->fallback.has_value()) {
+    Grower& fallback = *impl_->fallback;
+    BlockRecord* const block = fallback.pool().TryAllocate(size_bytes);
+    if (block != nullptr) return PinnedBlock(block);
+    result = fallback.AllocateOnMiss(size_bytes);
+  }
+  if (!result.status.ok()) return Fail("allocate", size_bytes, result.status);
+  return PinnedBlock(result.block);
+}
+
+absl::Status PinnedAllocator::Reserve(uint64_t size_bytes) {
+  PINION_RETURN_IF_ERROR(CheckFork());
+  const absl::Status status = size_bytes <= internal::kMaxBlockBytes
+                                  ? impl_->pinned.Reserve(size_bytes)
+                                  : ImpossibleSize("at most 2^47");
+  return status.ok() ? status : Fail("reserve", size_bytes, status);
+}
 
 absl::StatusOr<uint64_t> PinnedAllocator::Trim(uint64_t keep_bytes) {
-  if (impl_->InForkedChild()) return impl_->ForkRefusal();
-  return impl_->Trim(keep_bytes);
+  PINION_RETURN_IF_ERROR(CheckFork());
+  impl_->watermark.Observe();
+  internal::LimitedSource::GivenBack given = impl_->pinned.Trim(keep_bytes);
+  if (impl_->fallback.has_value()) {
+    const internal::LimitedSource::GivenBack pageable = impl_->fallback->Trim(0);
+    given.bytes += pageable.bytes;
+    given.status.Update(pageable.status);
+  }
+  PINION_RETURN_IF_ERROR(given.status);
+  return given.bytes;
 }
 
 bool PinnedAllocator::Owns(const void* address) const {
-  return !impl_->InForkedChild() && impl_->Owns(address);
+  if (impl_->origin.InForkedChild()) return false;
+  return impl_->pinned.pool().Owns(address) ||
+         (impl_->fallback.has_value() && impl_->fallback->pool().Owns(address));
 }
 
 AllocatorStats PinnedAllocator::GetStats() const {
-  return impl_->InForkedChild() ? AllocatorStats() : impl_->GetStats();
+  if (impl_->origin.InForkedChild()) return AllocatorStats();
+  AllocatorStats stats = impl_->pinned.GetStats();
+  stats.pinned = impl_->pinned.pool().pinned();
+  stats.failures = impl_->failures;
+  const RamWatermark::Counts counts = impl_->watermark.counts();
+  stats.watermark_warnings = counts.warnings;
+  stats.growth_waits = counts.waits;
+  if (impl_->fallback.has_value()) {
+    const AllocatorStats pageable = impl_->fallback->GetStats();
+    stats.pageable_bytes = pageable.locked_bytes;
+    stats.pageable_allocations = pageable.allocations;
+    stats.allocations += pageable.allocations;
+  }
+  return stats;
+}
+
+absl::Status PinnedAllocator::CheckFork() const {
+  return impl_->origin.InForkedChild() ? impl_->origin.Refusal("this PinnedAllocator")
+                                       : absl::OkStatus();
+}
+
+absl::Status PinnedAllocator::Fail(const char* verb, uint64_t size_bytes,
+                                   const absl::Status& cause) {
+  ++impl_->failures;
+  const AllocatorStats stats = GetStats();
+  return absl::Status(
+      cause.code(),
+      absl::StrCat("cannot ", verb, " ", HumanBytes(size_bytes), " (", size_bytes, " bytes) of ",
+                   stats.pinned ? "pinned" : "pageable", " memory: ", cause.message(), ". ",
+                   HumanBytes(stats.locked_bytes.current), " are ",
+                   stats.pinned ? "locked" : "held", ": ", HumanBytes(stats.booked_bytes.current),
+                   " in use, ", HumanBytes(stats.deferred_bytes.current), " waiting for copies, ",
+                   HumanBytes(stats.cached_bytes.current), " cached"));
 }
 
 }  // namespace pinion

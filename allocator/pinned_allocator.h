@@ -95,8 +95,15 @@ class PinnedAllocator {
   AllocatorStats GetStats() const;
 
  private:
-  class Impl;
+  struct Impl;
   explicit PinnedAllocator(std::unique_ptr<Impl> impl);
+
+  // The slow path of Allocate, for a miss or an error.
+  absl::StatusOr<PinnedBlock> AllocateOrRefuse(uint64_t size_bytes);
+  absl::Status CheckFork() const;
+  // Counts a failure, and returns the error of Allocate or Reserve.
+  absl::Status Fail(const char* verb, uint64_t size_bytes, const absl::Status& cause);
+
   std::unique_ptr<Impl> impl_;
 };
 
