@@ -14,54 +14,6 @@ struct NamedGauge {
 
 }  // namespace
 
-absl::Status AllocatorStats::CheckInvariants() const {
-  const auto broken = [this](const char* invariant) {
-    return absl::InternalError(std::string("allocator statistics: not ") + invariant + "\n" +
-                               ToString());
-  };
-  for (const auto member : {&ByteGauge::current, &ByteGauge::peak}) {
-    if (requested_bytes.*member > booked_bytes.*member) return broken("requested <= booked");
-    if (booked_bytes.*member > used_bytes.*member) return broken("booked <= used");
-    if (used_bytes.*member > locked_bytes.*member) return broken("used <= locked");
-  }
-  if (booked_bytes.current + deferred_bytes.current != used_bytes.current) {
-    return broken("booked + deferred == used");
-  }
-  if (used_bytes.current + cached_bytes.current != locked_bytes.current) {
-    return broken("used + cached == locked");
-  }
-  if (hits + misses + pageable_allocations != allocations) {
-    return broken("hits + misses + pageable_allocations == allocations");
-  }
-  if (polled_hits + waited_hits > hits) return broken("polled_hits + waited_hits <= hits");
-  if (waited_hits > waits_for_deferred) return broken("waited_hits <= waits_for_deferred");
-  if (pin_failures > pin_calls) return broken("pin_failures <= pin_calls");
-  for (const ByteGauge& gauge : {requested_bytes, booked_bytes, deferred_bytes, used_bytes,
-                                 cached_bytes, locked_bytes, pageable_bytes}) {
-    if (gauge.current > gauge.peak) return broken("current <= peak");
-    if (gauge.peak > gauge.total) return broken("peak <= total");
-  }
-  uint64_t allocations_of_buckets = 0;
-  uint64_t booked_of_buckets = 0;
-  for (const SizeBucketStats& bucket : size_buckets) {
-    allocations_of_buckets += bucket.allocations;
-    booked_of_buckets += bucket.booked_bytes.current;
-  }
-  if (allocations_of_buckets != hits + misses || booked_of_buckets != booked_bytes.current) {
-    return broken("the sum of its size buckets");
-  }
-  uint64_t locked_of_nodes = 0;
-  uint64_t used_of_nodes = 0;
-  for (const NumaNodeStats& node : numa_nodes) {
-    locked_of_nodes += node.locked_bytes;
-    used_of_nodes += node.used_bytes;
-  }
-  if (locked_of_nodes != locked_bytes.current || used_of_nodes != used_bytes.current) {
-    return broken("the sum of its NUMA nodes");
-  }
-  return absl::OkStatus();
-}
-
 std::string AllocatorStats::ToString() const {
   std::ostringstream out;
   const NamedGauge gauges[] = {

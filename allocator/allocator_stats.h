@@ -7,8 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-
 namespace pinion {
 
 // The current bytes, their maximum, and the sum of all that was ever added. With several threads,
@@ -47,7 +45,7 @@ struct SourceStats {
   uint64_t leaked_bytes = 0;  // segments that the source failed to free
 };
 
-// Invariants (CheckInvariants):
+// Invariants:
 //   requested <= booked <= used <= locked        (current values; peaks as well)
 //   booked + deferred == used      used + cached == locked         (current values)
 //   hits + misses + pageable_allocations == allocations
@@ -89,7 +87,6 @@ struct AllocatorStats : SourceStats {
   std::vector<SizeBucketStats> size_buckets;  // used ones, by size
   std::vector<NumaNodeStats> numa_nodes;      // nodes with segments
 
-  absl::Status CheckInvariants() const;
   std::string ToString() const;  // a few readable lines
 };
 

@@ -29,6 +29,7 @@
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/config/build_config.h"
+#include "pinion/tests/support/allocator_invariants.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/fake_timeline.h"
@@ -476,7 +477,7 @@ absl::Status Model::ReplaceTimeline(uint8_t a, uint8_t) {
 
 absl::Status Model::Look(uint8_t, uint8_t) {
   const AllocatorStats stats = world_.allocator().GetStats();
-  PINION_RETURN_IF_ERROR(stats.CheckInvariants());
+  PINION_RETURN_IF_ERROR(CheckInvariants(stats));
   if (stats.locked_bytes.peak > world_.options().max_locked_bytes) {
     return Wrong(absl::StrCat(stats.locked_bytes.peak, " bytes were locked"));
   }

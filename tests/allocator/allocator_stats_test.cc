@@ -2,12 +2,14 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/tests/support/allocator_invariants.h"
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/status_says.h"
 
 namespace pinion {
 namespace {
 
+using ::pinion::testing::CheckInvariants;
 using ::pinion::testing::IsInternalError;
 using ::pinion::testing::IsOk;
 
@@ -40,16 +42,16 @@ AllocatorStats Consistent() {
 }
 
 TEST(AllocatorStatsTest, FreshAndConsistentStatisticsPass) {
-  EXPECT_THAT(AllocatorStats().CheckInvariants(), IsOk());
+  EXPECT_THAT(CheckInvariants(AllocatorStats()), IsOk());
   EXPECT_EQ(AllocatorStats().max_pin_ms + AllocatorStats().max_unpin_ms, 0);
-  EXPECT_THAT(Consistent().CheckInvariants(), IsOk());
+  EXPECT_THAT(CheckInvariants(Consistent()), IsOk());
 }
 
 TEST(AllocatorStatsTest, EachBrokenInvariantIsNamed) {
   const auto expect_broken = [](const char* invariant, const auto& change) {
     AllocatorStats stats = Consistent();
     change(stats);
-    EXPECT_THAT(stats.CheckInvariants(), IsInternalError(invariant));
+    EXPECT_THAT(CheckInvariants(stats), IsInternalError(invariant));
   };
   using Stats = AllocatorStats;
   expect_broken("requested <= booked", [](Stats& s) { s.requested_bytes.current = 101; });

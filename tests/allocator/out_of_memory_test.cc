@@ -25,6 +25,7 @@
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/tests/allocator/pinned_allocator_fixture.h"
+#include "pinion/tests/support/allocator_invariants.h"
 #include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/fake_timeline.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -65,6 +66,7 @@ void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::fre
 namespace pinion {
 namespace {
 
+using ::pinion::testing::CheckInvariants;
 using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeTimeline;
 using ::pinion::testing::IsOk;
@@ -103,7 +105,7 @@ class OutOfMemoryTest : public PinnedAllocatorFixture {
     std::move(block).ReleaseAfter(tickets);
   }
   void ExpectAllIsFree() {
-    EXPECT_THAT(Stats().CheckInvariants(), IsOk());
+    EXPECT_THAT(CheckInvariants(Stats()), IsOk());
     EXPECT_EQ(Stats().used_bytes.current, 0u);
     EXPECT_EQ(Stats().cached_bytes.current, Stats().locked_bytes.current);
   }

@@ -25,6 +25,7 @@
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
+#include "pinion/tests/support/allocator_invariants.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/fake_timeline.h"
@@ -70,7 +71,7 @@ class PinnedAllocatorFixture : public ::testing::Test {
   PinnedBlock Take(uint64_t size_bytes) {
     absl::StatusOr<PinnedBlock> block = allocator_->Allocate(size_bytes);
     EXPECT_THAT(block, IsOk());
-    EXPECT_THAT(Stats().CheckInvariants(), IsOk());
+    EXPECT_THAT(CheckInvariants(Stats()), IsOk());
     return block.ok() ? *std::move(block) : PinnedBlock();
   }
   std::vector<PinnedBlock> TakeMany(int count, uint64_t size_bytes) {

@@ -22,6 +22,7 @@
 #include "pinion/allocator/ram/host_ledger.h"
 #include "pinion/allocator/ram/host_ram.h"
 #include "pinion/tests/allocator/pinned_allocator_fixture.h"
+#include "pinion/tests/support/allocator_invariants.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/status_says.h"
@@ -29,6 +30,7 @@
 namespace pinion {
 namespace {
 
+using ::pinion::testing::CheckInvariants;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::IsExhausted;
 using ::pinion::testing::IsInvalid;
@@ -373,7 +375,7 @@ TEST_F(PinnedAllocatorRefusalTest, WhicheverPinCallFailsTheBooksStayRight) {
         ASSERT_THAT(block, IsExhausted());
       }
       if (i % 5 == 4) blocks.erase(blocks.begin(), blocks.begin() + 2);
-      ASSERT_THAT(Stats().CheckInvariants(), IsOk());
+      ASSERT_THAT(CheckInvariants(Stats()), IsOk());
       ASSERT_EQ(Stats().locked_bytes.current, source->outstanding_bytes());
     }
     EXPECT_EQ(Stats().pin_calls, source->calls());

@@ -21,6 +21,7 @@
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/allocator/sources/mmap_source.h"
+#include "pinion/tests/support/allocator_invariants.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/fake_timeline.h"
@@ -30,6 +31,7 @@
 namespace pinion {
 namespace {
 
+using ::pinion::testing::CheckInvariants;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::FakeTimeline;
@@ -46,7 +48,7 @@ class PinnedAllocatorStressTest : public ::testing::Test {
   }
 
   void ExpectCleanEnd() {
-    EXPECT_THAT(allocator_->GetStats().CheckInvariants(), IsOk());
+    EXPECT_THAT(CheckInvariants(allocator_->GetStats()), IsOk());
     EXPECT_EQ(allocator_->GetStats().booked_bytes.current, 0u);
     EXPECT_THAT(allocator_->Trim(0), IsOk());
     EXPECT_EQ(source_->outstanding_bytes(), 0u);

@@ -27,6 +27,7 @@
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/allocator/sources/mmap_source.h"
 #include "pinion/tests/allocator/pinned_allocator_fixture.h"
+#include "pinion/tests/support/allocator_invariants.h"
 #include "pinion/tests/support/fake_host.h"
 #include "pinion/tests/support/fake_source.h"
 #include "pinion/tests/support/fake_timeline.h"
@@ -40,6 +41,7 @@
 namespace pinion {
 namespace {
 
+using ::pinion::testing::CheckInvariants;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::FakeTimeline;
@@ -417,7 +419,7 @@ TEST_F(PinnedAllocatorThreadsTest, ThreadsWithoutANumberShareWhatIsLeft) {
   EXPECT_EQ(Stats().booked_bytes.current, kThreads * 64 * kKiB);
   blocks.clear();
   EXPECT_EQ(Stats().booked_bytes.current, 0u);
-  EXPECT_THAT(Stats().CheckInvariants(), IsOk());
+  EXPECT_THAT(CheckInvariants(Stats()), IsOk());
 }
 
 // Several threads create the shared arena at once, and only one arena may be installed.
@@ -546,7 +548,7 @@ TEST_F(PinnedAllocatorThreadsTest, StatisticsAddUpWhatThreadsDid) {
     theirs = Take(kMiB - kSlack);
     const PinnedBlock small = Take(300);
   });
-  EXPECT_THAT(Stats().CheckInvariants(), IsOk());
+  EXPECT_THAT(CheckInvariants(Stats()), IsOk());
   EXPECT_EQ(Stats().allocations, 3u);
   EXPECT_EQ(Stats().misses, 1u);
   EXPECT_EQ(Stats().hits, 2u);

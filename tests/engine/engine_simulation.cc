@@ -28,6 +28,7 @@
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
+#include "pinion/tests/support/allocator_invariants.h"
 #include "pinion/tests/support/test_waits.h"
 
 namespace pinion::testing {
@@ -571,7 +572,7 @@ class Simulation {
     if (result_.failure.empty() && !lost_[0] && !lost_[1]) {
       Expect(world_.allocator().Trim(0).ok(), "Trim");
       Expect(world_.allocator().GetStats().locked_bytes.current == 0, "pinned memory has leaked");
-      Expect(world_.allocator().GetStats().CheckInvariants().ok(), "the allocator's invariants");
+      Expect(CheckInvariants(world_.allocator().GetStats()).ok(), "the allocator's invariants");
     }
     for (int device = 0; device < kDevices; ++device) {
       const EngineStats stats = world_.engine(device).GetStats();
