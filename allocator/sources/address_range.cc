@@ -3,8 +3,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
-#include <iterator>
-
 #include "pinion/allocator/base/bytes.h"
 
 namespace pinion {
@@ -31,41 +29,33 @@ AddressRange::AddressRange(uint64_t size_bytes) {
   if (begin_ != mapped) munmap(mapped, begin_ - static_cast<char*>(mapped));
   munmap(end_, mapped_end - end_);
   madvise(begin_, size_bytes, MADV_DONTFORK);
-  free_[begin_] = size_bytes;
 }
 
 AddressRange::~AddressRange() {
   if (origin_.InForkedChild()) return;
-  for (const auto& [data, free_bytes] : free_) munmap(data, free_bytes);
+  char* free = begin_;
+  for (const auto& [data, size_bytes] : taken_) {
+    munmap(free, data - free);
+    free = data + size_bytes;
+  }
+  munmap(free, end_ - free);
 }
 
 char* AddressRange::Take(uint64_t size_bytes) {
   MutexLock lock(mu_);
-  for (auto stretch = free_.begin(); stretch != free_.end(); ++stretch) {
-    const auto [data, free_bytes] = *stretch;
-    if (free_bytes < size_bytes) continue;
-    free_.erase(stretch);
-    if (free_bytes > size_bytes) free_[data + size_bytes] = free_bytes - size_bytes;
-    return data;
+  char* free = begin_;
+  for (const auto& [data, taken_bytes] : taken_) {
+    if (static_cast<uint64_t>(data - free) >= size_bytes) break;
+    free = data + taken_bytes;
   }
-  return nullptr;
+  if (static_cast<uint64_t>(end_ - free) < size_bytes) return nullptr;
+  taken_[free] = size_bytes;
+  return free;
 }
 
-void AddressRange::Return(char* data, uint64_t size_bytes) {
+void AddressRange::Return(char* data) {
   MutexLock lock(mu_);
-  auto after = free_.lower_bound(data);
-  if (after != free_.end() && after->first == data + size_bytes) {
-    size_bytes += after->second;
-    after = free_.erase(after);
-  }
-  if (after != free_.begin()) {
-    const auto before = std::prev(after);
-    if (before->first + before->second == data) {
-      before->second += size_bytes;
-      return;
-    }
-  }
-  free_[data] = size_bytes;
+  taken_.erase(data);
 }
 
 }  // namespace pinion

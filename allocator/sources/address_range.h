@@ -3,9 +3,9 @@
 //   AddressRange range(64 * kGiB);
 //   char* at = range.Take(kGiB);        // the lowest free addresses; map memory there
 //   ...
-//   range.Return(at, kGiB);             // nothing is mapped there any more
+//   range.Return(at);                   // nothing is mapped there any more
 //
-// Thread safety: thread-safe. Ownership: the destructor unmaps returned addresses. Memory at other
+// Thread safety: thread-safe. Ownership: the destructor unmaps free addresses. Memory at other
 // addresses stays mapped, because a device may be writing to it. A child of fork() does not inherit
 // the range.
 
@@ -32,7 +32,8 @@ class AddressRange {
 
   // Returns null if no free part is long enough.
   char* Take(uint64_t size_bytes);
-  void Return(char* data, uint64_t size_bytes);
+  // Returns all that one Take gave.
+  void Return(char* data);
 
   bool Contains(const void* data) const { return data >= begin_ && data < end_; }
 
@@ -42,7 +43,7 @@ class AddressRange {
   char* end_ = nullptr;
 
   Mutex mu_;
-  std::map<char*, uint64_t> free_ ABSL_GUARDED_BY(mu_);  // parts that do not touch
+  std::map<char*, uint64_t> taken_ ABSL_GUARDED_BY(mu_);  // bytes of each part, by address
 };
 
 }  // namespace pinion

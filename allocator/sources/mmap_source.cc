@@ -119,7 +119,7 @@ absl::Status MmapSource::ReturnAddresses(char* data, uint64_t size_bytes) {
     if (munmap(data, size_bytes) == 0) return absl::OkStatus();
   } else if (Map(data, size_bytes, PROT_NONE, MAP_NORESERVE | MAP_FIXED) != MAP_FAILED) {
     madvise(data, size_bytes, MADV_DONTFORK);
-    range_.Return(data, size_bytes);
+    range_.Return(data);
     return absl::OkStatus();
   }
   return absl::InternalError(absl::StrCat("unmapping ", HumanBytes(size_bytes), " at ",

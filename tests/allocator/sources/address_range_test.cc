@@ -43,7 +43,7 @@ TEST_F(AddressRangeTest, TheLowestStretchThatIsLongEnoughIsTaken) {
   AddressRange range(8 * kMiB);
   char* const first = range.Take(2 * kMiB);
   range.Take(2 * kMiB);
-  range.Return(first, 2 * kMiB);
+  range.Return(first);
   EXPECT_EQ(range.Take(4 * kMiB), first + 4 * kMiB);
   EXPECT_EQ(range.Take(kMiB), first);
 }
@@ -52,22 +52,24 @@ TEST_F(AddressRangeTest, StretchesThatComeBackAreJoined) {
   for (const int last : {0, 1, 2}) {
     SCOPED_TRACE(last);
     AddressRange range(6 * kMiB);
-    char* const data = range.Take(6 * kMiB);
+    char* const data = range.Take(2 * kMiB);
+    for (int i = 1; i < 3; ++i) EXPECT_EQ(range.Take(2 * kMiB), data + i * 2 * kMiB);
     for (int i = 0; i < 3; ++i) {
-      if (i != last) range.Return(data + i * 2 * kMiB, 2 * kMiB);
+      if (i != last) range.Return(data + i * 2 * kMiB);
     }
     EXPECT_EQ(range.Take(6 * kMiB), nullptr);
-    range.Return(data + last * 2 * kMiB, 2 * kMiB);
+    range.Return(data + last * 2 * kMiB);
     EXPECT_EQ(range.Take(6 * kMiB), data);
   }
 }
 
 TEST_F(AddressRangeTest, StretchesThatDoNotTouchStayApart) {
   AddressRange range(8 * kMiB);
-  char* const data = range.Take(8 * kMiB);
-  range.Return(data + 6 * kMiB, 2 * kMiB);
-  range.Return(data, 2 * kMiB);
-  range.Return(data + 3 * kMiB, 2 * kMiB);
+  char* const data = range.Take(2 * kMiB);
+  for (const uint64_t size_bytes : {kMiB, 2 * kMiB, kMiB, 2 * kMiB}) range.Take(size_bytes);
+  range.Return(data + 6 * kMiB);
+  range.Return(data);
+  range.Return(data + 3 * kMiB);
   EXPECT_EQ(range.Take(3 * kMiB), nullptr);
   EXPECT_EQ(range.Take(2 * kMiB), data);
   EXPECT_EQ(range.Take(2 * kMiB), data + 3 * kMiB);
@@ -82,7 +84,7 @@ TEST_F(AddressRangeTest, WhatIsStillTakenOutlivesTheRange) {
     AddressRange range(8 * kMiB);
     taken = range.Take(2 * kMiB);
     returned = range.Take(2 * kMiB);
-    range.Return(returned, 2 * kMiB);
+    range.Return(returned);
   }
   EXPECT_TRUE(IsMapped(taken));
   EXPECT_FALSE(IsMapped(returned));
@@ -98,7 +100,7 @@ TEST_F(AddressRangeTest, AChildMayUseTheAddressesThatAreSetAside) {
         data);
   });
   EXPECT_EQ(child.Wait(), 0);
-  range.Return(data, 8 * kMiB);
+  range.Return(data);
 }
 
 TEST_F(AddressRangeTest, MoreAddressesThanThereAreMakeAnEmptyRange) {
