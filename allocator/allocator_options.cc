@@ -1,7 +1,5 @@
 #include "pinion/allocator/allocator_options.h"
 
-#include <string>
-
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 

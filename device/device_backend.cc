@@ -1,7 +1,5 @@
 #include "pinion/device/device_backend.h"
 
-#include <string>
-
 #include "pinion/allocator/base/status_macros.h"
 
 namespace pinion {

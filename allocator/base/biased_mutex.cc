@@ -4,13 +4,11 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <thread>
 
-#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/spin.h"
 
 namespace pinion {

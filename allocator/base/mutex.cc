@@ -1,7 +1,5 @@
 #include "pinion/allocator/base/mutex.h"
 
-#include <atomic>
-
 #include "pinion/allocator/base/spin.h"
 
 namespace pinion {

@@ -19,7 +19,6 @@
 #define PINION_ALLOCATOR_BASE_MUTEX_H_
 
 #include <atomic>
-#include <cstdint>
 
 #include "absl/base/config.h"
 #include "absl/base/thread_annotations.h"

@@ -1,7 +1,8 @@
 #include "pinion/allocator/base/slab.h"
 
-#include <new>
 #include <utility>
+
+#include "pinion/allocator/base/fork_origin.h"
 
 namespace pinion {
 namespace internal {

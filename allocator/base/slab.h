@@ -24,7 +24,6 @@
 
 #include "absl/base/config.h"
 #include "absl/base/thread_annotations.h"
-#include "pinion/allocator/base/fork_origin.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/thread_slot.h"
 

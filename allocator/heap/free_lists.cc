@@ -1,7 +1,5 @@
 #include "pinion/allocator/heap/free_lists.h"
 
-#include <bit>
-
 namespace pinion::internal {
 namespace {
 

@@ -1,10 +1,8 @@
 #include "pinion/allocator/heap/segment_heap.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <functional>
 #include <iterator>
-#include <memory>
 #include <utility>
 
 namespace pinion::internal {

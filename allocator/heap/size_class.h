@@ -21,7 +21,6 @@
 #define PINION_ALLOCATOR_HEAP_SIZE_CLASS_H_
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
 
 #include "pinion/allocator/base/bytes.h"

@@ -1,7 +1,6 @@
 #include "pinion/allocator/pool/deferred_releases.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <new>
 #include <utility>
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/statusor.h"

@@ -1,12 +1,9 @@
 #include "pinion/allocator/pool/pool_books.h"
 
-#include <algorithm>
 #include <atomic>
-#include <cstddef>
 #include <map>
 
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/allocator/heap/hardening.h"
 
 namespace pinion::internal {
 namespace {

@@ -1,8 +1,6 @@
 #include "pinion/allocator/pool/release_buffers.h"
 
-#include <cstddef>
 #include <new>
-#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 #include "pinion/allocator/base/spin.h"

@@ -19,7 +19,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <utility>
 
 #include "pinion/allocator/base/slab.h"
 #include "pinion/allocator/fence.h"

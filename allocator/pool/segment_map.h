@@ -10,7 +10,6 @@
 #ifndef PINION_ALLOCATOR_POOL_SEGMENT_MAP_H_
 #define PINION_ALLOCATOR_POOL_SEGMENT_MAP_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <vector>

@@ -5,14 +5,9 @@
 #include <new>
 #include <utility>
 
-#include "absl/time/time.h"
-#include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/keep_for_ever.h"
-#include "pinion/allocator/heap/block_records.h"
-#include "pinion/allocator/heap/hardening.h"
-#include "pinion/allocator/heap/size_class.h"
 
 namespace pinion::internal {
 namespace {

@@ -43,7 +43,6 @@
 #include "absl/types/span.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/allocator_stats.h"
-#include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/fork_origin.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/thread_slot.h"
@@ -54,7 +53,6 @@
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pool/arena.h"
 #include "pinion/allocator/pool/limited_source.h"
-#include "pinion/allocator/pool/pool_books.h"
 #include "pinion/allocator/pool/segment_map.h"
 
 namespace pinion::internal {

@@ -17,7 +17,6 @@
 #include "absl/strings/strip.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/read_file.h"
-#include "pinion/allocator/sources/numa.h"
 
 namespace pinion {
 namespace {

@@ -4,9 +4,6 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <map>
-#include <utility>
-#include <vector>
 
 #include "nlohmann/json.hpp"
 #include "pinion/allocator/base/check.h"
