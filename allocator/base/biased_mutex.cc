@@ -9,8 +9,6 @@
 #include <cstring>
 #include <thread>
 
-#include "pinion/allocator/base/spin.h"
-
 namespace pinion {
 namespace {
 

@@ -1,5 +1,5 @@
 // A mutex and a condition variable with annotations for clang's thread-safety analysis
-// (`--config=clang`).
+// (`--config=clang`), and a back-off.
 //
 //   Mutex mu_;
 //   int value_ ABSL_GUARDED_BY(mu_) = 0;
@@ -12,8 +12,8 @@
 // sleeps for 50 us, while these locks are held for less than one.
 //
 // House rule: no device call and no operating-system call while a Mutex is locked. Exceptions are
-// the calls that locks are made of: futex(2) here, membarrier(2) in biased_mutex.h, and
-// nanosleep(2) in spin.h.
+// the calls that locks are made of: futex(2) and nanosleep(2) here, and membarrier(2)
+// in biased_mutex.h.
 
 #ifndef PINION_ALLOCATOR_BASE_MUTEX_H_
 #define PINION_ALLOCATOR_BASE_MUTEX_H_
@@ -31,6 +31,28 @@
 #endif
 
 namespace pinion {
+
+// Pauses with exponential back-off, for a thread that waits for another one.
+//
+//   for (Spin spin; spin.Again();) {
+//     if (IsFree()) return;
+//   }
+//   ... sleep until notified ...
+//
+//   for (Spin spin; !IsDone();) spin.Wait();      // where nobody notifies
+class Spin {
+ public:
+  // Pauses and returns true, or returns false if it is time to sleep.
+  bool Again();
+
+  // Pauses, or sleeps if it is time to. Only sleeping gives the processor to a thread of lower
+  // priority.
+  void Wait();
+
+ private:
+  int looks_ = 0;
+  int pauses_ = 0;
+};
 
 // Spins for a moment, then sleeps. Zero-initialised storage is an unlocked mutex.
 class ABSL_LOCKABLE Mutex {

@@ -3,7 +3,7 @@
 #include <new>
 
 #include "absl/cleanup/cleanup.h"
-#include "pinion/allocator/base/spin.h"
+#include "pinion/allocator/base/mutex.h"
 
 namespace pinion::internal {
 namespace {

@@ -40,7 +40,6 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/base/mutex.h"
-#include "pinion/allocator/base/spin.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/stats/engine_stats.h"
