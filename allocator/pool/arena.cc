@@ -1,9 +1,7 @@
 #include "pinion/allocator/pool/arena.h"
 
-#include <algorithm>
 #include <cstddef>
 #include <functional>
-#include <utility>
 
 namespace pinion::internal {
 namespace {
