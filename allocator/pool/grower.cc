@@ -24,6 +24,8 @@ constexpr uint64_t kWorthACallBytes = 16 * kMiB;
 
 }  // namespace
 
+constinit thread_local int turns_of_this_thread = 0;
+
 Grower::Grower(std::shared_ptr<SegmentPool> pool, const AllocatorOptions& options,
                RamWatermark& watermark)
     : pool_(std::move(pool)),

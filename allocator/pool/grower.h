@@ -10,7 +10,7 @@
 //
 // Thread safety: thread-safe. Only one thread grows or trims the pool at a time; other threads wait
 // and then search again. Exception: a thread inside another allocator's growth or trim does not
-// wait (turn.h). No lock is held during calls, only the turn. Ownership: holds the pool for the
+// wait (Turn). No lock is held during calls, only the turn. Ownership: holds the pool for the
 // allocator. After both are destroyed, the pool lives as long as its blocks.
 
 #ifndef PINION_ALLOCATOR_POOL_GROWER_H_
@@ -20,19 +20,73 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <thread>
 #include <utility>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/allocator_stats.h"
+#include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/heap/block_records.h"
 #include "pinion/allocator/pool/limited_source.h"
 #include "pinion/allocator/pool/segment_pool.h"
-#include "pinion/allocator/pool/turn.h"
 #include "pinion/allocator/ram/ram_watermark.h"
 
 namespace pinion::internal {
+
+// A re-entrant serial section for long work that several threads may want done at once.
+//
+//   const TurnHolder mine(turn_);
+//   if (AlreadyDone()) return;   // another thread was first
+//   ...
+//
+// The work may call the operating system and user callbacks, so this is not a Mutex. A callback may
+// come back to the same allocator on the same thread, so the section is re-entrant. A callback may
+// also call another allocator, whose callback calls this one. To avoid a deadlock, a thread that is
+// in one section does not wait for another one. The section must therefore be safe, if slower, when
+// two threads are in it.
+//
+// Thread safety: thread-safe.
+class Turn {
+ private:
+  friend class TurnHolder;
+
+  Mutex mu_;
+  CondVar ended_;
+  std::thread::id holder_ ABSL_GUARDED_BY(mu_);  // none: the section is free
+};
+
+extern constinit thread_local int turns_of_this_thread;  // sections that it is in
+
+class TurnHolder {
+ public:
+  explicit TurnHolder(Turn& turn) : turn_(turn) {
+    MutexLock lock(turn_.mu_);
+    if (turns_of_this_thread++ == 0) {
+      while (turn_.holder_ != std::thread::id()) turn_.ended_.Wait(turn_.mu_);
+    }
+    if (turn_.holder_ != std::thread::id()) return;
+    turn_.holder_ = std::this_thread::get_id();
+    has_it_ = true;
+  }
+  ~TurnHolder() {
+    --turns_of_this_thread;
+    if (!has_it_) return;
+    {
+      MutexLock lock(turn_.mu_);
+      turn_.holder_ = std::thread::id();
+    }
+    turn_.ended_.NotifyAll();
+  }
+  TurnHolder(const TurnHolder&) = delete;
+  TurnHolder& operator=(const TurnHolder&) = delete;
+
+ private:
+  Turn& turn_;
+  bool has_it_ = false;  // false: the section is entered again, or another thread's
+};
 
 class Grower {
  public:

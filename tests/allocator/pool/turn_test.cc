@@ -1,4 +1,4 @@
-#include "pinion/allocator/pool/turn.h"
+#include "pinion/allocator/pool/grower.h"
 
 #include <atomic>
 #include <barrier>
