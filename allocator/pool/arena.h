@@ -38,7 +38,6 @@
 #include "pinion/allocator/heap/block_records.h"
 #include "pinion/allocator/heap/segment_heap.h"
 #include "pinion/allocator/host_memory_source.h"
-#include "pinion/allocator/pool/deferred_releases.h"
 #include "pinion/allocator/pool/pool_books.h"
 #include "pinion/allocator/pool/release_buffers.h"
 

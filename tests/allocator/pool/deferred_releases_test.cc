@@ -1,4 +1,4 @@
-#include "pinion/allocator/pool/deferred_releases.h"
+#include "pinion/allocator/pool/pool_books.h"
 
 #include <cstdint>
 #include <memory>
