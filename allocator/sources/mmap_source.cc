@@ -1,6 +1,7 @@
 #include "pinion/allocator/sources/mmap_source.h"
 
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,6 +30,26 @@ constexpr uint64_t kTouchBytes = 2 * kMiB;
 // Maps private memory. Returns MAP_FAILED like mmap.
 void* Map(void* at, uint64_t size_bytes, int protection, int flags) {
   return mmap(at, size_bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+}
+
+// Returns addresses from a multiple of `alignment_bytes` on, where nothing can be read or written.
+// Null if the system refuses. mmap aligns to pages only: the parts before and after are unmapped.
+char* SetAside(uint64_t size_bytes, uint64_t alignment_bytes) {
+  void* const mapped = Map(nullptr, size_bytes + alignment_bytes, PROT_NONE, MAP_NORESERVE);
+  if (mapped == MAP_FAILED) return nullptr;
+  char* const begin = static_cast<char*>(mapped);
+  char* const data =
+      reinterpret_cast<char*>(AlignUp(reinterpret_cast<uintptr_t>(mapped), alignment_bytes));
+  munmap(begin, data - begin);
+  munmap(data + size_bytes, begin + alignment_bytes - data);
+  return data;
+}
+
+// Reserved addresses count against the limit (ulimit -v).
+bool AddressesAreLimited() {
+  rlimit limit = {};
+  getrlimit(RLIMIT_AS, &limit);
+  return limit.rlim_cur != RLIM_INFINITY;
 }
 
 uint64_t PhysicalBytes() {
@@ -81,6 +102,41 @@ absl::Status NoMemory(const std::string& what, uint64_t size_bytes, int error) {
 
 }  // namespace
 
+AddressRange::AddressRange(uint64_t size_bytes) {
+  if (AddressesAreLimited()) return;
+  begin_ = SetAside(size_bytes, kGiB);
+  if (begin_ == nullptr) return;
+  end_ = begin_ + size_bytes;
+  madvise(begin_, size_bytes, MADV_DONTFORK);
+}
+
+AddressRange::~AddressRange() {
+  if (origin_.InForkedChild()) return;
+  char* free = begin_;
+  for (const auto& [data, size_bytes] : taken_) {
+    munmap(free, data - free);
+    free = data + size_bytes;
+  }
+  munmap(free, end_ - free);
+}
+
+char* AddressRange::Take(uint64_t size_bytes) {
+  MutexLock lock(mu_);
+  char* free = begin_;
+  for (const auto& [data, taken_bytes] : taken_) {
+    if (static_cast<uint64_t>(data - free) >= size_bytes) break;
+    free = data + taken_bytes;
+  }
+  if (static_cast<uint64_t>(end_ - free) < size_bytes) return nullptr;
+  taken_[free] = size_bytes;
+  return free;
+}
+
+void AddressRange::Return(char* data) {
+  MutexLock lock(mu_);
+  taken_.erase(data);
+}
+
 absl::Status MmapOptions::Validate() const {
   PINION_RETURN_IF_ERROR(CheckNumaNode(numa_node));
   if (touch_threads < 0 || touch_threads > 1024) {
@@ -100,18 +156,7 @@ MmapSource::MmapSource(const MmapOptions& options)
 
 char* MmapSource::TakeAddresses(uint64_t size_bytes) {
   if (char* const data = range_.Take(size_bytes); data != nullptr) return data;
-  // mmap aligns to pages only. The parts before and after the aligned range are unmapped.
-  const uint64_t page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-  const uint64_t mapped_bytes = size_bytes + granularity_bytes() - page_bytes;
-  void* const mapped = Map(nullptr, mapped_bytes, PROT_NONE, MAP_NORESERVE);
-  if (mapped == MAP_FAILED) return nullptr;
-  char* const begin = static_cast<char*>(mapped);
-  char* const data =
-      reinterpret_cast<char*>(AlignUp(reinterpret_cast<uintptr_t>(mapped), granularity_bytes()));
-  const uint64_t before_bytes = data - begin;
-  munmap(begin, before_bytes);
-  munmap(data + size_bytes, mapped_bytes - size_bytes - before_bytes);
-  return data;
+  return SetAside(size_bytes, granularity_bytes());
 }
 
 absl::Status MmapSource::ReturnAddresses(char* data, uint64_t size_bytes) {

@@ -1,4 +1,4 @@
-#include "pinion/allocator/sources/address_range.h"
+#include "pinion/allocator/sources/mmap_source.h"
 
 #include <sys/mman.h>
 #include <sys/resource.h>
