@@ -46,6 +46,7 @@ BlockRecord* SegmentHeap::FindAfterAll(uint64_t class_bytes) {
 std::vector<HostSegment> SegmentHeap::RemoveFreeSegments(uint64_t bytes, uint64_t hole_bytes) {
   DissolveFreeSlabs();
   std::vector<BlockRecord*> holes = large_.free.AtLeast(hole_bytes);
+  if (holes.empty()) return {};
   std::sort(holes.begin(), holes.end(), [](const BlockRecord* a, const BlockRecord* b) {
     return std::less<>()(a->data, b->data);
   });

@@ -94,9 +94,6 @@ class SegmentHeap {
   // Returns the parts by address, or nothing if there is no such end.
   std::vector<HostSegment> RemoveFreeEnd(const HostSegment& range);
 
-  // Returns whether a free block outside of slabs has at least `bytes`.
-  bool HasFree(uint64_t bytes) const { return large_.free.Find(bytes) != nullptr; }
-
   // Returns the used bytes of each node with segments. Visits all runs, and all blocks if there are
   // several nodes.
   std::map<int, uint64_t> UsedBytesByNode() const;

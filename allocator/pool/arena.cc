@@ -108,7 +108,7 @@ std::vector<HostSegment> Arena::GiveUpShare(By by, const Share& share,
   SettleAllLocked(leftovers);
   ReclaimLocked(leftovers);
   const uint64_t free_bytes = books_.RoomForLargeBlocks();
-  if (free_bytes < share.least_bytes || !books_.HasFree(share.piece_bytes)) return {};
+  if (free_bytes < share.least_bytes) return {};
   const uint64_t wanted_bytes =
       std::max(share.least_bytes, std::min(share.most_bytes, free_bytes / 2));
   return InOrder(books_.RemoveFreeSegments(wanted_bytes, share.piece_bytes));
@@ -150,7 +150,7 @@ void Arena::AddStats(By by, AllocatorStats* sum, Leftovers* leftovers) {
 
 uint64_t Arena::Close(By by, Leftovers* leftovers) {
   BiasedLock lock(mu_, by);
-  buffers_.Close(&incoming_);
+  buffers_.TakeAll(&incoming_, /*close=*/true);
   SettleIncomingLocked(leftovers);
   closed_ = true;
   return books_.live_blocks();

@@ -112,7 +112,6 @@ class PoolBooks {
   std::vector<HostSegment> RemoveFreeSegments(uint64_t bytes, uint64_t hole_bytes = kMinBlockBytes);
   std::vector<HostSegment> FreeEnds() { return heap_.FreeEnds(); }
   std::vector<HostSegment> RemoveFreeEnd(const HostSegment& range);
-  bool HasFree(uint64_t bytes) const { return heap_.HasFree(bytes); }
 
   // Returns the free bytes for blocks that are not small.
   uint64_t RoomForLargeBlocks();

@@ -45,7 +45,7 @@ uintptr_t ReleaseBuffers::Buffer::TakeSlowly() {
 
 ReleaseBuffers::~ReleaseBuffers() {
   BatchQueue left;
-  Take(&left, /*close=*/true);
+  TakeAll(&left, /*close=*/true);
 }
 
 bool ReleaseBuffers::Add(const ReleaseBatch::Release& release,
@@ -82,7 +82,7 @@ ReleaseBuffers::Buffer& ReleaseBuffers::Mine() {
   return buffers_[ThreadNumber() % buffers_.size()];
 }
 
-void ReleaseBuffers::Take(BatchQueue* batches, bool close) {
+void ReleaseBuffers::TakeAll(BatchQueue* batches, bool close) {
   for (Buffer& buffer : buffers_) {
     if (!close && buffer.SeemsEmpty()) continue;
     if (std::unique_ptr<ReleaseBatch> batch = TakeFrom(buffer, close); batch != nullptr) {
@@ -92,7 +92,8 @@ void ReleaseBuffers::Take(BatchQueue* batches, bool close) {
   TakeIncoming(batches);
 }
 
-void ReleaseBuffers::TakeIncomingList(BatchQueue* batches) {
+void ReleaseBuffers::TakeIncoming(BatchQueue* batches) {
+  if (!SomeIncoming()) return;
   ReleaseBatch* newest = incoming_.exchange(nullptr, std::memory_order_acquire);
   BatchQueue taken;
   while (newest != nullptr) {

@@ -113,15 +113,11 @@ class ReleaseBuffers {
   bool SomeIncoming() const { return incoming_.load(std::memory_order_relaxed) != nullptr; }
 
   // Moves the full batches of all threads to `batches`, each thread's in order.
-  void TakeIncoming(BatchQueue* batches) {
-    if (SomeIncoming()) TakeIncomingList(batches);
-  }
+  void TakeIncoming(BatchQueue* batches);
 
-  // Moves all batches to `batches`, with every release that happened before.
-  void TakeAll(BatchQueue* batches) { Take(batches, /*close=*/false); }
-
-  // Like TakeAll, and closes the buffers.
-  void Close(BatchQueue* batches) { Take(batches, /*close=*/true); }
+  // Moves all batches to `batches`, with every release that happened before. Maybe closes the
+  // buffers.
+  void TakeAll(BatchQueue* batches, bool close = false);
 
  private:
   // Holds a batch that one thread at a time takes out and puts back. This works like a lock, with
@@ -164,8 +160,6 @@ class ReleaseBuffers {
   Buffer& Mine();
   // Returns null if the buffer was empty.
   static std::unique_ptr<ReleaseBatch> TakeFrom(Buffer& buffer, bool close);
-  void Take(BatchQueue* batches, bool close);
-  void TakeIncomingList(BatchQueue* batches);
   void HandOver(std::unique_ptr<ReleaseBatch> batch);
 
   std::array<Buffer, 32> buffers_;

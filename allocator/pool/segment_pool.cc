@@ -41,7 +41,6 @@ class SegmentPool::Aftermath : public Arena::Leftovers {
 
 SegmentPool::SegmentPool(std::shared_ptr<HostMemorySource> source, const AllocatorOptions& options)
     : options_(options),
-      segment_bytes_(options.segment_bytes),
       source_(std::move(source), options.max_locked_bytes),
       segments_(options.alignment_bytes) {}
 

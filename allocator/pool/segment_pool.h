@@ -57,7 +57,7 @@
 
 namespace pinion::internal {
 
-class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
+class SegmentPool {
  public:
   // Uses the options' limit, segment size, and alignment (at most the source's granularity).
   SegmentPool(std::shared_ptr<HostMemorySource> source, const AllocatorOptions& options);
@@ -67,7 +67,7 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
 
   LimitedSource& source() { return source_; }
   bool pinned() const { return source_.pinned(); }
-  uint64_t segment_bytes() const { return segment_bytes_; }
+  uint64_t segment_bytes() const { return options_.segment_bytes; }
 
   // Returns the size of the smallest segment with room for a request of 1 to kMaxBlockBytes bytes.
   uint64_t LeastSegmentBytes(uint64_t size_bytes) const;
@@ -159,7 +159,6 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
 
   const ForkOrigin origin_;
   const AllocatorOptions options_;
-  const uint64_t segment_bytes_;
   LimitedSource source_;
 
   std::atomic<uint64_t> polled_hits_ = 0;

@@ -231,7 +231,7 @@ TEST_F(SegmentHeapTest, AFreeEndIsCutOffAndJoinsAgain) {
   }
   EXPECT_EQ(heap_.segment_bytes(), kMiB);
   EXPECT_EQ(heap_.large_free_bytes(), 0u);
-  EXPECT_FALSE(heap_.HasFree(kPage));
+  EXPECT_EQ(heap_.Take(kPage), nullptr);
   for (const HostSegment& end : ends) {
     heap_.AddSegment(end, [](const void*) { return SegmentHeap::Border::kGone; });
   }
@@ -246,7 +246,7 @@ TEST_F(SegmentHeapTest, AFreeEndIsAllOfARunThatIsFree) {
   EXPECT_EQ(heap_.RemoveFreeEnd(ends[0]).size(), 2u) << "the segments that there were";
   EXPECT_THAT(heap_.UsedBytesByNode(), IsEmpty());
   EXPECT_EQ(heap_.segment_bytes(), 0u);
-  EXPECT_FALSE(heap_.HasFree(kPage));
+  EXPECT_EQ(heap_.Take(kPage), nullptr);
 }
 
 TEST_F(SegmentHeapTest, SegmentsOfDifferentNodesDoNotJoin) {

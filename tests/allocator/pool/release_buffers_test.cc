@@ -177,7 +177,7 @@ TEST_F(ReleaseBuffersTest, AllIsWhatEveryThreadReleasedHandedOverOrNot) {
 TEST_F(ReleaseBuffersTest, WhatIsClosedGivesAllAndTakesNoMore) {
   Add(1, 1);
   BatchQueue batches;
-  buffers_.Close(&batches);
+  buffers_.TakeAll(&batches, /*close=*/true);
   EXPECT_THAT(TakeIds(batches), ElementsAre(1));
   EXPECT_FALSE(buffers_.Add(Id(2), timeline_));
   OnAnotherThread([&] { EXPECT_FALSE(buffers_.Add(Id(3), timeline_)); });
@@ -259,7 +259,7 @@ TEST_F(TakenBufferTest, WhoTakesAllWaitsForIt) {
 
 TEST_F(TakenBufferTest, WhoClosesWaitsForIt) {
   BatchQueue batches;
-  WhileABatchIsHandedOver(Buffer::kAnother, [&] { buffers_.Close(&batches); });
+  WhileABatchIsHandedOver(Buffer::kAnother, [&] { buffers_.TakeAll(&batches, /*close=*/true); });
   EXPECT_EQ(TakeIds(batches).size(), kCapacity);
   EXPECT_FALSE(buffers_.Add(Id(1), nullptr));
 }
@@ -288,7 +288,7 @@ TEST_F(ReleaseBuffersTest, WhatIsAddedWhileTheyAreClosedIsTakenByThenOrRefused) 
     RunThreads(kThreads, [&](int thread) {
       if (thread == 0) {
         while (added.load() < kCapacity) std::this_thread::yield();
-        return buffers.Close(&batches);
+        return buffers.TakeAll(&batches, /*close=*/true);
       }
       while (buffers.Add(Id(1), nullptr)) ++added;
     });
