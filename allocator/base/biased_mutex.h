@@ -33,6 +33,7 @@
 #include "absl/base/thread_annotations.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/config/build_config.h"
 
 namespace pinion {
 
@@ -51,7 +52,8 @@ class ABSL_LOCKABLE BiasedMutex {
   // Not re-entrant: a second call of the owner would be let in.
   void Lock(By by) ABSL_EXCLUSIVE_LOCK_FUNCTION() {
     if (by != By::kOwner) return LockAsOther(by);
-    PINION_DCHECK(!inside_.load(std::memory_order_relaxed)) << "the owner is inside already";
+    PINION_CHECK(!config::kHardened || !inside_.load(std::memory_order_relaxed))
+        << "the owner is inside already";
     inside_.store(true, std::memory_order_relaxed);
     asm volatile("" ::: "memory");
     if (others_.load(std::memory_order_acquire) != 0) [[unlikely]]

@@ -4,8 +4,7 @@
 //   PINION_LOG(kWarning) << "host RAM is at " << percent << " %";
 //
 // A correct program fails no check: events that it can meet are reported by absl::Status.
-// Destructors log and count. PINION_DCHECK is active in hardened builds (`--//config:hardening` and
-// all sanitizer configurations). It ignores NDEBUG, which LibTorch's headers require everywhere.
+// Destructors log and count.
 
 #ifndef PINION_ALLOCATOR_BASE_CHECK_H_
 #define PINION_ALLOCATOR_BASE_CHECK_H_
@@ -13,8 +12,6 @@
 #include <functional>
 #include <sstream>
 #include <string>
-
-#include "pinion/config/build_config.h"
 
 namespace pinion {
 
@@ -60,14 +57,9 @@ struct Voidify {
 #define PINION_LOG(severity) \
   ::pinion::internal::LogMessage(__FILE__, __LINE__, ::pinion::LogSeverity::severity).stream()
 
-#define PINION_CHECK(condition) PINION_INTERNAL_CHECK((condition), #condition)
-
-#define PINION_DCHECK(condition) \
-  PINION_INTERNAL_CHECK(!::pinion::config::kHardened || (condition), #condition)
-
-#define PINION_INTERNAL_CHECK(passed, text)  \
-  (passed) ? (void)0                         \
-           : ::pinion::internal::Voidify() & \
-                 ::pinion::internal::CheckFailure(__FILE__, __LINE__, text).stream()
+#define PINION_CHECK(condition)                 \
+  (condition) ? (void)0                         \
+              : ::pinion::internal::Voidify() & \
+                    ::pinion::internal::CheckFailure(__FILE__, __LINE__, #condition).stream()
 
 #endif  // PINION_ALLOCATOR_BASE_CHECK_H_

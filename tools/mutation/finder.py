@@ -167,7 +167,7 @@ class Finder:
             while first.type == "binary_expression":
                 first = first.child_by_field_name("left")
             name = self.text(first)
-            if re.match(r"PINION_(LOG|CHECK|DCHECK)|out$|os$|std::c|.*stream", name):
+            if re.match(r"PINION_(LOG|CHECK)|out$|os$|std::c|.*stream", name):
                 return False
         # Operators of streams and strings.
         no_numbers = op in ("<<", ">>") and node.parent.type in ("expression_statement", "condition_clause", "binary_expression")
