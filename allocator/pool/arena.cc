@@ -159,20 +159,16 @@ uint64_t Arena::Close(By by, Leftovers* leftovers) {
 void Arena::SettleSomeLocked(Leftovers* leftovers) {
   buffers_.TakeIncoming(&incoming_);
   if (std::unique_ptr<ReleaseBatch> mine = buffers_.TakeMine(); mine != nullptr) {
+    uint32_t left = mine->size;
     incoming_.push_front(std::move(mine));
-    while (incoming_.front().entered < incoming_.front().size) {
-      if (!EnterNextLocked(incoming_.front(), leftovers)) return;
+    for (; left > 0; --left) {
+      if (!EnterNextLocked(leftovers)) return;
     }
-    DropOldestLocked(leftovers);
   }
-  for (int left = kSettlePerAllocation; left > 0 && !incoming_.empty();) {
+  for (int left = kSettlePerAllocation; left > 0 && !incoming_.empty(); --left) {
     if (OldestMayWaitLocked()) return;
-    ReleaseBatch& oldest = incoming_.front();
-    oldest.LookAgain();
-    do {
-      if (!EnterNextLocked(oldest, leftovers)) return;
-    } while (--left > 0 && oldest.entered < oldest.size && !oldest.NextWaits());
-    if (oldest.entered == oldest.size) DropOldestLocked(leftovers);
+    incoming_.front().LookAgain();
+    if (!EnterNextLocked(leftovers)) return;
   }
 }
 
@@ -183,15 +179,8 @@ bool Arena::OldestMayWaitLocked() const {
 void Arena::SettleIncomingLocked(Leftovers* leftovers) {
   BatchQueue kept;
   while (!incoming_.empty()) {
-    ReleaseBatch& oldest = incoming_.front();
-    oldest.LookAgain();
-    while (oldest.entered < oldest.size && EnterNextLocked(oldest, leftovers)) {
-    }
-    if (oldest.entered == oldest.size) {
-      DropOldestLocked(leftovers);
-    } else {
-      kept.push_back(incoming_.pop_front());
-    }
+    incoming_.front().LookAgain();
+    if (!EnterNextLocked(leftovers)) kept.push_back(incoming_.pop_front());
   }
   while (!kept.empty()) incoming_.push_back(kept.pop_front());
 }
@@ -210,16 +199,12 @@ void Arena::LookAroundLocked(Leftovers* leftovers) {
   incoming_.front().seen_waiting = true;
 }
 
-bool Arena::EnterNextLocked(ReleaseBatch& batch, Leftovers* leftovers) {
-  if (!EnterLocked(batch.releases[batch.entered], batch.timeline, batch.completed, leftovers)) {
-    return false;
-  }
-  ++batch.entered;
+bool Arena::EnterNextLocked(Leftovers* leftovers) {
+  ReleaseBatch& oldest = incoming_.front();
+  const ReleaseBatch::Release& next = oldest.releases[oldest.entered];
+  if (!EnterLocked(next, oldest.timeline, oldest.completed, leftovers)) return false;
+  if (++oldest.entered == oldest.size) leftovers->batches.push_back(incoming_.pop_front());
   return true;
-}
-
-void Arena::DropOldestLocked(Leftovers* leftovers) {
-  leftovers->batches.push_back(incoming_.pop_front());
 }
 
 bool Arena::EnterLocked(const ReleaseBatch::Release& release,

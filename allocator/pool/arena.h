@@ -215,11 +215,9 @@ class Arena {
   bool EnterLocked(const ReleaseBatch::Release& release,
                    const std::shared_ptr<FenceTimeline>& timeline, uint64_t completed,
                    Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Enters the batch's next release. If that returns false, the release stays in the batch.
-  bool EnterNextLocked(ReleaseBatch& batch, Leftovers* leftovers)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Drops the oldest batch, whose releases are all entered.
-  void DropOldestLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Enters the next release of the oldest batch, and drops the batch after its last release. If it
+  // returns false, the release stays in the batch.
+  bool EnterNextLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Enters all of this thread's releases, and some of other threads' whose tickets are done. A
   // block that waits in its batch costs less than a deferred one.
   void SettleSomeLocked(Leftovers* leftovers) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
