@@ -43,7 +43,6 @@ class NullDevice final : public Device {
   }
 
   std::string name() const override { return "null:0"; }
-  int index() const override { return 0; }
   DeviceInfo info() const override { return {}; }
   absl::StatusOr<void*> Allocate(uint64_t size_bytes, StreamHandle stream) override {
     return operator new(size_bytes, kPage);

@@ -101,7 +101,6 @@ class Device {
   virtual ~Device() = default;
 
   virtual std::string name() const = 0;  // "cuda:0", "emu:1"
-  virtual int index() const = 0;
   // Returns the known properties; unknown ones keep their defaults.
   virtual DeviceInfo info() const = 0;
 

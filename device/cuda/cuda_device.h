@@ -85,7 +85,6 @@ class CudaDevice final : public Device {
   CudaDevice(const CudaApi& api, int index);
 
   std::string name() const override;
-  int index() const override { return index_; }
   DeviceInfo info() const override;
 
   absl::StatusOr<void*> Allocate(uint64_t size_bytes, StreamHandle stream) override;

@@ -94,7 +94,6 @@ class EmulatedDevice : public Device {
       : machine_(machine), core_(core), index_(index) {}
 
   std::string name() const override { return EmulatedDeviceName(index_); }
-  int index() const override { return index_; }
 
   DeviceInfo info() const override {
     const LinkModel& link = core_->options.preset.link;

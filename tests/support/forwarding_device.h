@@ -42,7 +42,6 @@ class ForwardingDevice : public Device {
   int live_events() const { return live_events_.load(); }
 
   std::string name() const override { return device_->name(); }
-  int index() const override { return device_->index(); }
   DeviceInfo info() const override { return device_->info(); }
   std::shared_ptr<HostMemorySource> pinned_source() override { return device_->pinned_source(); }
 
