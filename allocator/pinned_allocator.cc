@@ -22,7 +22,6 @@ namespace {
 
 using internal::BlockRecord;
 using internal::Grower;
-using internal::SegmentPool;
 
 constexpr uint64_t kPageBytes = 4096;
 
@@ -43,15 +42,13 @@ struct PinnedAllocator::Impl {
   // `pageable` is the source for pageable_fallback, or null.
   Impl(const AllocatorOptions& options, std::shared_ptr<HostMemorySource> source,
        std::shared_ptr<HostMemorySource> pageable, HostRam ram)
-      : watermark(options, std::move(ram)),
-        pinned(std::make_shared<SegmentPool>(std::move(source), options), options, watermark) {
+      : watermark(options, std::move(ram)), pinned(std::move(source), options, watermark) {
     if (pageable == nullptr) return;
     AllocatorOptions pageable_options = options;
     pageable_options.max_locked_bytes = UINT64_MAX;  // it locks nothing
     pageable_options.segment_bytes = AlignUp(std::min(options.segment_bytes, kPageableSegmentBytes),
                                              pageable->granularity_bytes());
-    fallback.emplace(std::make_shared<SegmentPool>(std::move(pageable), pageable_options), options,
-                     watermark);
+    fallback.emplace(std::move(pageable), pageable_options, watermark);
   }
 
   const ForkOrigin origin;

@@ -26,9 +26,9 @@ constexpr uint64_t kWorthACallBytes = 16 * kMiB;
 
 constinit thread_local int turns_of_this_thread = 0;
 
-Grower::Grower(std::shared_ptr<SegmentPool> pool, const AllocatorOptions& options,
+Grower::Grower(std::shared_ptr<HostMemorySource> source, const AllocatorOptions& options,
                RamWatermark& watermark)
-    : pool_(std::move(pool)),
+    : pool_(std::make_shared<SegmentPool>(std::move(source), options)),
       watermark_(watermark),
       largest_chunk_bytes_(std::max(kLargestChunkBytes, options.segment_bytes)),
       max_wait_for_deferred_(options.max_wait_for_deferred) {}

@@ -30,6 +30,7 @@
 #include "pinion/allocator/allocator_stats.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/heap/block_records.h"
+#include "pinion/allocator/host_memory_source.h"
 #include "pinion/allocator/pool/limited_source.h"
 #include "pinion/allocator/pool/segment_pool.h"
 #include "pinion/allocator/ram/ram_watermark.h"
@@ -98,7 +99,7 @@ class Grower {
     BlockRecord* block = nullptr;
   };
 
-  Grower(std::shared_ptr<SegmentPool> pool, const AllocatorOptions& options,
+  Grower(std::shared_ptr<HostMemorySource> source, const AllocatorOptions& options,
          RamWatermark& watermark);
   ~Grower() { SegmentPool::Abandon(std::move(pool_)); }
 
