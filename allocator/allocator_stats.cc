@@ -1,30 +1,21 @@
 #include "pinion/allocator/allocator_stats.h"
 
 #include <sstream>
+#include <utility>
 
 #include "pinion/allocator/base/bytes.h"
 
 namespace pinion {
-namespace {
-
-struct NamedGauge {
-  const char* name;
-  const ByteGauge& gauge;
-};
-
-}  // namespace
-
 std::string AllocatorStats::ToString() const {
   std::ostringstream out;
-  const NamedGauge gauges[] = {
+  const std::pair<const char*, const ByteGauge&> gauges[] = {
       {"requested", requested_bytes}, {"booked", booked_bytes},
       {"deferred", deferred_bytes},   {"used", used_bytes},
       {"cached", cached_bytes},       {pinned ? "locked" : "held", locked_bytes},
       {"pageable", pageable_bytes}};
-  for (const NamedGauge& named : gauges) {
-    if (named.gauge.total == 0) continue;
-    out << named.name << ' ' << HumanBytes(named.gauge.current) << " (peak "
-        << HumanBytes(named.gauge.peak) << ")  ";
+  for (const auto& [name, gauge] : gauges) {
+    if (gauge.total == 0) continue;
+    out << name << ' ' << HumanBytes(gauge.current) << " (peak " << HumanBytes(gauge.peak) << ")  ";
   }
   out << "\nallocations " << allocations << ": hits " << hits << " (after a poll " << polled_hits
       << ", after a wait " << waited_hits << " of " << waits_for_deferred << "), misses " << misses

@@ -16,7 +16,9 @@ uint64_t PinnedBlock::capacity_bytes() const { return empty() ? 0 : record_->cap
 
 int PinnedBlock::numa_node() const { return empty() ? -1 : record_->numa_node; }
 
-bool PinnedBlock::pinned() const { return !empty() && SegmentPool::Of(record_).pinned(); }
+bool PinnedBlock::pinned() const {
+  return !empty() && internal::BlockRecords::ArenaOf(record_)->pool()->pinned();
+}
 
 void PinnedBlock::ReleaseAfter(absl::Span<const FenceTicket> tickets) && {
   PINION_CHECK(!empty()) << "ReleaseAfter on an empty block";

@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -38,11 +39,8 @@ LogSink& Sink() {
 }
 
 const char* BaseName(const char* path) {
-  const char* base = path;
-  for (const char* c = path; *c != '\0'; ++c) {
-    if (*c == '/') base = c + 1;
-  }
-  return base;
+  const char* const slash = std::strrchr(path, '/');
+  return slash == nullptr ? path : slash + 1;
 }
 
 }  // namespace

@@ -20,7 +20,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -56,7 +55,7 @@ class Turn {
 
   Mutex mu_;
   CondVar ended_;
-  std::thread::id holder_ ABSL_GUARDED_BY(mu_);  // none: the section is free
+  bool is_taken_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 extern constinit thread_local int turns_of_this_thread;  // sections that it is in
@@ -66,18 +65,16 @@ class TurnHolder {
   explicit TurnHolder(Turn& turn) : turn_(turn) {
     MutexLock lock(turn_.mu_);
     if (turns_of_this_thread++ == 0) {
-      while (turn_.holder_ != std::thread::id()) turn_.ended_.Wait(turn_.mu_);
+      while (turn_.is_taken_) turn_.ended_.Wait(turn_.mu_);
     }
-    if (turn_.holder_ != std::thread::id()) return;
-    turn_.holder_ = std::this_thread::get_id();
-    has_it_ = true;
+    has_it_ = !std::exchange(turn_.is_taken_, true);
   }
   ~TurnHolder() {
     --turns_of_this_thread;
     if (!has_it_) return;
     {
       MutexLock lock(turn_.mu_);
-      turn_.holder_ = std::thread::id();
+      turn_.is_taken_ = false;
     }
     turn_.ended_.NotifyAll();
   }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <functional>
 #include <iterator>
-#include <set>
 
 #include "pinion/allocator/base/bytes.h"
 
@@ -57,29 +56,29 @@ uint64_t SegmentMap::LeastPieceBytes() const {
 
 std::vector<HostSegment> SegmentMap::RemoveFree(const Removal& wanted,
                                                 std::vector<std::vector<HostSegment>>* free) {
-  std::map<uint64_t, uint64_t, std::greater<>> free_bytes;  // by the number of their segment
+  std::map<const void*, uint64_t> free_bytes;  // by the first address of their segment
   for (const std::vector<HostSegment>& pieces : *free) {
-    for (const HostSegment& piece : pieces) free_bytes[Find(piece.data).number] += piece.size_bytes;
+    for (const HostSegment& piece : pieces) {
+      free_bytes[Find(piece.data).segment.data] += piece.size_bytes;
+    }
   }
-  std::map<uint64_t, HostSegment> by_number;
-  for (const auto& [_, entry] : segments_) by_number[entry.number] = entry.segment;
+  std::map<uint64_t, HostSegment, std::greater<>> free_segments;  // the newest first
+  for (const auto& [data, entry] : segments_) {
+    if (free_bytes[data] == entry.segment.size_bytes) free_segments[entry.number] = entry.segment;
+  }
   uint64_t bytes = 0;
-  std::set<uint64_t> chosen;
   std::vector<HostSegment> removed;
-  for (const auto& [number, free_of_it] : free_bytes) {
+  for (const auto& [_, segment] : free_segments) {
     if (bytes >= wanted.bytes) break;
-    const HostSegment& segment = by_number[number];
-    if (free_of_it < segment.size_bytes || segment.size_bytes <= wanted.longer_than_bytes) continue;
-    chosen.insert(number);
+    if (segment.size_bytes <= wanted.longer_than_bytes) continue;
     removed.push_back(segment);
     bytes += segment.size_bytes;
   }
   if (wanted.all_or_none && bytes < wanted.bytes) return {};
-  for (std::vector<HostSegment>& pieces : *free) {
-    std::erase_if(
-        pieces, [&](const HostSegment& piece) { return chosen.contains(Find(piece.data).number); });
-  }
   for (const HostSegment& segment : removed) segments_.erase(segment.data);
+  for (std::vector<HostSegment>& pieces : *free) {
+    std::erase_if(pieces, [&](const HostSegment& piece) { return !Contains(piece.data); });
+  }
   total_bytes_ -= bytes;
   return removed;
 }

@@ -77,9 +77,6 @@ class SegmentPool {
   // Returns a live block from free memory, or null if nothing fits.
   BlockRecord* TryAllocate(uint64_t size_bytes);
 
-  // Returns the pool that a block belongs to.
-  static const SegmentPool& Of(const BlockRecord* block);
-
   // `id` is the record's id when the block was allocated. Dies if the block was already released.
   // Does nothing in a child of fork(), which may lack the memory and find the lock taken. If the
   // C++ heap has no memory for the tickets, ReleaseAfter waits for them.
@@ -197,10 +194,6 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* SegmentPool::TryAllocate(uint64
     }
   }
   return TryAllocateThoroughly(size_bytes);
-}
-
-inline const SegmentPool& SegmentPool::Of(const BlockRecord* block) {
-  return *BlockRecords::ArenaOf(block)->pool();
 }
 
 ABSL_ATTRIBUTE_ALWAYS_INLINE inline void SegmentPool::Release(BlockRecord* block, uint64_t id) {
