@@ -18,9 +18,9 @@ constexpr double kSameMomentMs = 1e-9;
 }  // namespace
 
 MachineTrace::MachineTrace()
-    : recorder_("modelled by the emulated accelerator, not measured", kHost,
-                "host, in modelled time", /*origin_ms=*/0) {
-  recorder_.trace().NameRow(kHost, kPinRow, "pinning");
+    : trace_("modelled by the emulated accelerator, not measured", kHost, "host, in modelled time",
+             /*origin_ms=*/0) {
+  trace_.NameRow(kHost, kPinRow, "pinning");
 }
 
 MachineTrace::CopiedOutMap::iterator MachineTrace::CutAt(uintptr_t address) {
@@ -62,22 +62,21 @@ void MachineTrace::WillCopy(uint64_t number, CopyDirection direction,
 void MachineTrace::OnDone(const TimedWork& work) {
   const Submitted submitted = submitted_[work.number];
   submitted_.erase(work.number);
-  recorder_.Add({.process = work.device,
-                 .row = work.stream,
-                 .name = work.name,
-                 .start_ms = work.start_ms,
-                 .end_ms = work.end_ms,
-                 .size_bytes = submitted.size_bytes,
-                 .operator_name = work.is_copy ? "" : work.name,
-                 .arrow_from = submitted.arrow_from,
-                 .arrows_to = submitted.arrows_to});
+  trace_.Add({.process = work.device,
+              .row = work.stream,
+              .name = work.name,
+              .start_ms = work.start_ms,
+              .end_ms = work.end_ms,
+              .size_bytes = submitted.size_bytes,
+              .operator_name = work.is_copy ? "" : work.name,
+              .arrow_from = submitted.arrow_from,
+              .arrows_to = submitted.arrows_to});
 }
 
 void MachineTrace::OnStall(const TimedStall& stall) {
   const auto [found, added] = stalls_.try_emplace(stall.device);
   if (added) {
-    recorder_.trace().NameRow(stall.device, kStallRow,
-                              "stalls: compute or the host waits for a copy");
+    trace_.NameRow(stall.device, kStallRow, "stalls: compute or the host waits for a copy");
   }
   ChromeTrace::Slice& last = found->second;
   const std::string name = "waits for " + stall.name;
@@ -88,7 +87,7 @@ void MachineTrace::OnStall(const TimedStall& stall) {
     last.end_ms = stall.end_ms;
     return;
   }
-  recorder_.Add(std::move(last));
+  trace_.Add(std::move(last));
   last = {.process = stall.device,
           .row = kStallRow,
           .name = name,
@@ -97,27 +96,25 @@ void MachineTrace::OnStall(const TimedStall& stall) {
 }
 
 void MachineTrace::OnMemory(int device, double now_ms, uint64_t in_use_bytes) {
-  recorder_.trace().Add(ChromeTrace::Sample{.process = device,
-                                            .name = "device memory",
-                                            .time_ms = now_ms - recorder_.origin_ms(),
-                                            .value_bytes = in_use_bytes});
+  trace_.AddSample(
+      {.process = device, .name = "device memory", .time_ms = now_ms, .value_bytes = in_use_bytes});
 }
 
 void MachineTrace::OnPin(double start_ms, double end_ms, uint64_t size_bytes) {
-  recorder_.Add({.process = kHost,
-                 .row = kPinRow,
-                 .name = "pin host memory",
-                 .start_ms = start_ms,
-                 .end_ms = end_ms,
-                 .size_bytes = size_bytes});
+  trace_.Add({.process = kHost,
+              .row = kPinRow,
+              .name = "pin host memory",
+              .start_ms = start_ms,
+              .end_ms = end_ms,
+              .size_bytes = size_bytes});
 }
 
-void MachineTrace::Restart(double now_ms) { recorder_.Restart(now_ms); }
+void MachineTrace::Restart(double now_ms) { trace_.Restart(now_ms); }
 
 ChromeTrace MachineTrace::Finish() const {
-  TraceRecorder whole = recorder_;
+  ChromeTrace whole = trace_;
   for (const auto& [device, stall] : stalls_) whole.Add(stall);
-  return std::move(whole.trace());
+  return whole;
 }
 
 }  // namespace pinion

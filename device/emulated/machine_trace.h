@@ -31,11 +31,9 @@ class MachineTrace {
  public:
   MachineTrace();
 
-  void NameDevice(int device, const std::string& name) {
-    recorder_.trace().NameProcess(device, name);
-  }
+  void NameDevice(int device, const std::string& name) { trace_.NameProcess(device, name); }
   void NameStream(int device, int slot, const std::string& name) {
-    recorder_.trace().NameRow(device, slot, name);
+    trace_.NameRow(device, slot, name);
   }
 
   // Announce work by number. Call one of them before OnDone.
@@ -47,9 +45,9 @@ class MachineTrace {
   void OnMemory(int device, double now_ms, uint64_t in_use_bytes);
   void OnPin(double start_ms, double end_ms, uint64_t size_bytes);
   void BeginRange(const char* name, uint64_t size_bytes, double now_ms) {
-    recorder_.BeginRange(name, size_bytes, now_ms);
+    trace_.BeginRange(name, size_bytes, now_ms);
   }
-  void EndRange(double now_ms) { recorder_.Add(recorder_.EndRange(now_ms)); }
+  void EndRange(double now_ms) { trace_.Add(trace_.EndRange(now_ms)); }
 
   // Discards the timeline so far; `now_ms` becomes time 0.
   void Restart(double now_ms);
@@ -75,7 +73,7 @@ class MachineTrace {
   // Splits the range at `address`. Returns the first range from there on.
   CopiedOutMap::iterator CutAt(uintptr_t address);
 
-  TraceRecorder recorder_;
+  ChromeTrace trace_;
   std::map<uint64_t, Submitted> submitted_;
   CopiedOutMap copied_out_;
   std::map<int, ChromeTrace::Slice> stalls_;  // last stall by device, which may continue

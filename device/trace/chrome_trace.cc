@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <utility>
 
 #include "nlohmann/json.hpp"
 #include "pinion/allocator/base/check.h"
@@ -42,17 +43,17 @@ void AddArrows(const std::vector<ChromeTrace::Slice>& slices, nlohmann::json& ev
 
 }  // namespace
 
+ChromeTrace::ChromeTrace(std::string times, int host, std::string host_name, double origin_ms)
+    : times_(std::move(times)), host_(host), origin_ms_(origin_ms) {
+  NameProcess(host_, std::move(host_name));
+}
+
 void ChromeTrace::NameProcess(int process, std::string name) {
   names_.push_back({process, -1, std::move(name)});
 }
 
 void ChromeTrace::NameRow(int process, int row, std::string name) {
   names_.push_back({process, row, std::move(name)});
-}
-
-void ChromeTrace::Clear() {
-  slices_.clear();
-  samples_.clear();
 }
 
 std::string ChromeTrace::ToJson() const {
@@ -99,31 +100,31 @@ absl::Status ChromeTrace::Write(const std::string& path) const {
                                 "\": " + std::strerror(errno));
 }
 
-TraceRecorder::TraceRecorder(std::string times, int host, std::string host_name, double origin_ms)
-    : trace_(std::move(times)), host_(host), origin_ms_(origin_ms) {
-  trace_.NameProcess(host_, std::move(host_name));
-}
-
-TraceRecorder::Thread& TraceRecorder::CallingThread() {
+ChromeTrace::Thread& ChromeTrace::CallingThread() {
   const int row = static_cast<int>(threads_.size()) + 1;
   const auto [found, added] = threads_.try_emplace(std::this_thread::get_id(), Thread{row, {}});
-  if (added) trace_.NameRow(host_, row, "thread " + std::to_string(row));
+  if (added) NameRow(host_, row, "thread " + std::to_string(row));
   return found->second;
 }
 
-void TraceRecorder::Add(ChromeTrace::Slice slice) {
+void ChromeTrace::Add(ChromeTrace::Slice slice) {
   if (slice.end_ms <= origin_ms_) return;
   slice.start_ms = std::max(slice.start_ms, origin_ms_) - origin_ms_;
   slice.end_ms -= origin_ms_;
-  trace_.Add(std::move(slice));
+  slices_.push_back(std::move(slice));
 }
 
-void TraceRecorder::BeginRange(const char* name, uint64_t size_bytes, double now_ms) {
+void ChromeTrace::AddSample(Sample sample) {
+  sample.time_ms -= origin_ms_;
+  samples_.push_back(std::move(sample));
+}
+
+void ChromeTrace::BeginRange(const char* name, uint64_t size_bytes, double now_ms) {
   PINION_CHECK(name != nullptr) << "a range has a name";
   CallingThread().open.push_back({name, size_bytes, now_ms});
 }
 
-ChromeTrace::Slice TraceRecorder::EndRange(double now_ms) {
+ChromeTrace::Slice ChromeTrace::EndRange(double now_ms) {
   Thread& thread = CallingThread();
   PINION_CHECK(!thread.open.empty()) << "EndRange without BeginRange on this thread";
   const OpenRange range = thread.open.back();
@@ -136,8 +137,9 @@ ChromeTrace::Slice TraceRecorder::EndRange(double now_ms) {
           .size_bytes = range.size_bytes};
 }
 
-void TraceRecorder::Restart(double now_ms) {
-  trace_.Clear();
+void ChromeTrace::Restart(double now_ms) {
+  slices_.clear();
+  samples_.clear();
   origin_ms_ = now_ms;
 }
 

@@ -1,12 +1,16 @@
 // Writes a timeline as a Chrome trace file, for Perfetto (ui.perfetto.dev) or chrome://tracing.
 //
-//   ChromeTrace trace("measured");
-//   trace.NameProcess(0, "host");
-//   trace.Add(ChromeTrace::Slice{.name = "step", .start_ms = 0, .end_ms = 12});
+//   ChromeTrace trace("measured", /*host=*/0, "host", SteadyClockMs());
+//   trace.BeginRange("step", 0, SteadyClockMs());
+//   trace.Add(trace.EndRange(SteadyClockMs()));
 //   PINION_RETURN_IF_ERROR(trace.Write("steps.json"));
 //
 // A process has rows, and a row has slices. Arrows connect slices; samples plot a number over time.
-// In Pinion's traces a process is a device or the host, and a row is a stream or a thread.
+// In Pinion's traces a process is a device or the host, and a row is a stream or a thread. Each
+// thread's ranges are in a row of the host.
+//
+// The caller reads the clock, in milliseconds. The file counts from the origin; earlier parts are
+// cut off.
 //
 // Thread safety: none; values.
 
@@ -19,7 +23,6 @@
 #include <set>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -49,16 +52,23 @@ class ChromeTrace {
     uint64_t value_bytes = 0;
   };
 
-  // `times` tells the reader how the times arose: "measured", "modelled".
-  explicit ChromeTrace(std::string times) : times_(std::move(times)) {}
+  // `times` tells the reader how the times arose: "measured", "modelled". `host` is the process of
+  // the host's rows.
+  ChromeTrace(std::string times, int host, std::string host_name, double origin_ms);
 
   void NameProcess(int process, std::string name);
   void NameRow(int process, int row, std::string name);
-  void Add(Slice slice) { slices_.push_back(std::move(slice)); }
-  void Add(Sample sample) { samples_.push_back(std::move(sample)); }
-  // Removes slices and samples; keeps the names.
-  void Clear();
+  void Add(Slice slice);
+  void AddSample(Sample sample);
   size_t slice_count() const { return slices_.size(); }
+
+  // Opens a range of the calling thread; ranges nest. `name` is a literal.
+  void BeginRange(const char* name, uint64_t size_bytes, double now_ms);
+  // Closes the calling thread's innermost range and returns its slice, for Add.
+  Slice EndRange(double now_ms);
+
+  // Removes slices and samples; `now_ms` becomes the origin.
+  void Restart(double now_ms);
 
   // Returns Unavailable, with the path and the reason, if the file cannot be written.
   absl::Status Write(const std::string& path) const;
@@ -70,43 +80,6 @@ class ChromeTrace {
     std::string text;
   };
 
-  std::string ToJson() const;
-
-  std::string times_;
-  std::vector<Name> names_;
-  std::vector<Slice> slices_;
-  std::vector<Sample> samples_;
-};
-
-// Builds a ChromeTrace from nested host ranges (a row per thread) and slices, relative to a start
-// time.
-//
-//   TraceRecorder recorder("measured", /*host=*/0, "host", SteadyClockMs());
-//   recorder.BeginRange("step", 0, SteadyClockMs());
-//   recorder.Add(recorder.EndRange(SteadyClockMs()));
-//
-// The caller reads the clock, in milliseconds. The trace counts from the origin; earlier parts are
-// cut off.
-class TraceRecorder {
- public:
-  // `times` as in ChromeTrace; `host` is the process of the host's rows.
-  TraceRecorder(std::string times, int host, std::string host_name, double origin_ms);
-
-  // Returns the trace, for names and samples. Add slices through Add.
-  ChromeTrace& trace() { return trace_; }
-  const ChromeTrace& trace() const { return trace_; }
-  double origin_ms() const { return origin_ms_; }
-
-  void Add(ChromeTrace::Slice slice);
-  // Opens a range of the calling thread; ranges nest. `name` is a literal.
-  void BeginRange(const char* name, uint64_t size_bytes, double now_ms);
-  // Closes the calling thread's innermost range and returns its slice, for Add.
-  ChromeTrace::Slice EndRange(double now_ms);
-
-  // Removes slices and samples; `now_ms` becomes the origin.
-  void Restart(double now_ms);
-
- private:
   struct OpenRange {
     const char* name;
     uint64_t size_bytes;
@@ -118,10 +91,14 @@ class TraceRecorder {
   };
 
   Thread& CallingThread();
+  std::string ToJson() const;
 
-  ChromeTrace trace_;
+  std::string times_;
   int host_;
   double origin_ms_;
+  std::vector<Name> names_;
+  std::vector<Slice> slices_;
+  std::vector<Sample> samples_;
   std::map<std::thread::id, Thread> threads_;
 };
 

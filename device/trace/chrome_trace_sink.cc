@@ -19,23 +19,23 @@ int RowOf(CopyDirection direction) {
 }  // namespace
 
 ChromeTraceSink::ChromeTraceSink(size_t max_slices)
-    : max_slices_(max_slices), recorder_("measured", kHost, "host", SteadyClockMs()) {}
+    : max_slices_(max_slices), trace_("measured", kHost, "host", SteadyClockMs()) {}
 
 ChromeTraceSink::DeviceRows& ChromeTraceSink::RowsOf(const std::string& device) {
   const auto [found, added] = devices_.try_emplace(device);
   if (added) {
     const int process = static_cast<int>(devices_.size());
     found->second.process = process;
-    recorder_.trace().NameProcess(process, device);
-    recorder_.trace().NameRow(process, kH2dRow, "H2D");
-    recorder_.trace().NameRow(process, kD2hRow, "D2H");
+    trace_.NameProcess(process, device);
+    trace_.NameRow(process, kH2dRow, "H2D");
+    trace_.NameRow(process, kD2hRow, "D2H");
   }
   return found->second;
 }
 
 void ChromeTraceSink::Keep(ChromeTrace::Slice slice) {
-  if (recorder_.trace().slice_count() < max_slices_) {
-    recorder_.Add(std::move(slice));
+  if (trace_.slice_count() < max_slices_) {
+    trace_.Add(std::move(slice));
   } else {
     ++dropped_;
   }
@@ -44,13 +44,13 @@ void ChromeTraceSink::Keep(ChromeTrace::Slice slice) {
 void ChromeTraceSink::BeginRange(const char* name, uint64_t size_bytes) {
   const double now_ms = SteadyClockMs();
   MutexLock lock(mu_);
-  recorder_.BeginRange(name, size_bytes, now_ms);
+  trace_.BeginRange(name, size_bytes, now_ms);
 }
 
 void ChromeTraceSink::EndRange() {
   const double now_ms = SteadyClockMs();
   MutexLock lock(mu_);
-  Keep(recorder_.EndRange(now_ms));
+  Keep(trace_.EndRange(now_ms));
 }
 
 void ChromeTraceSink::OnTransfer(const TransferRecord& transfer) {
@@ -72,8 +72,7 @@ void ChromeTraceSink::OnStall(const StallRecord& stall) {
   if (added) {
     const int ordinal = static_cast<int>(rows.streams.size());
     found->second = kFirstStallRow + ordinal - 1;
-    recorder_.trace().NameRow(rows.process, found->second,
-                              "stalls of stream " + std::to_string(ordinal));
+    trace_.NameRow(rows.process, found->second, "stalls of stream " + std::to_string(ordinal));
   }
   Keep({.process = rows.process,
         .row = found->second,
@@ -85,14 +84,14 @@ void ChromeTraceSink::OnStall(const StallRecord& stall) {
 
 void ChromeTraceSink::Restart() {
   MutexLock lock(mu_);
-  recorder_.Restart(SteadyClockMs());
+  trace_.Restart(SteadyClockMs());
   dropped_ = 0;
 }
 
 absl::Status ChromeTraceSink::Write(const std::string& path) const {
   const ChromeTrace trace = [this] {
     MutexLock lock(mu_);
-    ChromeTrace copy = recorder_.trace();
+    ChromeTrace copy = trace_;
     if (dropped_ > 0) {
       copy.NameProcess(kHost, "host (" + std::to_string(dropped_) + " slices after the first " +
                                   std::to_string(max_slices_) + " were not kept)");

@@ -60,7 +60,7 @@ class ChromeTraceSink final : public TraceSink {
 
   const size_t max_slices_;
   mutable Mutex mu_;
-  TraceRecorder recorder_ ABSL_GUARDED_BY(mu_);
+  ChromeTrace trace_ ABSL_GUARDED_BY(mu_);
   uint64_t dropped_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<std::string, DeviceRows> devices_ ABSL_GUARDED_BY(mu_);
 };

@@ -27,7 +27,7 @@ std::string Written(const ChromeTrace& trace) {
 }
 
 TEST(ChromeTraceTest, AFileHasEveryFieldThatIsSaidAndNoOther) {
-  ChromeTrace trace("modelled");
+  ChromeTrace trace("modelled", /*host=*/0, "host", /*origin_ms=*/0);
   trace.NameProcess(1, "emu:0");
   trace.NameRow(1, 0, "d\xC3\xBC");  // in UTF-8
   trace.Add(ChromeTrace::Slice{.process = 1,
@@ -41,9 +41,10 @@ TEST(ChromeTraceTest, AFileHasEveryFieldThatIsSaidAndNoOther) {
                                .arrow_from = 5});
   trace.Add(ChromeTrace::Slice{
       .process = 1, .row = 3, .name = "back", .end_ms = 8, .arrows_to = {5, 6}});  // no 6 exists
-  trace.Add(ChromeTrace::Sample{.process = 1, .name = "memory", .time_ms = 2, .value_bytes = 9});
+  trace.AddSample({.process = 1, .name = "memory", .time_ms = 2, .value_bytes = 9});
   EXPECT_EQ(trace.slice_count(), 2u);
   const json names = {
+      {{"ph", "M"}, {"name", "process_name"}, {"pid", 0}, {"args", {{"name", "host"}}}},
       {{"ph", "M"}, {"name", "process_name"}, {"pid", 1}, {"args", {{"name", "emu:0"}}}},
       {{"ph", "M"},
        {"name", "thread_name"},
@@ -72,41 +73,38 @@ TEST(ChromeTraceTest, AFileHasEveryFieldThatIsSaidAndNoOther) {
   json expected = {
       {"displayTimeUnit", "ms"}, {"otherData", {{"times", "modelled"}}}, {"traceEvents", events}};
   EXPECT_EQ(Written(trace), expected.dump() + "\n");
-  trace.Clear();
+  trace.Restart(0);
   expected["traceEvents"] = names;
   EXPECT_EQ(Written(trace), expected.dump() + "\n");
 }
 
-// --- TraceRecorder ---
-
-TEST(TraceRecorderTest, WhatLiesBeforeTheOriginIsCutOff) {
-  TraceRecorder recorder("measured", 7, "host", /*origin_ms=*/10);
-  const auto add = [&recorder](double start_ms, double end_ms) {
-    recorder.Add({.process = 7, .name = "slice", .start_ms = start_ms, .end_ms = end_ms});
-    return recorder.trace().slice_count();
+TEST(ChromeTraceTest, WhatLiesBeforeTheOriginIsCutOff) {
+  ChromeTrace trace("measured", 7, "host", /*origin_ms=*/10);
+  const auto add = [&trace](double start_ms, double end_ms) {
+    trace.Add({.process = 7, .name = "slice", .start_ms = start_ms, .end_ms = end_ms});
+    return trace.slice_count();
   };
   EXPECT_EQ(add(8, 10), 0u);
   EXPECT_EQ(add(8, 12), 1u);
   EXPECT_EQ(add(11, 14), 2u);
-  const json trace = json::parse(Written(recorder.trace()));
-  EXPECT_EQ(trace["traceEvents"][0]["args"]["name"], "host");
-  EXPECT_EQ(trace["traceEvents"][1]["ts"], 0);
-  EXPECT_EQ(trace["traceEvents"][1]["dur"], 2000);
-  EXPECT_EQ(trace["traceEvents"][2]["ts"], 1000);
-  EXPECT_EQ(trace["traceEvents"][2]["dur"], 3000);
-  recorder.Restart(20);
-  EXPECT_EQ(recorder.trace().slice_count(), 0u);
-  EXPECT_EQ(recorder.origin_ms(), 20);
+  const json written = json::parse(Written(trace));
+  EXPECT_EQ(written["traceEvents"][0]["args"]["name"], "host");
+  EXPECT_EQ(written["traceEvents"][1]["ts"], 0);
+  EXPECT_EQ(written["traceEvents"][1]["dur"], 2000);
+  EXPECT_EQ(written["traceEvents"][2]["ts"], 1000);
+  EXPECT_EQ(written["traceEvents"][2]["dur"], 3000);
+  trace.Restart(20);
+  EXPECT_EQ(trace.slice_count(), 0u);
   EXPECT_EQ(add(19, 20), 0u);
   EXPECT_EQ(add(19, 21), 1u);
 }
 
-TEST(TraceRecorderTest, ARangeIsASliceOfItsThreadsRow) {
-  TraceRecorder recorder("measured", 7, "host", 0);
-  recorder.BeginRange("outer", 3, 1);
-  recorder.BeginRange("inner", 0, 2);
-  const ChromeTrace::Slice inner = recorder.EndRange(4);
-  const ChromeTrace::Slice outer = recorder.EndRange(8);
+TEST(ChromeTraceTest, ARangeIsASliceOfItsThreadsRow) {
+  ChromeTrace trace("measured", 7, "host", 0);
+  trace.BeginRange("outer", 3, 1);
+  trace.BeginRange("inner", 0, 2);
+  const ChromeTrace::Slice inner = trace.EndRange(4);
+  const ChromeTrace::Slice outer = trace.EndRange(8);
   EXPECT_EQ(inner.name, "inner");
   EXPECT_EQ(inner.start_ms, 2);
   EXPECT_EQ(inner.end_ms, 4);
@@ -114,7 +112,7 @@ TEST(TraceRecorderTest, ARangeIsASliceOfItsThreadsRow) {
   EXPECT_EQ(outer.process, 7);
   EXPECT_EQ(outer.name, "outer");
   EXPECT_EQ(outer.size_bytes, 3u);
-  const json rows = json::parse(Written(recorder.trace()))["traceEvents"];
+  const json rows = json::parse(Written(trace))["traceEvents"];
   ASSERT_EQ(rows.size(), 2u) << "the process and one thread";
   EXPECT_EQ(rows[1]["tid"], outer.row);
   EXPECT_EQ(rows[1]["args"]["name"], "thread 1");
