@@ -6,10 +6,6 @@
 namespace pinion::internal {
 namespace {
 
-// A number that no thread has.
-constexpr int kNoOwner = -2;
-static_assert(kNoOwner != kThreadSlotUnknown);
-
 // Releases of other threads that one allocation enters. Few, to bound its latency. More than one,
 // because free blocks that are not entered yet cannot be reused or joined
 // (docs/maintainers/decisions/0011).
@@ -32,7 +28,7 @@ std::vector<HostSegment> InOrder(std::vector<HostSegment> pieces) {
 
 Arena::Arena(SegmentPool* pool, const AllocatorOptions& options, int thread_slot)
     : pool_(pool),
-      owner_slot_(thread_slot == kNoThreadSlot ? kNoOwner : thread_slot),
+      owner_slot_(thread_slot),
       mu_(thread_slot == kNoThreadSlot ? BiasedMutex::Barrier::kNone : BiasedMutex::BestBarrier()),
       books_(options.alignment_bytes, options.segment_bytes, this) {}
 

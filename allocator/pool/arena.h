@@ -235,7 +235,7 @@ class Arena {
 
   // On a cache line that is never written to.
   SegmentPool* const pool_;
-  const int owner_slot_;
+  const int owner_slot_;  // kNoThreadSlot, which no thread has, for none
   ReleaseBuffers buffers_;
 
   // The owner's cache lines. Other threads rarely read them.

@@ -3,7 +3,6 @@
 #include <new>
 
 #include "absl/cleanup/cleanup.h"
-#include "pinion/allocator/base/mutex.h"
 
 namespace pinion::internal {
 namespace {
@@ -33,15 +32,6 @@ std::unique_ptr<ReleaseBatch> NewBatch() {
 }
 
 }  // namespace
-
-uintptr_t ReleaseBuffers::Buffer::TakeSlowly() {
-  for (Spin spin;; spin.Wait()) {
-    if (held_.load(std::memory_order_relaxed) != kTaken) {
-      const uintptr_t held = held_.exchange(kTaken, std::memory_order_acquire);
-      if (held != kTaken) return held;
-    }
-  }
-}
 
 ReleaseBuffers::~ReleaseBuffers() {
   BatchQueue left;

@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <memory>
 
+#include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/slab.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/heap/block_records.h"
@@ -132,8 +133,9 @@ class ReleaseBuffers {
     // threads wait until the caller calls Put or Close.
     bool Take(std::unique_ptr<ReleaseBatch>* batch) {
       uintptr_t held = held_.exchange(kTaken, std::memory_order_acquire);
-      if (held == kTaken) [[unlikely]]
-        held = TakeSlowly();
+      for (Spin spin; held == kTaken; held = held_.exchange(kTaken, std::memory_order_acquire)) {
+        spin.Wait();
+      }
       if (held == kClosed) [[unlikely]] {
         Close();
         return false;
@@ -151,8 +153,6 @@ class ReleaseBuffers {
     static constexpr uintptr_t kEmpty = 0;
     static constexpr uintptr_t kTaken = 1;
     static constexpr uintptr_t kClosed = 2;
-
-    uintptr_t TakeSlowly();
 
     std::atomic<uintptr_t> held_ = kEmpty;
   };
