@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/attributes.h"
+
 namespace pinion::internal {
 
 class Arena;
@@ -63,7 +65,12 @@ class BlockRecords {
   BlockRecords& operator=(const BlockRecords&) = delete;
 
   // Makes the next `count` calls of Take (at most a chunk's) need no memory.
-  void MakeRoom(size_t count);
+  void MakeRoom(size_t count) {
+    for (const BlockRecord* record = unused_; record != nullptr && count > 0; --count) {
+      record = record->next_free;
+    }
+    if (count > 0) AddChunk();
+  }
 
   // Returns an unused record for the caller to fill.
   BlockRecord* Take() {
@@ -93,7 +100,13 @@ class BlockRecords {
   };
   static_assert(sizeof(Chunk) == kChunkBytes);
 
-  void AddChunk();
+  // Rarely called, so it stays out of line.
+  ABSL_ATTRIBUTE_NOINLINE void AddChunk() {
+    Chunk& chunk = *chunks_.emplace_back(std::make_unique<Chunk>());
+    chunk.arena = arena_;
+    // The lowest addresses are used first.
+    for (size_t i = chunk.records.size(); i-- > 0;) Put(&chunk.records[i]);
+  }
 
   Arena* const arena_;
   std::vector<std::unique_ptr<Chunk>> chunks_;

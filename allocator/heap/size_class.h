@@ -14,8 +14,7 @@
 //   classes   |   8 MiB   |   9 MiB   |  10 MiB   |  ...
 //   buckets   |.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|.|
 //
-// Blocks below 32 KiB are cut from slabs, which are large blocks themselves. So a long-lived small
-// block does not split a large hole, and all other blocks are whole pages.
+// Blocks below 32 KiB are cut from slabs (segment_heap.h). So all other blocks are whole pages.
 
 #ifndef PINION_ALLOCATOR_HEAP_SIZE_CLASS_H_
 #define PINION_ALLOCATOR_HEAP_SIZE_CLASS_H_
