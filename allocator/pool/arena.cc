@@ -84,11 +84,11 @@ bool Arena::Enter(By by, BlockRecord* block, uint64_t id, absl::Span<const Fence
   return waits || EnterLocked({block, id, 0}, nullptr, 0, leftovers);
 }
 
-std::vector<FenceTicket> Arena::ReclaimAndListTickets(By by, Leftovers* leftovers) {
+void Arena::Reclaim(By by, DeferredReleases::NextTickets* next, Leftovers* leftovers) {
   BiasedLock lock(mu_, by);
   SettleAllLocked(leftovers);
   ReclaimLocked(leftovers);
-  return books_.NextTickets();
+  books_.AddNextTickets(next);
 }
 
 std::vector<HostSegment> Arena::GiveUp(By by, Leftovers* leftovers) noexcept {

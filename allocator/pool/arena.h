@@ -172,8 +172,8 @@ class Arena {
     return buffers_.Add(release, timeline);
   }
 
-  // Reclaims blocks. Returns the next ticket that the rest waits for, one per timeline.
-  std::vector<FenceTicket> ReclaimAndListTickets(By by, Leftovers* leftovers);
+  // Reclaims blocks. Adds the tickets that the rest waits for to `next`.
+  void Reclaim(By by, DeferredReleases::NextTickets* next, Leftovers* leftovers);
 
   // --- Memory ---
   //

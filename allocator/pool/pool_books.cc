@@ -1,7 +1,6 @@
 #include "pinion/allocator/pool/pool_books.h"
 
 #include <atomic>
-#include <map>
 #include <new>
 #include <utility>
 
@@ -81,13 +80,12 @@ void DeferredReleases::TakeDone(absl::FunctionRef<void(BlockRecord*)> done, Time
   }
 }
 
-std::vector<FenceTicket> DeferredReleases::NextTickets() const {
-  std::vector<FenceTicket> tickets;
-  tickets.reserve(queues_.size());
+void DeferredReleases::AddNextTickets(NextTickets* next) const {
   for (const Queue& queue : queues_) {
-    if (!queue.heap.empty()) tickets.push_back({queue.timeline, queue.heap.front().value});
+    if (queue.heap.empty()) continue;
+    uint64_t& value = next->try_emplace(queue.timeline, UINT64_MAX).first->second;
+    value = std::min(value, queue.heap.front().value);
   }
-  return tickets;
 }
 
 DeferredReleases::Queue* DeferredReleases::QueueOf(const std::shared_ptr<FenceTimeline>& timeline) {

@@ -13,6 +13,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -46,6 +47,7 @@ namespace pinion::internal {
 class DeferredReleases {
  public:
   using Timelines = absl::InlinedVector<std::shared_ptr<FenceTimeline>, 4>;
+  using NextTickets = std::map<std::shared_ptr<FenceTimeline>, uint64_t>;
 
   // Makes room for `count` calls of Add with `timeline`, which then need no memory. Returns false
   // if the C++ heap is full.
@@ -58,8 +60,8 @@ class DeferredReleases {
   // Calls `done` with each block whose tickets are all done.
   void TakeDone(absl::FunctionRef<void(BlockRecord*)> done, Timelines* retired);
 
-  // Returns the next ticket of each timeline.
-  std::vector<FenceTicket> NextTickets() const;
+  // Lowers the values of `next` to the next ticket of each timeline, and adds missing timelines.
+  void AddNextTickets(NextTickets* next) const;
 
  private:
   struct Entry {
@@ -102,8 +104,8 @@ class PoolBooks {
   void Defer(BlockRecord* block, const std::shared_ptr<FenceTimeline>& timeline, uint64_t value);
   // Frees blocks whose tickets are done.
   void Reclaim(DeferredReleases::Timelines* retired);
-  // Returns the next ticket that deferred blocks wait for, one per timeline.
-  std::vector<FenceTicket> NextTickets() const { return deferred_.NextTickets(); }
+  // Like DeferredReleases::AddNextTickets.
+  void AddNextTickets(DeferredReleases::NextTickets* next) const { deferred_.AddNextTickets(next); }
   bool some_deferred() const { return deferred_bytes_.current != 0; }
 
   // Adds segments, then takes a block like Take and counts a miss. Takes none if `size_bytes` is 0.

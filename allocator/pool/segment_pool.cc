@@ -84,7 +84,7 @@ BlockRecord* SegmentPool::TryAllocateThoroughly(uint64_t size_bytes) {
     // Other arenas may belong to threads that have ended, and then nobody else reclaims their
     // blocks.
     try {
-      ReclaimAndListTickets();
+      Reclaim();
     } catch (const std::bad_alloc&) {  // another time: the block must not be lost
     }
   }
@@ -189,29 +189,18 @@ void SegmentPool::CountDown(uint64_t blocks) {
   last = std::move(kept_by_blocks_);
 }
 
-std::vector<FenceTicket> SegmentPool::ReclaimAndListTickets() {
+DeferredReleases::NextTickets SegmentPool::Reclaim() {
   Aftermath aftermath(this);
-  std::vector<FenceTicket> tickets;
+  DeferredReleases::NextTickets next;
   const ArenaRound round(arenas_);
-  for (const Seat& seat : round.seats()) {
-    for (FenceTicket& ticket : seat.arena->ReclaimAndListTickets(seat.by, &aftermath)) {
-      const auto known =
-          std::find_if(tickets.begin(), tickets.end(),
-                       [&](const FenceTicket& other) { return other.timeline == ticket.timeline; });
-      if (known == tickets.end()) {
-        tickets.push_back(std::move(ticket));
-      } else {
-        known->value = std::min(known->value, ticket.value);
-      }
-    }
-  }
-  return tickets;
+  for (const Seat& seat : round.seats()) seat.arena->Reclaim(seat.by, &next, &aftermath);
+  return next;
 }
 
 bool SegmentPool::PollDeferred() {
-  const std::vector<FenceTicket> tickets = ReclaimAndListTickets();
-  for (const FenceTicket& ticket : tickets) ticket.timeline->Poll();
-  return !tickets.empty();
+  const DeferredReleases::NextTickets next = Reclaim();
+  for (const auto& [timeline, _] : next) timeline->Poll();
+  return !next.empty();
 }
 
 BlockRecord* SegmentPool::TakeDeferred(uint64_t size_bytes, absl::Duration longest_wait) {
@@ -230,15 +219,15 @@ BlockRecord* SegmentPool::TakeDeferred(uint64_t size_bytes, absl::Duration longe
 BlockRecord* SegmentPool::WaitForDeferred(uint64_t size_bytes, absl::Duration timeout) {
   const Deadline deadline(timeout);
   while (true) {
-    const std::vector<FenceTicket> tickets = ReclaimAndListTickets();
+    const DeferredReleases::NextTickets next = Reclaim();
     bool waited = false;
-    for (const FenceTicket& ticket : tickets) {
+    for (const auto& [timeline, value] : next) {
       const absl::Duration left = deadline.Left();
       if (left == absl::ZeroDuration()) return nullptr;
       // A stuck timeline must not use up the time of the others.
       const absl::Duration share =
-          std::max(kShortestWait, left / static_cast<int64_t>(tickets.size()));
-      const absl::Status status = ticket.timeline->Wait(ticket.value, std::min(left, share));
+          std::max(kShortestWait, left / static_cast<int64_t>(next.size()));
+      const absl::Status status = timeline->Wait(value, std::min(left, share));
       waited |= status.ok() || absl::IsDeadlineExceeded(status);
       BlockRecord* const block = TryAllocateThoroughly(size_bytes);
       if (block != nullptr) return block;
@@ -347,8 +336,8 @@ absl::Status SegmentPool::WaitForAllDeferred(absl::Duration timeout) {
   while (true) {
     bool progress = false;
     absl::Status failed;
-    for (const FenceTicket& ticket : ReclaimAndListTickets()) {
-      const absl::Status waited = ticket.Wait(deadline.Left());
+    for (const auto& [timeline, value] : Reclaim()) {
+      const absl::Status waited = FenceTicket{timeline, value}.Wait(deadline.Left());
       progress |= waited.ok();
       failed.Update(waited);
     }

@@ -149,8 +149,8 @@ class SegmentPool {
   BlockRecord* WaitForDeferred(uint64_t size_bytes, absl::Duration timeout);
   // Returns why some blocks are still deferred, or OK.
   absl::Status WaitForAllDeferred(absl::Duration timeout);
-  // Reclaims blocks. Returns the next ticket that the rest waits for, one per timeline.
-  std::vector<FenceTicket> ReclaimAndListTickets();
+  // Reclaims blocks. Returns the next ticket of each timeline that the rest waits for.
+  DeferredReleases::NextTickets Reclaim();
   // Records that `blocks` live blocks are released after Abandon. May destroy the pool.
   void CountDown(uint64_t blocks);
 
