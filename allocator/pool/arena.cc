@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <utility>
 
 namespace pinion::internal {
 namespace {
@@ -34,7 +35,7 @@ Arena::Arena(SegmentPool* pool, const AllocatorOptions& options, int thread_slot
 
 BlockRecord* Arena::TryAllocate(By by, const Request& request, Leftovers* leftovers) {
   BiasedLock lock(mu_, by);
-  left_.TakeBack();
+  left_.MakeNoneAtOnce();
   if (by == By::kOwner) mine_wait_ = false;
   SettleSomeLocked(leftovers);
   if (!incoming_.empty()) left_.ReclaimSoon();

@@ -23,7 +23,6 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
-#include <utility>
 #include <vector>
 
 #include "absl/base/attributes.h"
@@ -48,35 +47,31 @@ class SegmentPool;
 // Counts down an arena's allocations until it reclaims blocks or looks around. The owner's fast
 // path counts with one subtraction.
 //
-//   if (left.HasAtOnce()) left.CountAtOnce();         // the fast path
+//   if (left.HasAtOnce()) left.Count();               // the fast path
 //   else if (left.IsReclaimDue()) ...                 // Begin, look around if it says so, End
 //   else left.Count();
 //
 // Thread safety: none; guarded by the arena's lock.
 class Countdowns {
  public:
-  // Allocations that may take the fast path.
-  bool HasAtOnce() const { return at_once_ > 0; }
-  void CountAtOnce() { --at_once_; }
+  // Returns whether an allocation may take the fast path.
+  bool HasAtOnce() const { return until_look_around_ > at_once_down_to_; }
   // Lets all allocations until the next reclaim take the fast path.
-  void MakeAllAtOnce() { at_once_ = std::exchange(until_reclaim_, 0); }
-  // Takes back the fast-path allocations that were not made.
-  void TakeBack() { until_reclaim_ += std::exchange(at_once_, 0); }
+  void MakeAllAtOnce() { at_once_down_to_ = reclaim_at_; }
+  void MakeNoneAtOnce() { at_once_down_to_ = UINT32_MAX; }
 
-  bool IsReclaimDue() const { return until_reclaim_ == 0; }
-  void Count() { --until_reclaim_; }
+  bool IsReclaimDue() const { return until_look_around_ == reclaim_at_; }
+  void Count() { --until_look_around_; }
   // Makes a reclaim due within kReclaimEvery allocations.
   void ReclaimSoon() {
-    TakeBack();
-    const uint32_t soon = std::min(until_reclaim_, kReclaimEvery - 1);
-    until_look_around_ += until_reclaim_ - soon;
-    until_reclaim_ = soon;
+    MakeNoneAtOnce();
+    reclaim_at_ =
+        until_look_around_ - std::min(until_look_around_ - reclaim_at_, kReclaimEvery - 1);
   }
 
   // Begins a reclaim, due or not. Returns whether the arena must look around first.
   bool BeginReclaim() {
-    TakeBack();
-    until_look_around_ += std::exchange(until_reclaim_, 0);
+    MakeNoneAtOnce();
     if (until_look_around_ > 0) return false;
     until_look_around_ = kLookAroundEvery;
     return true;
@@ -87,12 +82,10 @@ class Countdowns {
     until_look_at_all_ = at_all ? kLookAtAllEvery - 1 : until_look_at_all_ - 1;
     return at_all;
   }
-  // Ends a reclaim. `some_wait` tells whether blocks still wait.
+  // Ends a reclaim, and counts the allocation. `some_wait` tells whether blocks still wait.
   void EndReclaim(bool some_wait) {
-    const uint32_t calls =
-        some_wait ? std::min(kReclaimEvery, until_look_around_) : until_look_around_;
-    until_look_around_ -= calls;
-    until_reclaim_ = calls - 1;
+    reclaim_at_ = some_wait ? until_look_around_ - std::min(kReclaimEvery, until_look_around_) : 0;
+    Count();
   }
 
  private:
@@ -104,9 +97,10 @@ class Countdowns {
   // Looks around until all arenas are reclaimed too.
   static constexpr uint32_t kLookAtAllEvery = 64;
 
-  uint32_t at_once_ = 0;
-  uint32_t until_reclaim_ = 0;      // after those of the fast path
-  uint32_t until_look_around_ = 0;  // after the next reclaim
+  uint32_t until_look_around_ = 0;  // allocations
+  // Values of until_look_around_.
+  uint32_t reclaim_at_ = 0;
+  uint32_t at_once_down_to_ = UINT32_MAX;
   uint32_t until_look_at_all_ = 0;  // in looks around
 };
 
@@ -291,7 +285,7 @@ ABSL_ATTRIBUTE_ALWAYS_INLINE inline BlockRecord* Arena::TryAllocateAtOnce(uint64
   BiasedLock lock(mu_, By::kOwner);
   if (!left_.HasAtOnce() || mine_wait_ || buffers_.SomeIncoming()) [[unlikely]]
     return nullptr;
-  left_.CountAtOnce();
+  left_.Count();
   return books_.Take(size_bytes, class_bytes);
 }
 

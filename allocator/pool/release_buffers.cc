@@ -1,6 +1,7 @@
 #include "pinion/allocator/pool/release_buffers.h"
 
 #include <new>
+#include <utility>
 
 #include "absl/cleanup/cleanup.h"
 

@@ -5,6 +5,7 @@
 #include <new>
 #include <utility>
 
+#include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/base/keep_for_ever.h"
