@@ -3,17 +3,17 @@
 // (UnitParcel) and the memory of evicted units (DroppedWeights).
 //
 //   const PrefetchPlan plan = units.OnUse(unit, dropped);  // an operator is about to use the unit
-//   ... UnitArrivals makes the copies ...
+//   ... DeviceWeights makes the copies ...
 //   old = units.OnArrived(unit, stream, fetched);          // the unit's storages have memory
 //   units.OnUsed(unit, dropped);                           // the operator's kernels are launched
 //
 // Memory of evicted units is appended to `dropped`. The caller frees it after releasing the lock:
 // FreeDropped(dropped, engine).
 //
-// Thread safety: none; WeightState's lock guards DeviceUnits. No function of DeviceUnits calls the
+// Thread safety: none; DeviceWeights' lock guards DeviceUnits. No function of DeviceUnits calls the
 // device, the allocator or LibTorch. Exception: the pointers of storages, which are plain fields.
 // Call FreeDropped without the lock. Parcels are thread-safe.
-// Ownership: DeviceWeights owns DeviceUnits, and UnitArrivals (device_weights.h) uses them.
+// Ownership: DeviceWeights (device_weights.h) owns DeviceUnits.
 
 #ifndef PINION_HOOKS_WEIGHTS_DEVICE_UNITS_H_
 #define PINION_HOOKS_WEIGHTS_DEVICE_UNITS_H_
@@ -31,8 +31,6 @@
 #include <string>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/schedule/reservation.h"
 #include "pinion/engine/schedule/weight_prefetcher.h"
 #include "pinion/engine/stream/wait_site.h"
@@ -192,11 +190,6 @@ class DeviceUnits {
   std::vector<DeviceUnit> units_;
   WeightPrefetcher prefetcher_;
   WeightStats stats_;
-};
-
-struct WeightState {
-  mutable Mutex mu;
-  DeviceUnits units ABSL_GUARDED_BY(mu);
 };
 
 }  // namespace pinion

@@ -26,9 +26,9 @@ namespace {
 
 constexpr char kFetching[] = "fetching a layer's weights";
 
-std::vector<std::shared_ptr<WeightParcel>> ParcelsOf(const std::vector<DeviceUnit>& units) {
+std::vector<std::shared_ptr<WeightParcel>> ParcelsOf(const std::vector<UnitParcel>& units) {
   std::vector<std::shared_ptr<WeightParcel>> parcels;
-  for (const DeviceUnit& unit : units) parcels.push_back(unit.parts.parcel);
+  for (const UnitParcel& unit : units) parcels.push_back(unit.parcel);
   return parcels;
 }
 
@@ -76,15 +76,15 @@ std::optional<TargetWindow::Excess> TargetWindow::TakeFirstExcess() {
   return excess_;
 }
 
-void UnitArrivals::Arrive(uint32_t index, const BoundStream& stream) {
+void DeviceWeights::Arrive(uint32_t index, const BoundStream& stream) {
   const std::shared_ptr<WeightParcel>& parcel = parcels_[index];
   for (;;) {
     Parcel::Read read = parcel->ReadOrClaim(parcel->reader, Parcel::Afterwards::kKeep);
     if (!read.claim.has_value()) {
       ThrowIfError(read.fetched.copy().WaitOn(stream.native, kWeightAfterCopyIn), kFetching);
       std::vector<c10::DataPtr> away;
-      MutexLock lock(state_.mu);
-      away = state_.units.OnArrived(index, stream, read.fetched);
+      MutexLock lock(mu_);
+      away = units_.OnArrived(index, stream, read.fetched);
       return;
     }
     WeightMemory memory = AllocateNow(index, parcel->size_bytes, stream);
@@ -93,7 +93,7 @@ void UnitArrivals::Arrive(uint32_t index, const BoundStream& stream) {
   }
 }
 
-WeightMemory UnitArrivals::Allocate(uint64_t size_bytes, const BoundStream& stream) const {
+WeightMemory DeviceWeights::Allocate(uint64_t size_bytes, const BoundStream& stream) const {
   const AllocationLabel label("weights fetched by Pinion");
   WeightMemory memory = {StreamedBytes(tier_->share(), model_, size_bytes), {}};
   memory.storage = AllocateStorage(stream.torch, size_bytes);
@@ -101,8 +101,8 @@ WeightMemory UnitArrivals::Allocate(uint64_t size_bytes, const BoundStream& stre
   return memory;
 }
 
-WeightMemory UnitArrivals::AllocateNow(uint32_t index, uint64_t size_bytes,
-                                       const BoundStream& stream) {
+WeightMemory DeviceWeights::AllocateNow(uint32_t index, uint64_t size_bytes,
+                                        const BoundStream& stream) {
   try {
     return Allocate(size_bytes, stream);
   } catch (const c10::OutOfMemoryError&) {
@@ -111,8 +111,8 @@ WeightMemory UnitArrivals::AllocateNow(uint32_t index, uint64_t size_bytes,
   try {
     return Allocate(size_bytes, stream);
   } catch (const c10::OutOfMemoryError& error) {
-    MutexLock lock(state_.mu);
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "the weights of \"", state_.units[index].parts.name,
+    MutexLock lock(mu_);
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "the weights of \"", units_[index].parts.name,
                      "\" need ", size_bytes,
                      " bytes of the device at once, and it has no room for them with all other "
                      "weights away: ",
@@ -120,41 +120,41 @@ WeightMemory UnitArrivals::AllocateNow(uint32_t index, uint64_t size_bytes,
   }
 }
 
-absl::Status UnitArrivals::WaitForCopies() const {
+absl::Status DeviceWeights::WaitForCopies() const {
   for (const std::shared_ptr<WeightParcel>& parcel : parcels_) {
     PINION_RETURN_IF_ERROR(parcel->ViewOnHost(absl::InfiniteDuration()).status());
   }
   return absl::OkStatus();
 }
 
-absl::Status UnitArrivals::Fetch(uint32_t index, FetchClaim& claim, WeightMemory memory,
-                                 const BoundStream& stream, bool is_ahead) {
+absl::Status DeviceWeights::Fetch(uint32_t index, FetchClaim& claim, WeightMemory memory,
+                                  const BoundStream& stream, bool is_ahead) {
   const uint64_t size_bytes = claim.parcel().size_bytes;
   StreamedBytes refused;  // is destroyed after the memory
   Arrival arrival = {std::move(claim), TorchMemory(std::move(memory.storage))};
   GuardedMemories unneeded;
   {
     // Before another thread can see the copy, and evict it.
-    MutexLock lock(state_.mu);
-    state_.units[index].bytes = std::move(memory.bytes);
+    MutexLock lock(mu_);
+    units_[index].bytes = std::move(memory.bytes);
   }
   const absl::Status fetched =
       tier_->Fetch(absl::MakeSpan(&arrival, 1), stream.native, unneeded).status();
-  MutexLock lock(state_.mu);
+  MutexLock lock(mu_);
   if (!fetched.ok()) {
-    refused = std::move(state_.units[index].bytes);
+    refused = std::move(units_[index].bytes);
     return fetched;
   }
-  state_.units.CountFetch(size_bytes, is_ahead);
+  units_.CountFetch(size_bytes, is_ahead);
   return absl::OkStatus();
 }
 
-void UnitArrivals::FetchAhead(uint32_t index, const BoundStream& stream) {
+void DeviceWeights::FetchAhead(uint32_t index, const BoundStream& stream) {
   std::optional<FetchClaim> claim = parcels_[index]->ClaimIfAway();
   if (!claim.has_value()) return;
   bool may_try = false;
   {
-    MutexLock lock(state_.mu);
+    MutexLock lock(mu_);
     may_try = back_off_.MayTry();
   }
   bool is_fetched = false;
@@ -170,10 +170,10 @@ void UnitArrivals::FetchAhead(uint32_t index, const BoundStream& stream) {
     }
   }
   if (!is_fetched) claim.reset();  // lets the next user of the unit fetch it
-  MutexLock lock(state_.mu);
+  MutexLock lock(mu_);
   // A failing allocation is expensive: LibTorch's CUDA allocator frees its cache.
   if (may_try) is_fetched && !room_was_made ? back_off_.Worked() : back_off_.Refused();
-  if (!is_fetched) state_.units.OnFetchRefused(index, /*was_tried=*/may_try);
+  if (!is_fetched) units_.OnFetchRefused(index, /*was_tried=*/may_try);
 }
 
 DeviceWeights::DeviceWeights(c10::Device device, std::shared_ptr<HostTier> host,
@@ -183,8 +183,8 @@ DeviceWeights::DeviceWeights(c10::Device device, std::shared_ptr<HostTier> host,
       host_(std::move(host)),
       tier_(std::move(tier)),
       wanted_(room.wanted),
-      state_{.mu = {}, .units = DeviceUnits(std::move(units), room, *this, device)},
-      arrivals_(state_, tier_, model_, ParcelsOf(state_.units.all())),
+      parcels_(ParcelsOf(units)),
+      units_(std::move(units), room, *this, device),
       target_(room.target_bytes.has_value()
                   ? std::make_unique<TargetWindow>(*room.target_bytes, tier_->share(), model_)
                   : nullptr) {
@@ -195,9 +195,9 @@ DeviceWeights::DeviceWeights(c10::Device device, std::shared_ptr<HostTier> host,
 DeviceWeights::~DeviceWeights() {
   AllDropped dropped;
   {
-    MutexLock lock(state_.mu);
-    for (uint32_t index = 0; index < state_.units.all().size(); ++index) {
-      state_.units.Drop(index, dropped);
+    MutexLock lock(mu_);
+    for (uint32_t index = 0; index < units_.all().size(); ++index) {
+      units_.Drop(index, dropped);
     }
   }
   FreeDropped(dropped, tier_->engine());
@@ -219,8 +219,8 @@ void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
   PrefetchPlan plan;
   bool is_ready = false;
   {
-    MutexLock lock(state_.mu);
-    const DeviceUnit& unit = state_.units[index];
+    MutexLock lock(mu_);
+    const DeviceUnit& unit = units_[index];
     TORCH_CHECK(
         !is_captured, "a graph is captured, and the weights of \"", unit.parts.name,
         "\" are streamed: replays would read memory that is free by then. Run the model without "
@@ -235,16 +235,16 @@ void DeviceWeights::Enter(uint32_t index, uint64_t argument_bytes) {
                 "there before: change host_parameters() within Step; Step([] {}) takes over what "
                 "was changed by now");
     UpdateWindow();
-    plan = state_.units.OnUse(index, dropped);
+    plan = units_.OnUse(index, dropped);
     is_ready = unit.IsReadyOn(stream) && plan.fetches.empty();
   }
   FreeDropped(dropped, tier_->engine());
   if (is_ready) return;
   try {
-    arrivals_.Arrive(index, stream);
+    Arrive(index, stream);
   } catch (...) {
-    MutexLock lock(state_.mu);
-    state_.units.CancelUse(index, plan);
+    MutexLock lock(mu_);
+    units_.CancelUse(index, plan);
     throw;
   }
   FetchAllAhead(plan);
@@ -255,12 +255,12 @@ void DeviceWeights::MakeRoom(const WeightUse& use) {
   std::string excess;
   uint64_t most_bytes = 0;  // of all weights but this model's, beside the unit
   {
-    MutexLock lock(state_.mu);
+    MutexLock lock(mu_);
     const uint64_t all_bytes = target_->AtUse(use, allocator);
-    const uint64_t unit_bytes = state_.units[use.object].parts.size_bytes();
+    const uint64_t unit_bytes = units_[use.object].parts.size_bytes();
     most_bytes = all_bytes - std::min(all_bytes, unit_bytes);
     const std::optional<TargetWindow::Excess> first = target_->TakeFirstExcess();
-    if (first.has_value()) excess = Describe(*first, state_.units[first->unit].parts);
+    if (first.has_value()) excess = Describe(*first, units_[first->unit].parts);
   }
   if (!excess.empty()) PINION_LOG(kError) << excess;
   tier_->share()->OnUse(this);
@@ -271,9 +271,9 @@ void DeviceWeights::MakeRoom(const WeightUse& use) {
 void DeviceWeights::EvictIdle(bool unless_in_use) {
   AllDropped dropped;
   {
-    MutexLock lock(state_.mu);
-    if (unless_in_use && state_.units.IsAnyInUse()) return;
-    state_.units.DropAllIdle(dropped);
+    MutexLock lock(mu_);
+    if (unless_in_use && units_.IsAnyInUse()) return;
+    units_.DropAllIdle(dropped);
   }
   FreeDropped(dropped, tier_->engine());
 }
@@ -282,9 +282,9 @@ void DeviceWeights::Leave(uint32_t index) {
   AllDropped dropped;
   PrefetchPlan plan;
   {
-    MutexLock lock(state_.mu);
+    MutexLock lock(mu_);
     UpdateWindow();
-    plan = state_.units.OnUsed(index, dropped);
+    plan = units_.OnUsed(index, dropped);
   }
   FreeDropped(dropped, tier_->engine());
   FetchAllAhead(plan);
@@ -294,17 +294,17 @@ void DeviceWeights::FetchAllAhead(const PrefetchPlan& plan) {
   if (plan.fetches.empty()) return;
   const BoundStream stream(CurrentStream(device_));
   for (const uint32_t index : plan.fetches) {
-    arrivals_.FetchAhead(index, stream);
-    MutexLock lock(state_.mu);
-    state_.units.EndFetch(index);
+    FetchAhead(index, stream);
+    MutexLock lock(mu_);
+    units_.EndFetch(index);
   }
 }
 
 bool DeviceWeights::Write(uint32_t index, const WritingOperator& op) {
   std::string name;
   {
-    MutexLock lock(state_.mu);
-    const UnitParcel& unit = state_.units[index].parts;
+    MutexLock lock(mu_);
+    const UnitParcel& unit = units_[index].parts;
     name = unit.name;
     for (const WeightPiece& piece : unit.pieces) {
       const auto storage = piece.storage.lock();
@@ -321,16 +321,16 @@ bool DeviceWeights::Write(uint32_t index, const WritingOperator& op) {
 
 void DeviceWeights::Pause(const char* call) {
   {
-    MutexLock lock(state_.mu);
+    MutexLock lock(mu_);
     TORCH_CHECK(paused_by_ == nullptr, call, " was called within ", paused_by_, ": call it after ",
                 paused_by_, " has returned");
-    for (const DeviceUnit& unit : state_.units.all()) {
+    for (const DeviceUnit& unit : units_.all()) {
       TORCH_CHECK(unit.users == 0, call, " was called while an operator uses \"", unit.parts.name,
                   "\" on another thread: wait for it");
     }
     paused_by_ = call;
   }
-  const absl::Status done = arrivals_.WaitForCopies();
+  const absl::Status done = WaitForCopies();
   if (done.ok()) return;
   Resume({});
   ThrowIfError(done, "waiting for copies of weights that are to be changed");
@@ -339,8 +339,8 @@ void DeviceWeights::Pause(const char* call) {
 void DeviceWeights::Resume(const std::vector<uint32_t>& changed) {
   AllDropped dropped;
   {
-    MutexLock lock(state_.mu);
-    for (const uint32_t index : changed) state_.units.Drop(index, dropped);
+    MutexLock lock(mu_);
+    for (const uint32_t index : changed) units_.Drop(index, dropped);
     paused_by_ = nullptr;
   }
   FreeDropped(dropped, tier_->engine());
@@ -350,17 +350,17 @@ void DeviceWeights::FetchExpected() {
   AllDropped dropped;
   PrefetchPlan plan;
   {
-    MutexLock lock(state_.mu);
+    MutexLock lock(mu_);
     UpdateWindow();
-    plan = state_.units.OnChange(dropped);
+    plan = units_.OnChange(dropped);
   }
   FreeDropped(dropped, tier_->engine());
   FetchAllAhead(plan);
 }
 
 WeightStats DeviceWeights::GetStats() const {
-  MutexLock lock(state_.mu);
-  WeightStats stats = state_.units.GetStats();
+  MutexLock lock(mu_);
+  WeightStats stats = units_.GetStats();
   if (target_ != nullptr) stats.excess_device_bytes = target_->excess_device_bytes();
   return stats;
 }

@@ -5,9 +5,9 @@
 //   ...
 //   device_weights->Leave(unit);                   // its kernels are launched
 //
-// DeviceUnits (device_units.h) has the state, and UnitArrivals makes the copies. Within a memory
-// target the window is what TargetWindow leaves. If the unit does not fit beside other models'
-// weights, their idle units are evicted.
+// DeviceUnits (device_units.h) has the state. Within a memory target the window is what
+// TargetWindow leaves. If the unit does not fit beside other models' weights, their idle units are
+// evicted.
 //
 // A unit is fetched with one copy, on the stream that needs it first. Its memory is freed in the
 // order of that stream, after the other streams that have used it. Weights are never copied back:
@@ -30,6 +30,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/schedule/back_off.h"
 #include "pinion/engine/schedule/reservation.h"
 #include "pinion/engine/schedule/weight_prefetcher.h"
@@ -92,44 +93,6 @@ class TargetWindow {
 // A stream reads a weight after the weight's copy to the device.
 inline constexpr WaitSite kWeightAfterCopyIn("kWeightAfterCopyIn", kHooksWaits);
 
-// Fetches units of weights: allocates device memory for a unit, and copies the unit there. The
-// state, whose lock is not held during allocations, copies and waits, outlives this object.
-//
-//   arrivals.Arrive(unit, stream);       // the stream may use the unit
-//   arrivals.FetchAhead(other, stream);  // starts a copy if the device has memory
-class UnitArrivals {
- public:
-  UnitArrivals(WeightState& state, std::shared_ptr<DeviceTier> tier,
-               std::shared_ptr<StreamedModel> model,
-               std::vector<std::shared_ptr<WeightParcel>> parcels)
-      : state_(state),
-        tier_(std::move(tier)),
-        model_(std::move(model)),
-        parcels_(std::move(parcels)) {}
-
-  // Makes the unit resident for the stream, and fetches the unit if no thread has done so. Throws
-  // c10::OutOfMemoryError if the device has no memory even with all models' idle units evicted.
-  void Arrive(uint32_t index, const BoundStream& stream);
-  // Does not throw: a unit that cannot be fetched ahead is fetched on demand. Backs off after an
-  // allocation that failed, and after one that made LibTorch free its cache.
-  void FetchAhead(uint32_t index, const BoundStream& stream);
-  // Blocks until no copy reads host copies.
-  absl::Status WaitForCopies() const;
-
- private:
-  WeightMemory Allocate(uint64_t size_bytes, const BoundStream& stream) const;
-  // Evicts all models' idle units and tries again if the device has no memory.
-  WeightMemory AllocateNow(uint32_t index, uint64_t size_bytes, const BoundStream& stream);
-  absl::Status Fetch(uint32_t index, FetchClaim& claim, WeightMemory memory,
-                     const BoundStream& stream, bool is_ahead);
-
-  WeightState& state_;
-  const std::shared_ptr<DeviceTier> tier_;
-  const std::shared_ptr<StreamedModel> model_;
-  const std::vector<std::shared_ptr<WeightParcel>> parcels_;  // by unit
-  BackOff back_off_ ABSL_GUARDED_BY(state_.mu);               // of FetchAhead
-};
-
 class DeviceWeights final : public ResidencyKeeper, public EvictableWeights {
  public:
   DeviceWeights(c10::Device device, std::shared_ptr<HostTier> host,
@@ -162,22 +125,38 @@ class DeviceWeights final : public ResidencyKeeper, public EvictableWeights {
   // beside them.
   void MakeRoom(const WeightUse& use);
   // Sets the window to what other models' weights leave.
-  void UpdateWindow() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu) {
-    if (target_ != nullptr) state_.units.set_window_bytes(target_->OwnBytes());
+  void UpdateWindow() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (target_ != nullptr) units_.set_window_bytes(target_->OwnBytes());
   }
-  // Fetches on the current stream. Does not throw: units that fail are fetched on demand.
+  // Makes the unit resident for the stream, and fetches the unit if no thread has done so. Throws
+  // c10::OutOfMemoryError if the device has no memory even with all models' idle units evicted.
+  void Arrive(uint32_t index, const BoundStream& stream);
+  // Starts a copy if the device has memory. Does not throw: a unit that cannot be fetched ahead is
+  // fetched on demand. Backs off after an allocation that failed, and after one that made LibTorch
+  // free its cache.
+  void FetchAhead(uint32_t index, const BoundStream& stream);
+  // Calls FetchAhead for all fetches of the plan, on the current stream.
   void FetchAllAhead(const PrefetchPlan& plan);
+  WeightMemory Allocate(uint64_t size_bytes, const BoundStream& stream) const;
+  // Evicts all models' idle units and tries again if the device has no memory.
+  WeightMemory AllocateNow(uint32_t index, uint64_t size_bytes, const BoundStream& stream);
+  absl::Status Fetch(uint32_t index, FetchClaim& claim, WeightMemory memory,
+                     const BoundStream& stream, bool is_ahead);
+  // Blocks until no copy reads host copies.
+  absl::Status WaitForCopies() const;
 
   const c10::Device device_;
   const std::shared_ptr<HostTier> host_;
   const std::shared_ptr<DeviceTier> tier_;
   const Reservation wanted_;
   const std::shared_ptr<StreamedModel> model_ = std::make_shared<StreamedModel>();
+  const std::vector<std::shared_ptr<WeightParcel>> parcels_;  // by unit
 
-  WeightState state_;
-  UnitArrivals arrivals_;
-  const std::unique_ptr<TargetWindow> target_ ABSL_PT_GUARDED_BY(state_.mu);  // null: no target
-  const char* paused_by_ ABSL_GUARDED_BY(state_.mu) = nullptr;                // null: not paused
+  mutable Mutex mu_;
+  DeviceUnits units_ ABSL_GUARDED_BY(mu_);
+  BackOff back_off_ ABSL_GUARDED_BY(mu_);                               // of FetchAhead
+  const std::unique_ptr<TargetWindow> target_ ABSL_PT_GUARDED_BY(mu_);  // null: no target
+  const char* paused_by_ ABSL_GUARDED_BY(mu_) = nullptr;                // null: not paused
 };
 
 }  // namespace pinion
