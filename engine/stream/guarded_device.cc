@@ -59,63 +59,15 @@ absl::Status GuardedDevice::PoisonIfSticky(const char* call, const absl::Status&
   return health();
 }
 
-template <typename Result, typename Call>
-Result GuardedDevice::Guard(const char* name, const Call& call) {
-  if (!healthy()) return WhyUnhealthy();
-  Result result = call();
-  if (result.ok()) return result;
-  // Only Unavailable: after DeadlineExceeded the caller's time is up.
-  for (int retry = 0; retry < max_transient_retries_ && absl::IsUnavailable(StatusOf(result));
-       ++retry) {
-    retries_.fetch_add(1, std::memory_order_relaxed);
-    result = call();
-  }
-  PINION_RETURN_IF_ERROR(PoisonIfSticky(name, StatusOf(result)));
-  return result;
-}
-
-absl::StatusOr<StreamHandle> GuardedDevice::CreateStream(const std::string& name) {
-  return Guard<absl::StatusOr<StreamHandle>>("CreateStream",
-                                             [&] { return device_->CreateStream(name); });
-}
-
-absl::Status GuardedDevice::DestroyStream(StreamHandle stream) {
-  return Guard<absl::Status>("DestroyStream", [&] { return device_->DestroyStream(stream); });
-}
-
-absl::Status GuardedDevice::SynchronizeStream(StreamHandle stream) {
-  return Guard<absl::Status>("SynchronizeStream",
-                             [&] { return device_->SynchronizeStream(stream); });
-}
-
 absl::StatusOr<bool> GuardedDevice::IsCapturing(StreamHandle stream) {
   if (StreamInUse::IsKnownNotToCapture(*device_, stream)) return false;
-  absl::StatusOr<bool> capturing =
-      Guard<absl::StatusOr<bool>>("IsCapturing", [&] { return device_->IsCapturing(stream); });
+  absl::StatusOr<bool> capturing = Guard("IsCapturing", &Device::IsCapturing, stream);
   if (capturing.ok() && !*capturing) StreamInUse::NoteNotCapturing(*device_, stream);
   return capturing;
 }
 
-absl::StatusOr<EventHandle> GuardedDevice::CreateEvent() {
-  return Guard<absl::StatusOr<EventHandle>>("CreateEvent", [&] { return device_->CreateEvent(); });
-}
-
-absl::StatusOr<EventHandle> GuardedDevice::CreateTimedEvent() {
-  return Guard<absl::StatusOr<EventHandle>>("CreateTimedEvent",
-                                            [&] { return device_->CreateTimedEvent(); });
-}
-
-absl::Status GuardedDevice::DestroyEvent(EventHandle event) {
-  return Guard<absl::Status>("DestroyEvent", [&] { return device_->DestroyEvent(event); });
-}
-
-absl::Status GuardedDevice::RecordEvent(EventHandle event, StreamHandle stream) {
-  return Guard<absl::Status>("RecordEvent", [&] { return device_->RecordEvent(event, stream); });
-}
-
 absl::Status GuardedDevice::StreamWaitEvent(StreamHandle stream, EventHandle event) {
-  absl::Status waited = Guard<absl::Status>(
-      "StreamWaitEvent", [&] { return device_->StreamWaitEvent(stream, event); });
+  absl::Status waited = Guard("StreamWaitEvent", &Device::StreamWaitEvent, stream, event);
   if (waited.ok()) event_waits_.fetch_add(1, std::memory_order_relaxed);
   return waited;
 }
@@ -135,24 +87,6 @@ absl::Status GuardedDevice::StreamWaitTicket(StreamHandle stream, FenceTimeline&
   PINION_RETURN_IF_ERROR(timeline.OrderAfter(value, waiter));
   if (!waiter.asked) CountSkippedWait();
   return absl::OkStatus();
-}
-
-absl::StatusOr<bool> GuardedDevice::QueryEvent(EventHandle event) {
-  return Guard<absl::StatusOr<bool>>("QueryEvent", [&] { return device_->QueryEvent(event); });
-}
-
-absl::Status GuardedDevice::WaitEvent(EventHandle event, absl::Duration timeout) {
-  return Guard<absl::Status>("WaitEvent", [&] { return device_->WaitEvent(event, timeout); });
-}
-
-absl::StatusOr<double> GuardedDevice::ElapsedMs(EventHandle start, EventHandle end) {
-  return Guard<absl::StatusOr<double>>("ElapsedMs", [&] { return device_->ElapsedMs(start, end); });
-}
-
-absl::Status GuardedDevice::CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
-                                      StreamHandle stream) {
-  return Guard<absl::Status>("CopyAsync",
-                             [&] { return device_->CopyAsync(direction, pieces, stream); });
 }
 
 }  // namespace pinion::internal

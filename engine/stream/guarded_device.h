@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <type_traits>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -26,6 +27,7 @@
 #include "absl/types/span.h"
 #include "pinion/allocator/base/fork_origin.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/device/device.h"
 #include "pinion/device/process_exit.h"
@@ -66,20 +68,40 @@ class GuardedDevice {
   absl::Status PoisonIfSticky(const char* call, const absl::Status& status);
 
   // The calls of device.h.
-  absl::StatusOr<StreamHandle> CreateStream(const std::string& name);
-  absl::Status DestroyStream(StreamHandle stream);
-  absl::Status SynchronizeStream(StreamHandle stream);
+  absl::StatusOr<StreamHandle> CreateStream(const std::string& name) {
+    return Guard("CreateStream", &Device::CreateStream, name);
+  }
+  absl::Status DestroyStream(StreamHandle stream) {
+    return Guard("DestroyStream", &Device::DestroyStream, stream);
+  }
+  absl::Status SynchronizeStream(StreamHandle stream) {
+    return Guard("SynchronizeStream", &Device::SynchronizeStream, stream);
+  }
   absl::StatusOr<bool> IsCapturing(StreamHandle stream);
-  absl::StatusOr<EventHandle> CreateEvent();
-  absl::StatusOr<EventHandle> CreateTimedEvent();
-  absl::Status DestroyEvent(EventHandle event);
-  absl::Status RecordEvent(EventHandle event, StreamHandle stream);
+  absl::StatusOr<EventHandle> CreateEvent() { return Guard("CreateEvent", &Device::CreateEvent); }
+  absl::StatusOr<EventHandle> CreateTimedEvent() {
+    return Guard("CreateTimedEvent", &Device::CreateTimedEvent);
+  }
+  absl::Status DestroyEvent(EventHandle event) {
+    return Guard("DestroyEvent", &Device::DestroyEvent, event);
+  }
+  absl::Status RecordEvent(EventHandle event, StreamHandle stream) {
+    return Guard("RecordEvent", &Device::RecordEvent, event, stream);
+  }
   absl::Status StreamWaitEvent(StreamHandle stream, EventHandle event);
-  absl::StatusOr<bool> QueryEvent(EventHandle event);
-  absl::Status WaitEvent(EventHandle event, absl::Duration timeout);
-  absl::StatusOr<double> ElapsedMs(EventHandle start, EventHandle end);
+  absl::StatusOr<bool> QueryEvent(EventHandle event) {
+    return Guard("QueryEvent", &Device::QueryEvent, event);
+  }
+  absl::Status WaitEvent(EventHandle event, absl::Duration timeout) {
+    return Guard("WaitEvent", &Device::WaitEvent, event, timeout);
+  }
+  absl::StatusOr<double> ElapsedMs(EventHandle start, EventHandle end) {
+    return Guard("ElapsedMs", &Device::ElapsedMs, start, end);
+  }
   absl::Status CopyAsync(CopyDirection direction, absl::Span<const CopyPiece> pieces,
-                         StreamHandle stream);
+                         StreamHandle stream) {
+    return Guard("CopyAsync", &Device::CopyAsync, direction, pieces, stream);
+  }
 
   // Makes later work of `stream` (not capturing) start after submission `value` of `timeline`, by
   // events. Unimplemented if the timeline has no events.
@@ -97,8 +119,21 @@ class GuardedDevice {
  private:
   absl::Status WhyUnhealthy() const;
   absl::Status WhyNotAccepting() const;
-  template <typename Result, typename Call>
-  Result Guard(const char* name, const Call& call);
+  template <typename Result, typename... Parameters>
+  Result Guard(const char* name, Result (Device::*call)(Parameters...),
+               const std::type_identity_t<Parameters>&... arguments) {
+    if (!healthy()) return WhyUnhealthy();
+    Result result = (*device_.*call)(arguments...);
+    if (result.ok()) return result;
+    // Only Unavailable: after DeadlineExceeded the caller's time is up.
+    for (int retry = 0; retry < max_transient_retries_ && absl::IsUnavailable(StatusOf(result));
+         ++retry) {
+      retries_.fetch_add(1, std::memory_order_relaxed);
+      result = (*device_.*call)(arguments...);
+    }
+    PINION_RETURN_IF_ERROR(PoisonIfSticky(name, StatusOf(result)));
+    return result;
+  }
 
   const std::shared_ptr<Device> device_;
   const int max_transient_retries_;
