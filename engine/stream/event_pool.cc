@@ -15,7 +15,7 @@ bool EventRef::IsLast(PooledEvent& event) {
 }
 
 void EventRef::LetGo() {
-  if (IsLast(*event_)) event_->store_->Release({&event_, 1});
+  if (IsLast(*event_)) event_->pool_->Release({&event_, 1});
 }
 
 void EventRef::LetGoOf(absl::Span<EventRef> events) {
@@ -24,10 +24,10 @@ void EventRef::LetGoOf(absl::Span<EventRef> events) {
     PooledEvent* const event = std::exchange(reference.event_, nullptr);
     if (event != nullptr && IsLast(*event)) last.push_back(event);
   }
-  if (!last.empty()) last.front()->store_->Release(last);
+  if (!last.empty()) last.front()->pool_->Release(last);
 }
 
-EventStore::~EventStore() {
+EventPool::~EventPool() {
   if (!device_->health().ok()) return;  // leaks: the device must not be called
   for (const std::unique_ptr<PooledEvent>& event : free_) {
     if (absl::Status destroyed = device_->DestroyEvent(event->handle()); !destroyed.ok()) {
@@ -36,10 +36,11 @@ EventStore::~EventStore() {
   }
 }
 
-absl::Status EventStore::Acquire(absl::Span<EventRef> events) {
+absl::Status EventPool::Acquire(absl::Span<EventRef> events) {
   size_t found = 0;
   {
     MutexLock lock(mu_);
+    if (used_ == 0) self_ = shared_from_this();
     used_ += events.size();
     for (; found < events.size() && !free_.empty(); ++found) {
       events[found].event_ = free_.back().release();
@@ -53,6 +54,7 @@ absl::Status EventStore::Acquire(absl::Span<EventRef> events) {
         EventRef::LetGoOf(events.first(i));
         MutexLock lock(mu_);
         used_ -= events.size() - i;
+        if (used_ == 0) self_.reset();  // the caller has another reference
         return made.status();
       }
       events[i].event_ = made->release();
@@ -62,36 +64,22 @@ absl::Status EventStore::Acquire(absl::Span<EventRef> events) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<PooledEvent>> EventStore::NewEvent() {
+absl::StatusOr<std::unique_ptr<PooledEvent>> EventPool::NewEvent() {
   PINION_ASSIGN_OR_RETURN(const EventHandle handle, timing_ == Timing::kTimed
                                                         ? device_->CreateTimedEvent()
                                                         : device_->CreateEvent());
   auto event = std::make_unique<PooledEvent>(handle);
-  event->store_ = this;
+  event->pool_ = this;
   return event;
 }
 
-void EventStore::Release(absl::Span<PooledEvent* const> events) {
+void EventPool::Release(absl::Span<PooledEvent* const> events) {
   if (origin_.InForkedChild()) return;
-  bool is_last = false;
-  {
-    MutexLock lock(mu_);
-    for (PooledEvent* const event : events) free_.emplace_back(event);
-    used_ -= events.size();
-    is_last = used_ == 0 && closed_;
-  }
-  if (is_last) delete this;
-}
-
-void EventStore::Close() {
-  if (origin_.InForkedChild()) return;
-  bool is_last = false;
-  {
-    MutexLock lock(mu_);
-    closed_ = true;
-    is_last = used_ == 0;
-  }
-  if (is_last) delete this;
+  std::shared_ptr<EventPool> self;  // destroyed after the lock
+  MutexLock lock(mu_);
+  for (PooledEvent* const event : events) free_.emplace_back(event);
+  used_ -= events.size();
+  if (used_ == 0) self.swap(self_);
 }
 
 absl::StatusOr<EventRef> EventPool::Acquire() {

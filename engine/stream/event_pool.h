@@ -1,15 +1,15 @@
 // Pools device events: creates each once and reuses it after its last reference is gone.
 //
-//   EventPool events(device);
-//   PINION_ASSIGN_OR_RETURN(const EventRef event, events.Acquire());
-//   PINION_RETURN_IF_ERROR(events.Order(event, compute_stream, copy_stream));
+//   auto events = std::make_shared<EventPool>(device);
+//   PINION_ASSIGN_OR_RETURN(const EventRef event, events->Acquire());
+//   PINION_RETURN_IF_ERROR(events->Order(event, compute_stream, copy_stream));
 //
 // An event is never reused while a reference exists: a new record would move it under a pending
 // query or wait.
 //
 // Thread safety: thread-safe. No device call is made under the mutex. In a child of fork() the pool
 // and its references leak their events.
-// Ownership: references keep the events and the device alive.
+// Ownership: references keep the pool and the device alive.
 
 #ifndef PINION_ENGINE_STREAM_EVENT_POOL_H_
 #define PINION_ENGINE_STREAM_EVENT_POOL_H_
@@ -31,7 +31,7 @@
 
 namespace pinion::internal {
 
-class EventStore;
+class EventPool;
 
 class PooledEvent {
  public:
@@ -40,12 +40,12 @@ class PooledEvent {
   EventHandle handle() const { return handle_; }
 
  private:
-  friend class EventStore;
+  friend class EventPool;
   friend class EventRef;
 
   const EventHandle handle_;
   std::atomic<int> references_ = 0;
-  EventStore* store_ = nullptr;  // outlives the references
+  EventPool* pool_ = nullptr;  // outlives the references
 };
 
 // A counted reference to a pooled event, or null. Needs no allocation, unlike a shared_ptr: a saved
@@ -73,7 +73,7 @@ class EventRef {
   const PooledEvent* operator->() const { return event_; }
 
  private:
-  friend class EventStore;
+  friend class EventPool;
   void LetGo();
   // Returns true if this was the last reference; its count may then stay at 1.
   static bool IsLast(PooledEvent& event);
@@ -81,26 +81,29 @@ class EventRef {
   PooledEvent* event_ = nullptr;
 };
 
-// The events of a pool, shared by the pool and its references. The last of them destroys the store.
-class EventStore {
+class EventPool : public std::enable_shared_from_this<EventPool> {
  public:
   enum class Timing { kUntimed, kTimed };
 
-  EventStore(std::shared_ptr<GuardedDevice> device, Timing timing)
+  explicit EventPool(std::shared_ptr<GuardedDevice> device, Timing timing = Timing::kUntimed)
       : device_(std::move(device)), timing_(timing) {}
-  EventStore(const EventStore&) = delete;
-  EventStore& operator=(const EventStore&) = delete;
+  ~EventPool();
+  EventPool(const EventPool&) = delete;
+  EventPool& operator=(const EventPool&) = delete;
 
-  // Fills `events`. After an error all of them are empty.
+  // Returns an event to record. Record it before querying: it may carry an old record.
+  absl::StatusOr<EventRef> Acquire();
+  // Fills `events` under one lock. After an error all of them are empty.
   absl::Status Acquire(absl::Span<EventRef> events);
-  // Ends acquiring. May destroy the store.
-  void Close();
+
+  // Makes later work of `later` start after the present work of `earlier`, by recording `event`.
+  // Both streams belong to the device.
+  absl::Status Order(const EventRef& event, StreamHandle earlier, StreamHandle later);
 
  private:
   friend class EventRef;
 
-  ~EventStore();
-  // Returns events to the store. May destroy the store.
+  // Returns events to the pool. May destroy the pool.
   void Release(absl::Span<PooledEvent* const> events);
   absl::StatusOr<std::unique_ptr<PooledEvent>> NewEvent();
 
@@ -110,31 +113,7 @@ class EventStore {
   Mutex mu_;
   std::vector<std::unique_ptr<PooledEvent>> free_ ABSL_GUARDED_BY(mu_);
   size_t used_ ABSL_GUARDED_BY(mu_) = 0;  // events with references, or about to have some
-  bool closed_ ABSL_GUARDED_BY(mu_) = false;
-};
-
-class EventPool {
- public:
-  using Timing = EventStore::Timing;
-
-  explicit EventPool(std::shared_ptr<GuardedDevice> device, Timing timing = Timing::kUntimed)
-      : device_(device), store_(new EventStore(std::move(device), timing)) {}
-  ~EventPool() { store_->Close(); }
-  EventPool(const EventPool&) = delete;
-  EventPool& operator=(const EventPool&) = delete;
-
-  // Returns an event to record. Record it before querying: it may carry an old record.
-  absl::StatusOr<EventRef> Acquire();
-  // Fills `events` under one lock. After an error all of them are empty.
-  absl::Status Acquire(absl::Span<EventRef> events) { return store_->Acquire(events); }
-
-  // Makes later work of `later` start after the present work of `earlier`, by recording `event`.
-  // Both streams belong to the device.
-  absl::Status Order(const EventRef& event, StreamHandle earlier, StreamHandle later);
-
- private:
-  const std::shared_ptr<GuardedDevice> device_;
-  EventStore* const store_;
+  std::shared_ptr<EventPool> self_ ABSL_GUARDED_BY(mu_);  // null unless events are used
 };
 
 }  // namespace pinion::internal

@@ -27,14 +27,14 @@ class EventPoolTest : public ::testing::Test {
     options.faults.calls = {{.call = DeviceCall::kCreateEvent, .at = 2}};
     device_ = std::make_shared<GuardedDevice>(EmulatedMachine::Create(options).value()->device(0),
                                               /*transient_retries=*/0);
-    pool_ = std::make_unique<EventPool>(device_);
+    pool_ = std::make_shared<EventPool>(device_);
   }
 
   const std::shared_ptr<EmulatedMachine> machine_ =
       EmulatedMachine::Create(TestMachineOptions()).value();
   std::shared_ptr<GuardedDevice> device_ =
       std::make_shared<GuardedDevice>(machine_->device(0), /*transient_retries=*/0);
-  std::unique_ptr<EventPool> pool_ = std::make_unique<EventPool>(device_);
+  std::shared_ptr<EventPool> pool_ = std::make_shared<EventPool>(device_);
 };
 
 TEST_F(EventPoolTest, AnEventIsUsedAgainOnceNobodyRefersToIt) {
