@@ -37,6 +37,15 @@ absl::StatusOr<c10::DeviceType> DeviceTypeOf(const std::string& type_name);
 // Returns the device. NotFound if LibTorch cannot represent the number.
 absl::StatusOr<c10::Device> NumberedDevice(c10::DeviceType type, int number);
 
+// Checks that the LibTorch that is loaded is the release that Pinion was compiled with: classes of
+// another one would have another layout. `loaded` is aoti_torch_abi_version(). FailedPrecondition
+// names both releases.
+absl::Status CheckTorchVersion(uint64_t loaded);
+
+// Returns FailedPrecondition if the library with LibTorch's guard and allocator of this device type
+// is not loaded. Most of LibTorch's functions for the type throw then.
+absl::Status CheckTorchHas(c10::DeviceType type);
+
 c10::Stream CurrentStream(c10::Device device);
 StreamHandle NativeStream(const c10::Stream& stream);
 

@@ -33,7 +33,6 @@
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
-#include "pinion/hooks/autograd/torch_version.h"
 #include "pinion/hooks/environment.h"
 #include "pinion/hooks/pin_memory/pinned_block_registry.h"
 #include "pinion/hooks/tier/torch_pinned_source.h"

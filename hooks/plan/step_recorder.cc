@@ -21,7 +21,6 @@
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
-#include "pinion/hooks/autograd/torch_version.h"
 #include "pinion/hooks/plan/device_recording.h"
 #include "pinion/hooks/plan/noted_objects.h"
 #include "pinion/hooks/plan/offload_policy.h"

@@ -10,7 +10,6 @@
 #include "pinion/device/device.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
-#include "pinion/hooks/autograd/torch_version.h"
 #include "pinion/hooks/tier/torch_pinned_source.h"
 
 namespace pinion {

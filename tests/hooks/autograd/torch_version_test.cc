@@ -1,6 +1,6 @@
 // Checks that another LibTorch release than the compiled one is rejected.
 
-#include "pinion/hooks/autograd/torch_version.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/headeronly/version.h>
