@@ -297,8 +297,8 @@ absl::StatusOr<Prerequisites> CopyLane::OrderBatch(Progress& progress) {
   if (!kCopyAfterHostBuffer.enabled()) return prerequisites;
   std::vector<FenceTicket> latest;
   for (const std::shared_ptr<HostBuffer>& buffer : progress.batch.buffers()) {
-    for (const FenceTicket& ticket : buffer->open_tickets()) {
-      if (ticket.timeline == timeline_) continue;
+    for (const FenceTicket& ticket : buffer->tickets()) {
+      if (ticket.timeline == timeline_ || ticket.IsDone()) continue;
       const auto known = std::find_if(latest.begin(), latest.end(), [&](const FenceTicket& other) {
         return other.timeline == ticket.timeline;
       });

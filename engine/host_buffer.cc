@@ -18,15 +18,6 @@ HostBuffer::Tickets HostBuffer::tickets() const {
   return tickets_;
 }
 
-HostBuffer::Tickets HostBuffer::open_tickets() const {
-  Tickets open;
-  MutexLock lock(mu_);
-  for (const FenceTicket& ticket : tickets_) {
-    if (!ticket.IsDone()) open.push_back(ticket);
-  }
-  return open;
-}
-
 void HostBuffer::AddTicket(FenceTicket ticket) {
   MutexLock lock(mu_);
   for (FenceTicket& known : tickets_) {

@@ -36,9 +36,8 @@ class HostBuffer {
 
   using Tickets = absl::InlinedVector<FenceTicket, 2>;
 
-  // Return the latest ticket of each timeline that touched this buffer: all, or the pending ones.
+  // Returns the latest ticket of each timeline that touched this buffer.
   Tickets tickets() const;
-  Tickets open_tickets() const;
   // Adds a ticket; of two tickets of one timeline the later one stays. The engine calls it in
   // Submit. Call it for other work on the bytes: copies submitted later wait for that work.
   void AddTicket(FenceTicket ticket);

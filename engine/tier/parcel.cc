@@ -218,8 +218,8 @@ GuardedMemory Parcel::TakeFetched() {
 absl::StatusOr<std::shared_ptr<HostBuffer>> Parcel::ViewOnHost(absl::Duration timeout) {
   PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostBuffer> buffer, ToRead());
   const internal::Deadline deadline(timeout);
-  for (const FenceTicket& ticket : buffer->open_tickets()) {
-    PINION_RETURN_IF_ERROR(ticket.timeline->Wait(ticket.value, deadline.Left()));
+  for (const FenceTicket& ticket : buffer->tickets()) {
+    PINION_RETURN_IF_ERROR(ticket.Wait(deadline.Left()));
   }
   return buffer;
 }
