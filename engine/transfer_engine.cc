@@ -79,9 +79,6 @@ class TransferEngineImpl final : public TransferEngine {
   EngineStats GetStats() const override;
 
  private:
-  std::optional<LinkCalibration> KnownLink();
-  // Requires calibrating_.
-  absl::StatusOr<LinkCalibration> MeasureLink(PinnedAllocator& allocator);
   std::shared_ptr<StreamTimeline> ForeignTimeline(StreamHandle stream);
   // Drops the timelines of foreign streams that have no pending work and no other owner.
   void ForgetIdleStreams();
@@ -94,9 +91,9 @@ class TransferEngineImpl final : public TransferEngine {
   const std::shared_ptr<TransferTimer> timer_;  // null: nothing is timed
 
   FifoTurn calibrating_;
+  std::optional<LinkCalibration> link_;  // used within a turn of calibrating_
 
   Mutex mu_;
-  std::optional<LinkCalibration> link_ ABSL_GUARDED_BY(mu_);
   std::map<void*, std::shared_ptr<StreamTimeline>> foreign_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -143,25 +140,14 @@ absl::Status TransferEngineImpl::OrderStreams(StreamHandle earlier, StreamHandle
 }
 
 absl::StatusOr<LinkCalibration> TransferEngineImpl::Calibrate(PinnedAllocator& allocator) {
-  // Before any lock: a child of fork() may find it taken for ever.
+  // Before the turn: a child of fork() may find it taken for ever.
   PINION_RETURN_IF_ERROR(health());
   const FifoTurn::Scope turn(calibrating_);
-  if (std::optional<LinkCalibration> link = KnownLink()) return *link;
-  return MeasureLink(allocator);
-}
-
-std::optional<LinkCalibration> TransferEngineImpl::KnownLink() {
-  MutexLock lock(mu_);
-  return link_;
-}
-
-absl::StatusOr<LinkCalibration> TransferEngineImpl::MeasureLink(PinnedAllocator& allocator) {
+  if (link_.has_value()) return *link_;
   PINION_RETURN_IF_ERROR(device_->accepting());
   absl::StatusOr<LinkCalibration> link = CalibrateLink(device(), allocator);
   PINION_RETURN_IF_ERROR(device_->PoisonIfSticky("calibration", link.status()));
-  if (!link.ok()) return link;
-  MutexLock lock(mu_);
-  link_ = *link;
+  if (link.ok()) link_ = *link;
   return link;
 }
 

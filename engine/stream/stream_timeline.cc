@@ -192,21 +192,8 @@ uint64_t StreamTimeline::Append(EventRef event, SubmittedCopy&& copy) {
 }
 
 void StreamTimeline::Complete(uint64_t value) {
-  Released released;
+  Released released;  // destroyed after the lock
   MutexLock lock(mu_);
-  CompleteUpTo(value, released);
-}
-
-StreamTimeline::Released::~Released() {
-  absl::InlinedVector<EventRef, 2 * kManySubmissions> events;
-  for (Pending& pending : all) {
-    events.push_back(std::move(pending.event));
-    events.push_back(std::move(pending.copy.after.compute));
-  }
-  EventRef::LetGoOf(absl::MakeSpan(events));
-}
-
-void StreamTimeline::CompleteUpTo(uint64_t value, Released& released) {
   auto end = pending_.begin();
   for (; end != pending_.end() && end->value <= value; ++end) {
     if (end->copy.ends_transfer) ++stats_.completed_transfers;
@@ -217,6 +204,15 @@ void StreamTimeline::CompleteUpTo(uint64_t value, Released& released) {
   if (end == pending_.end()) return released.all.swap(pending_);
   released.all.assign(std::move_iterator(pending_.begin()), std::move_iterator(end));
   pending_.erase(pending_.begin(), end);
+}
+
+StreamTimeline::Released::~Released() {
+  absl::InlinedVector<EventRef, 2 * kManySubmissions> events;
+  for (Pending& pending : all) {
+    events.push_back(std::move(pending.event));
+    events.push_back(std::move(pending.copy.after.compute));
+  }
+  EventRef::LetGoOf(absl::MakeSpan(events));
 }
 
 const StreamTimeline::Pending* StreamTimeline::Find(uint64_t value) const {

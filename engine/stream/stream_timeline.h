@@ -186,8 +186,6 @@ class StreamTimeline final : public FenceTimeline {
 
   uint64_t Append(EventRef event, SubmittedCopy&& copy) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Complete(uint64_t value);
-  // Moves submissions up to `value` into `released`, which the caller destroys after unlocking.
-  void CompleteUpTo(uint64_t value, Released& released) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Like WhyPending, without the timeline's name.
   std::string WhyNumberIsPending(uint64_t value);
   static std::string Describe(const Pending& pending);
