@@ -48,14 +48,14 @@ at::Tensor Dense(const at::Tensor& gradient) {
 
 }  // namespace
 
-HostGradients::HostGradients(std::shared_ptr<DeviceTier> tier, std::vector<FollowedWeight> weights,
+HostGradients::HostGradients(std::shared_ptr<DeviceTier> tier, std::vector<StreamedWeight> weights,
                              const GradientOptions& options)
     : stay_(options.stay),
       leaving_(std::move(tier), options.most_leaving,
                [this](size_t index, uint32_t epoch, const at::Tensor& arrived) {
                  OnArrived(index, epoch, arrived);
                }) {
-  for (FollowedWeight& weight : weights) {
+  for (StreamedWeight& weight : weights) {
     in_unit_.resize(std::max<size_t>(in_unit_.size(), weight.unit + 1));
     const bool requires_grad = weight.master.requires_grad();
     in_unit_[weight.unit] += requires_grad ? 1 : 0;

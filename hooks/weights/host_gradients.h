@@ -20,6 +20,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
@@ -36,9 +37,10 @@
 
 namespace pinion {
 
-struct FollowedWeight {
+struct StreamedWeight {
   std::string name;
   c10::weak_intrusive_ptr<c10::TensorImpl> parameter;  // on the device
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;   // the parameter's
   at::Tensor master;                                   // on the host
   std::shared_ptr<MasterWatch> watch;
   uint32_t unit = 0;
@@ -53,7 +55,7 @@ struct GradientOptions {
 class HostGradients : public std::enable_shared_from_this<HostGradients> {
  public:
   // Other functions take the index of a weight in `weights`.
-  HostGradients(std::shared_ptr<DeviceTier> tier, std::vector<FollowedWeight> weights,
+  HostGradients(std::shared_ptr<DeviceTier> tier, std::vector<StreamedWeight> weights,
                 const GradientOptions& options);
   ~HostGradients();
 
@@ -86,7 +88,7 @@ class HostGradients : public std::enable_shared_from_this<HostGradients> {
   void Zero(size_t index);
 
  private:
-  struct Weight : FollowedWeight {
+  struct Weight : StreamedWeight {
     bool requires_grad = false;  // of both, as of the last Follow
     // The grad() of the parameter and of the host copy; null if it is a plain tensor or undefined.
     // While the host copy has one, `sum` has the parts that have arrived.

@@ -18,6 +18,7 @@
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/environment.h"
 #include "pinion/hooks/tier/torch_tier.h"
+#include "pinion/hooks/weights/master_watch.h"
 #include "pinion/hooks/weights/streamed_tensor.h"
 #include "pinion/hooks/weights/weight_masters.h"
 
@@ -96,7 +97,6 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
   offloader->weights_ =
       std::make_shared<DeviceWeights>(device, host, tier, room, std::move(parcels));
   tier->share()->Register(offloader->weights_);
-  std::vector<FollowedWeight> followed;
   absl::flat_hash_map<const c10::TensorImpl*, at::Tensor> host_of;
   for (uint32_t index = 0; index < masters.size(); ++index) {
     WeightMaster& master = masters[index];
@@ -110,13 +110,12 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
       const c10::Storage& storage = master.streamed[master.piece_of[weight]];
       const c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
       host_of[tensor.unsafeGetTensorImpl()] = on_host;
-      followed.push_back({name, weak, on_host, watch, index});
       offloader->all_.push_back({name, weak, storage.getWeakStorageImpl(), on_host, watch, index});
       tensor.set_data(MakeStreamedTensor(tensor, tensor.storage_offset(), storage));
     }
   }
   offloader->gradients_ = std::make_shared<HostGradients>(
-      tier, std::move(followed),
+      tier, offloader->all_,
       GradientOptions{.most_leaving = room.leaving_units, .stay = options.gradients_stay});
   offloader->gradients_->Begin();
   for (auto& [tensor, on_device] : moved) tensor.set_data(on_device);
@@ -148,8 +147,8 @@ void WeightOffloader::CheckAllStreamed(const char* call) const {
   TORCH_CHECK(!on_host_, call, " was called within ", kWithParametersOnHost, ": call it after ",
               kWithParametersOnHost, " has returned");
   CheckSameParameters();
-  for (const Weight& weight : all_) {
-    const auto impl = weight.tensor.lock();
+  for (const StreamedWeight& weight : all_) {
+    const auto impl = weight.parameter.lock();
     TORCH_CHECK(
         !impl || (impl->key_set().has(kStreamedKey) &&
                   impl->storage().unsafeGetStorageImpl() == weight.storage._unsafe_get_target()),
@@ -192,7 +191,7 @@ void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
     const at::NoGradGuard no_grad;
     for (size_t i = 0; i < all_.size(); ++i) {
       at::Tensor& tensor = parameters[i];
-      tensor = at::Tensor(all_[i].tensor.lock());
+      tensor = at::Tensor(all_[i].parameter.lock());
       if (!tensor.defined()) continue;
       streamed[i] = MakeStreamedTensor(tensor, tensor.storage_offset(), tensor.storage());
       tensor.set_data(all_[i].master.detach());
@@ -202,7 +201,7 @@ void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
   const c10::InferenceMode normal(false);
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < all_.size(); ++i) {
-    const Weight& weight = all_[i];
+    const StreamedWeight& weight = all_[i];
     const at::Tensor& tensor = parameters[i];
     if (!tensor.defined()) continue;
     TORCH_CHECK(tensor.sizes() == streamed[i].sizes() && tensor.dtype() == streamed[i].dtype(),
@@ -224,18 +223,18 @@ void WeightOffloader::Step(const std::function<void()>& step) {
   weights_->Pause(kStep);
   // Optimizers write through data(), without a new version, to every weight with a gradient.
   std::vector<bool> may_change;
-  for (const Weight& weight : all_) {
+  for (const StreamedWeight& weight : all_) {
     may_change.push_back(weight.master.requires_grad() || weight.master.grad().defined());
   }
   {
     const absl::Cleanup resume = [this, &may_change] {
       std::vector<uint32_t> changed;
       for (size_t i = 0; i < all_.size(); ++i) {
-        const Weight& weight = all_[i];
+        const StreamedWeight& weight = all_[i];
         if (!may_change[i] && !weight.watch->HasChanged()) continue;
         weight.watch->Accept();
         changed.push_back(weight.unit);
-        if (const auto impl = weight.tensor.lock()) impl->bump_version();
+        if (const auto impl = weight.parameter.lock()) impl->bump_version();
       }
       weights_->Resume(changed);
     };

@@ -45,7 +45,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
-#include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/nn/module.h>
@@ -62,7 +61,6 @@
 #include "pinion/engine/tier/host_tier.h"
 #include "pinion/hooks/weights/device_weights.h"
 #include "pinion/hooks/weights/host_gradients.h"
-#include "pinion/hooks/weights/master_watch.h"
 
 namespace pinion {
 
@@ -134,21 +132,13 @@ class WeightOffloader {
   std::shared_ptr<DeviceWeights> weights_;
   std::shared_ptr<HostGradients> gradients_;
   std::vector<at::Tensor> host_parameters_;
-  struct Weight {
-    std::string name;
-    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
-    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // on the device
-    at::Tensor master;
-    std::shared_ptr<MasterWatch> watch;
-    uint32_t unit = 0;
-  };
 
   // Throw, and name the parameter, or the public function `call` within WithParametersOnHost.
   void CheckSameParameters() const;
   void CheckAllStreamed(const char* call) const;
   void WaitForGradientsOf(const char* call);
 
-  std::vector<Weight> all_;
+  std::vector<StreamedWeight> all_;
   bool on_host_ = false;  // within WithParametersOnHost
   // The module's parameters at Attach. Weak references keep the addresses from being reused.
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> parameters_;
