@@ -80,18 +80,15 @@ void LeavingGradients::PutOut(std::vector<Part> parts) {
   }
   ThrowIfError(tier_->PutOut(absl::MakeSpan(&departure, 1)), kCollecting);
   parts.clear();
-  std::shared_ptr<Parcel> oldest;
+  std::shared_ptr<Parcel> evicted;
   {
     MutexLock lock(mu_);
-    held_.push_back(*parcel);
-    if (held_.size() > most_leaving_) {
-      oldest = std::move(held_.front());
-      held_.pop_front();
-    }
     left_bytes_ += size_bytes;
     on_the_way_.push_back({*std::move(parcel), std::move(arrived), unit});
+    const size_t count = on_the_way_.size();
+    if (count > most_leaving_) evicted = on_the_way_[count - most_leaving_ - 1].parcel;
   }
-  if (oldest != nullptr) const GuardedMemory freed = oldest->Evict();
+  if (evicted != nullptr) const GuardedMemory freed = evicted->Evict();
 }
 
 bool LeavingGradients::SettleOldest(const uint32_t* unit) {
@@ -125,12 +122,6 @@ void LeavingGradients::Settle() {
     rest.swap(collected_);
   }
   if (!rest.empty()) PutOut(std::move(rest));
-  std::deque<std::shared_ptr<Parcel>> held;
-  {
-    MutexLock lock(mu_);
-    held.swap(held_);
-  }
-  for (const std::shared_ptr<Parcel>& parcel : held) const GuardedMemory freed = parcel->Evict();
   while (SettleOldest(nullptr)) {
   }
 }

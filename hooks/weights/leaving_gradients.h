@@ -84,9 +84,8 @@ class LeavingGradients {
   const Deliver deliver_;
 
   mutable Mutex mu_;
-  std::vector<Part> collected_ ABSL_GUARDED_BY(mu_);  // of one unit
-  std::deque<Arrival> on_the_way_ ABSL_GUARDED_BY(mu_);
-  std::deque<std::shared_ptr<Parcel>> held_ ABSL_GUARDED_BY(mu_);  // not evicted from the device
+  std::vector<Part> collected_ ABSL_GUARDED_BY(mu_);     // of one unit
+  std::deque<Arrival> on_the_way_ ABSL_GUARDED_BY(mu_);  // all but the last most_leaving_: evicted
   uint64_t left_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
