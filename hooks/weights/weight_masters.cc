@@ -238,42 +238,34 @@ absl::StatusOr<WeightRoom> RoomFor(const std::vector<WeightMaster>& masters,
         "WeightOptions::window_bytes is ", asked.window_bytes, " and memory_target_bytes is ",
         asked.target_bytes, ": a target makes the window as large as there is room, so give one"));
   }
-  uint64_t second_bytes = 0;
-  const UnitParcel* largest = &masters.front().parcel;
+  const auto largest = std::max_element(masters.begin(), masters.end(),
+                                        [](const WeightMaster& a, const WeightMaster& b) {
+                                          return a.parcel.size_bytes() < b.parcel.size_bytes();
+                                        });
+  const uint64_t least_bytes = largest->parcel.size_bytes();
+  uint64_t two_largest_bytes = least_bytes;
   for (const WeightMaster& master : masters) {
-    const UnitParcel& unit = master.parcel;
-    if (&unit == largest) continue;
-    if (unit.size_bytes() > largest->size_bytes()) {
-      second_bytes = largest->size_bytes();
-      largest = &unit;
-    } else {
-      second_bytes = std::max(second_bytes, unit.size_bytes());
-    }
+    if (&master == &*largest) continue;
+    two_largest_bytes = std::max(two_largest_bytes, least_bytes + master.parcel.size_bytes());
   }
-  const uint64_t least_bytes = largest->size_bytes();
-  const uint64_t two_largest_bytes = least_bytes + second_bytes;
-  if (asked.window_bytes == 0 && asked.target_bytes == 0) {
-    return WeightRoom{.window_bytes = two_largest_bytes,
-                      .wanted = {two_largest_bytes, two_largest_bytes},
+  const bool has_target = asked.target_bytes > 0;
+  const uint64_t asked_bytes = has_target ? asked.target_bytes : asked.window_bytes;
+  if (asked_bytes > 0 && asked_bytes < least_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("WeightOptions::", has_target ? "memory_target_bytes" : "window_bytes", " is ",
+                     asked_bytes, ", and the layer \"", largest->parcel.name, "\" alone needs ",
+                     least_bytes, ": make it larger, or cut the layer into several modules"));
+  }
+  if (has_target) {
+    return WeightRoom{.window_bytes = 0,
+                      .target_bytes = asked.target_bytes,
+                      .wanted = {least_bytes, two_largest_bytes},
                       .two_largest_bytes = two_largest_bytes};
   }
-  const uint64_t asked_bytes = std::max(asked.window_bytes, asked.target_bytes);
-  if (asked_bytes < least_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "WeightOptions::", asked.target_bytes > 0 ? "memory_target_bytes" : "window_bytes", " is ",
-        asked_bytes, ", and the layer \"", largest->name, "\" alone needs ", least_bytes,
-        ": make it larger, or cut the layer into several modules"));
-  }
-  if (asked.window_bytes > 0) {
-    return WeightRoom{
-        .window_bytes = asked.window_bytes,
-        .wanted = {asked.window_bytes, asked.window_bytes},
-        .leaving_units = asked.window_bytes > two_largest_bytes ? size_t{2} : size_t{1},
-        .two_largest_bytes = two_largest_bytes};
-  }
-  return WeightRoom{.window_bytes = 0,
-                    .target_bytes = asked.target_bytes,
-                    .wanted = {least_bytes, two_largest_bytes},
+  const uint64_t window_bytes = asked_bytes > 0 ? asked_bytes : two_largest_bytes;
+  return WeightRoom{.window_bytes = window_bytes,
+                    .wanted = {window_bytes, window_bytes},
+                    .leaving_units = window_bytes > two_largest_bytes ? size_t{2} : size_t{1},
                     .two_largest_bytes = two_largest_bytes};
 }
 
