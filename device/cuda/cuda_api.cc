@@ -21,14 +21,6 @@ DriverContexts& Driver() {
   return driver;
 }
 
-cudaError_t HasContext(int device, bool* has_context) {
-  return Driver().HasContext(device, has_context);
-}
-
-cudaError_t PushContext(int device) { return Driver().PushContext(device); }
-
-cudaError_t PopContext() { return Driver().PopContext(); }
-
 }  // namespace
 
 const CudaApi& RealCudaApi() {
@@ -40,9 +32,9 @@ const CudaApi& RealCudaApi() {
       .DeviceGetPCIBusId = &cudaDeviceGetPCIBusId,
       .GetDeviceProperties = &cudaGetDeviceProperties,
       .ThreadExchangeStreamCaptureMode = &cudaThreadExchangeStreamCaptureMode,
-      .HasContext = &HasContext,
-      .PushContext = &PushContext,
-      .PopContext = &PopContext,
+      .HasContext = [](int device, bool* has) { return Driver().HasContext(device, has); },
+      .PushContext = [](int device) { return Driver().PushContext(device); },
+      .PopContext = [] { return Driver().PopContext(); },
       .GetLastError = &cudaGetLastError,
       .GetErrorName = &cudaGetErrorName,
       .GetErrorString = &cudaGetErrorString,
