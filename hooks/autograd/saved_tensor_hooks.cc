@@ -143,6 +143,8 @@ void EndScope(OpenedScope& scope) {
 
 using torch::autograd::Engine;
 
+thread_local std::optional<SegmentPart> current_part;  // the innermost scope's
+
 thread_local bool is_user_read = false;
 
 // False if hooks are disabled or torch.compile traces. Saves of a tracer do not belong to the
@@ -290,7 +292,7 @@ const SavedTensorPacker* ActivePacker() {
 }
 
 std::optional<SegmentPart> CurrentPart(c10::Device device) {
-  std::optional<SegmentPart> part = CurrentSegmentPart();
+  std::optional<SegmentPart> part = current_part;
   if (part.has_value() && (part->device != device || part->packer != ActivePacker())) part.reset();
   return part;
 }
@@ -330,6 +332,11 @@ bool IsReadByUserCode() {
   const std::shared_ptr<torch::autograd::Node> node = torch::autograd::get_current_node();
   return dynamic_cast<const torch::autograd::TraceableFunction*>(node.get()) == nullptr;
 }
+
+SegmentPartScope::SegmentPartScope(const SegmentPart& part)
+    : outer_(std::exchange(current_part, part)) {}
+
+SegmentPartScope::~SegmentPartScope() { current_part = outer_; }
 
 UserReadScope::UserReadScope() : outer_(std::exchange(is_user_read, true)) {}
 

@@ -27,7 +27,6 @@
 #include <memory>
 #include <optional>
 #include <thread>
-#include <utility>
 
 #include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
@@ -108,24 +107,14 @@ struct SegmentPart {
   const void* packer = nullptr;
 };
 
-namespace segment_part_internal {
-
-inline thread_local std::optional<SegmentPart> current;
-
-}  // namespace segment_part_internal
-
-// Returns the innermost scope's segment, or nothing.
-inline std::optional<SegmentPart> CurrentSegmentPart() { return segment_part_internal::current; }
-
 // Declares that the calling thread runs the segment. LibTorch does not carry that to other threads.
 //
 //   const SegmentPartScope part({.device = device, .ordinal = ordinal});
 //   ... the segment runs ...
 class [[nodiscard]] SegmentPartScope {
  public:
-  [[nodiscard]] explicit SegmentPartScope(const SegmentPart& part)
-      : outer_(std::exchange(segment_part_internal::current, part)) {}
-  ~SegmentPartScope() { segment_part_internal::current = outer_; }
+  [[nodiscard]] explicit SegmentPartScope(const SegmentPart& part);
+  ~SegmentPartScope();
   SegmentPartScope(const SegmentPartScope&) = delete;
   SegmentPartScope& operator=(const SegmentPartScope&) = delete;
 
