@@ -12,7 +12,7 @@
 // it.
 //
 // Any work may be numbered: a device's streams, reads of a file, a CPU thread. Copies wait for all
-// kinds alike (engine/host_buffer.h).
+// kinds alike (engine/copy_batch.h).
 //
 // Thread safety: FenceTimeline is thread-safe; a FenceTicket is a value. Ownership: a ticket shares
 // ownership of its timeline, so it may outlive the timeline's owner.

@@ -6,7 +6,7 @@
 //   std::move(block).ReleaseAfter({copy_ticket});  // or destroy it if no copy is running
 //
 // Move-only. The destructor makes the memory reusable at once. A block that a device may still
-// access needs ReleaseAfter instead; engine/host_buffer.h calls it for you.
+// access needs ReleaseAfter instead; engine/copy_batch.h calls it for you.
 //
 // Thread safety: a value. Different blocks may be used and released on different threads.
 // Ownership: a block may outlive its PinnedAllocator. The memory is freed when both are destroyed.

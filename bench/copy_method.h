@@ -25,7 +25,7 @@
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/bench/engine_cases.h"
 #include "pinion/device/device.h"
-#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/transfer_engine.h"
 
 namespace pinion {

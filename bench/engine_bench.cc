@@ -42,7 +42,6 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/engine/copy_batch.h"
-#include "pinion/engine/host_buffer.h"
 #include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/hooks/autograd/torch_bridge.h"

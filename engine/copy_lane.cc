@@ -14,7 +14,7 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/fence.h"
-#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/copy_batch.h"
 
 namespace pinion::internal {
 namespace {

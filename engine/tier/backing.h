@@ -8,7 +8,7 @@
 //
 // Implement Backing to move the bytes further, for example to a file. Once the copy out is done,
 // such a backing writes the bytes there and frees the pinned memory. When they are needed, it reads
-// them into pinned memory again. Tickets on the buffer (host_buffer.h) order the copy after this
+// them into pinned memory again. Tickets on the buffer (copy_batch.h) order the copy after this
 // work. Pass the backing to the tenant whose parcels it stores (OffloadOptions::backing).
 //
 // Errors: ResourceExhausted if there is no space; the parcel then stays on the device. ToRead
@@ -26,7 +26,7 @@
 
 #include "absl/status/statusor.h"
 #include "pinion/allocator/pinned_allocator.h"
-#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/transfer_engine.h"
 
 namespace pinion {

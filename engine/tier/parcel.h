@@ -42,7 +42,7 @@
 #include "absl/time/time.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/device/device.h"
-#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/tier/backing.h"
 #include "pinion/engine/tier/guarded_memory.h"

@@ -13,7 +13,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "pinion/allocator/pinned_block.h"
-#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/tier/torch_memory.h"

@@ -10,7 +10,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/link/packing.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/tier/torch_memory.h"

@@ -18,7 +18,7 @@
 #include "absl/time/time.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/link/packing.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/weights/master_watch.h"

@@ -7,7 +7,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
 

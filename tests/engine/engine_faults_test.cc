@@ -20,7 +20,6 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/copy_batch.h"
-#include "pinion/engine/host_buffer.h"
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"

@@ -16,7 +16,7 @@
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/support/fake_host.h"

@@ -23,7 +23,6 @@
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
 #include "pinion/engine/copy_batch.h"
-#include "pinion/engine/host_buffer.h"
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/transfer_engine.h"

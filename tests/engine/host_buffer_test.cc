@@ -1,11 +1,10 @@
-#include "pinion/engine/host_buffer.h"
-
 #include <memory>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/pinned_block.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/support/fake_timeline.h"
 

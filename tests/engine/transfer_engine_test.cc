@@ -21,7 +21,6 @@
 #include "pinion/allocator/fence.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/copy_batch.h"
-#include "pinion/engine/host_buffer.h"
 #include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/tests/engine/engine_world.h"

@@ -14,7 +14,6 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/copy_batch.h"
-#include "pinion/engine/host_buffer.h"
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/engine/stream/stream_in_use.h"
 #include "pinion/engine/stream/wait_site.h"

@@ -24,7 +24,6 @@
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/copy_batch.h"
 #include "pinion/engine/copy_lane.h"
-#include "pinion/engine/host_buffer.h"
 #include "pinion/engine/stats/engine_stats.h"
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/transfer_engine.h"

@@ -18,7 +18,6 @@
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/device/device.h"
 #include "pinion/engine/copy_batch.h"
-#include "pinion/engine/host_buffer.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/device/device_conformance.h"
 #include "pinion/tests/support/fake_host.h"

@@ -31,7 +31,6 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/copy_batch.h"
-#include "pinion/engine/host_buffer.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/device/cuda/fake_cuda.h"
 #include "pinion/tests/support/fake_host.h"

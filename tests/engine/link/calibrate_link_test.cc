@@ -25,7 +25,7 @@
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/emulated/faults.h"
-#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/link/link_calibration.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/support/captured_log.h"

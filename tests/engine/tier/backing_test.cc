@@ -21,7 +21,7 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/tier/parcel.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"

@@ -19,7 +19,7 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/pinned_allocator.h"
-#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/tier/backing.h"
 #include "pinion/engine/transfer_engine.h"
 

@@ -13,7 +13,7 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/engine/tier/parcel.h"

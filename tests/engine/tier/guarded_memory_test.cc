@@ -19,7 +19,7 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/process_exit.h"
-#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"

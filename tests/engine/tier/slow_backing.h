@@ -33,7 +33,7 @@
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
 #include "pinion/device/emulated/emulated_machine.h"
-#include "pinion/engine/host_buffer.h"
+#include "pinion/engine/copy_batch.h"
 #include "pinion/engine/tier/backing.h"
 #include "pinion/engine/transfer_engine.h"
 
