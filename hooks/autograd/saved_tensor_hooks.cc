@@ -2,7 +2,12 @@
 
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/SequenceNumber.h>
+#include <ATen/core/boxing/KernelFunction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 #include <ATen/record_function.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/core/DispatchKeySet.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -11,6 +16,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
+#include <torch/library.h>
 #include <torch/version.h>
 
 #include <atomic>
@@ -257,6 +263,36 @@ std::shared_ptr<OpenedScope> Open(const char* name, bool watches,
   return opened;
 }
 
+// --- Kernels ---
+
+// The key is below autograd, which has then saved the arguments, and above all kernels.
+constexpr c10::DispatchKey kBeforeKernel = c10::DispatchKey::Fake;
+
+void RunKernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  BeforeKernel(op.schema());
+  const c10::impl::ExcludeDispatchKeyGuard inside(kBeforeKernel);
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kBeforeKernel),
+                     stack);
+}
+
+void RegisterKernelFallback() {
+  static const torch::Library* const library = [] {
+    auto* all = new torch::Library(torch::Library::IMPL, "_", kBeforeKernel, __FILE__, __LINE__);
+    all->fallback(torch::CppFunction::makeFromBoxedFunction<&RunKernel>());
+    return all;
+  }();
+  static_cast<void>(library);
+}
+
+// Removes the exclusion as well, since a kernel may run a backward.
+c10::impl::LocalDispatchKeySet WithKey() {
+  RegisterKernelFallback();
+  c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  keys.included_ = keys.included_.add(kBeforeKernel);
+  keys.excluded_ = keys.excluded_.remove(kBeforeKernel);
+  return keys;
+}
+
 }  // namespace
 
 SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorPacker> packer, const char* name)
@@ -268,6 +304,8 @@ WatchScope::WatchScope(std::shared_ptr<SavedTensorWatcher> watcher, const char* 
     : opened_(Open(name, /*watches=*/true, nullptr, std::move(watcher))) {}
 
 WatchScope::~WatchScope() { EndScope(*opened_); }
+
+KernelScope::KernelScope() : keys_(WithKey()) {}
 
 std::optional<uint32_t> KeepSegment(const SegmentBegin& segment) {
   if (ActivePacker() == nullptr) return std::nullopt;

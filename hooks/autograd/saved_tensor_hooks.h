@@ -21,6 +21,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
 #include <c10/core/Device.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstdint>
 #include <functional>
@@ -132,7 +133,7 @@ class SavedTensorPacker {
   // ordinal (SegmentPart::ordinal) if the packer packs what the segment saves. Returns nothing if
   // the segment is to be recomputed; its inputs are saved next.
   virtual std::optional<uint32_t> KeepSegment(const SegmentBegin&) { return std::nullopt; }
-  // Called in a KernelScope (kernel_scope.h) before an operator's kernel, after the operator has
+  // Called in a KernelScope before an operator's kernel, after the operator has
   // saved its inputs. May throw.
   virtual void BeforeKernel(const c10::FunctionSchema&) {}
 };
@@ -180,6 +181,27 @@ class [[nodiscard]] WatchScope {
 
  private:
   const std::shared_ptr<OpenedScope> opened_;
+};
+
+// Calls SavedTensorPacker::BeforeKernel of the innermost SavedTensorScope before each operator's
+// kernel on this thread, after autograd has saved the operator's inputs. Exception: operators that
+// a kernel calls. LibTorch carries the scope to the threads of a backward that this thread runs.
+//
+//   const SavedTensorScope packs(std::make_shared<Stops>());
+//   const KernelScope scope;
+//   function();  // if BeforeKernel throws, as if that kernel had failed
+//
+// Stop a function here rather than in Pack: a custom function whose Pack throws keeps a reference
+// to itself and leaks. LibTorch expects that any kernel may throw.
+//
+// The scope uses DispatchKey::Fake, which LibTorch reserves for torchdistx: a process cannot use
+// both.
+class [[nodiscard]] KernelScope {
+ public:
+  [[nodiscard]] KernelScope();
+
+ private:
+  const c10::impl::ForceDispatchKeyGuard keys_;
 };
 
 // Returns the packer of the innermost scope; null without a scope, or if the scope switches hooks
