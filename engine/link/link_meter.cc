@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
@@ -57,17 +56,12 @@ CopyPiece LinkBuffer::Piece(CopyDirection direction) const {
 
 absl::StatusOr<std::unique_ptr<LinkMeter>> LinkMeter::Create(Device& device) {
   std::unique_ptr<LinkMeter> meter(new LinkMeter(device));
-  PINION_RETURN_IF_ERROR(meter->Init());
+  PINION_ASSIGN_OR_RETURN(meter->stream_, device.CreateStream("link meter"));
+  PINION_ASSIGN_OR_RETURN(meter->traffic_may_start_, device.CreateEvent());
+  PINION_ASSIGN_OR_RETURN(meter->gate_, device.CreateEvent());
+  PINION_ASSIGN_OR_RETURN(meter->start_, device.CreateTimedEvent());
+  PINION_ASSIGN_OR_RETURN(meter->end_, device.CreateTimedEvent());
   return meter;
-}
-
-absl::Status LinkMeter::Init() {
-  PINION_ASSIGN_OR_RETURN(stream_, device_.CreateStream("link meter"));
-  PINION_ASSIGN_OR_RETURN(traffic_may_start_, device_.CreateEvent());
-  PINION_ASSIGN_OR_RETURN(gate_, device_.CreateEvent());
-  PINION_ASSIGN_OR_RETURN(start_, device_.CreateTimedEvent());
-  PINION_ASSIGN_OR_RETURN(end_, device_.CreateTimedEvent());
-  return absl::OkStatus();
 }
 
 LinkMeter::~LinkMeter() {
@@ -88,20 +82,15 @@ absl::Status LinkMeter::AddTraffic(Device& device, CopyDirection direction,
     lane.direction = direction;
     lane.piece = buffer.Part(first_bytes == half ? 0 : half, half).Piece(direction);
     lane.first_bytes = first_bytes;
-    PINION_RETURN_IF_ERROR(AddLane(std::move(lane)));
+    PINION_ASSIGN_OR_RETURN(lane.stream, device.CreateStream("link meter traffic"));
+    const absl::StatusOr<EventHandle> end = device.CreateEvent();
+    if (!end.ok()) {
+      Destroy(lane);
+      return end.status();
+    }
+    lane.end = *end;
+    lanes_.push_back(lane);
   }
-  return absl::OkStatus();
-}
-
-absl::Status LinkMeter::AddLane(Lane lane) {
-  PINION_ASSIGN_OR_RETURN(lane.stream, lane.device->CreateStream("link meter traffic"));
-  absl::StatusOr<EventHandle> end = lane.device->CreateEvent();
-  if (!end.ok()) {
-    Destroy(lane);
-    return end.status();
-  }
-  lane.end = *end;
-  lanes_.push_back(lane);
   return absl::OkStatus();
 }
 

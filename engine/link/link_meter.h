@@ -105,8 +105,6 @@ class LinkMeter {
 
   explicit LinkMeter(Device& device) : device_(device) {}
 
-  absl::Status Init();
-  absl::Status AddLane(Lane lane);
   int GateCopies(const LinkLoad& load) const;
   int TrafficCopies(const LinkLoad& load) const;  // per lane
   absl::Status SubmitTraffic(int copies);
