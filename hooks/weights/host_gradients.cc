@@ -49,9 +49,9 @@ at::Tensor Dense(const at::Tensor& gradient) {
 }  // namespace
 
 HostGradients::HostGradients(std::shared_ptr<DeviceTier> tier, std::vector<StreamedWeight> weights,
-                             const GradientOptions& options)
-    : stay_(options.stay),
-      leaving_(std::move(tier), options.most_leaving,
+                             size_t most_leaving, bool stay)
+    : stay_(stay),
+      leaving_(std::move(tier), most_leaving,
                [this](size_t index, uint32_t epoch, const at::Tensor& arrived) {
                  OnArrived(index, epoch, arrived);
                }) {

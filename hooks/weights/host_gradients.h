@@ -46,17 +46,12 @@ struct StreamedWeight {
   uint32_t unit = 0;
 };
 
-struct GradientOptions {
-  size_t most_leaving = 1;  // units, for LeavingGradients
-  // Adds gradients on the device, and copies the sums to the host in Follow.
-  bool stay = false;
-};
-
 class HostGradients : public std::enable_shared_from_this<HostGradients> {
  public:
-  // Other functions take the index of a weight in `weights`.
+  // `most_leaving`: of units, for LeavingGradients. With `stay`, adds gradients on the device, and
+  // copies the sums to the host in Follow. Other functions take the index of a weight in `weights`.
   HostGradients(std::shared_ptr<DeviceTier> tier, std::vector<StreamedWeight> weights,
-                const GradientOptions& options);
+                size_t most_leaving, bool stay);
   ~HostGradients();
 
   // Sets hooks on parameters, and makes their grad() show the host copies' gradients.

@@ -23,6 +23,7 @@
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/weights/master_watch.h"
 #include "pinion/hooks/weights/streamed_tensor.h"
+#include "pinion/hooks/weights/weight_offloader.h"
 
 namespace pinion {
 namespace {
@@ -232,11 +233,12 @@ std::vector<std::pair<at::Tensor, at::Tensor>> CopiesOfTheRest(const torch::nn::
 }
 
 absl::StatusOr<WeightRoom> RoomFor(const std::vector<WeightMaster>& masters,
-                                   const AskedRoom& asked) {
-  if (asked.window_bytes > 0 && asked.target_bytes > 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "WeightOptions::window_bytes is ", asked.window_bytes, " and memory_target_bytes is ",
-        asked.target_bytes, ": a target makes the window as large as there is room, so give one"));
+                                   const WeightOptions& options) {
+  if (options.window_bytes > 0 && options.memory_target_bytes > 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("WeightOptions::window_bytes is ", options.window_bytes,
+                     " and memory_target_bytes is ", options.memory_target_bytes,
+                     ": a target makes the window as large as there is room, so give one"));
   }
   const auto largest = std::max_element(masters.begin(), masters.end(),
                                         [](const WeightMaster& a, const WeightMaster& b) {
@@ -248,8 +250,8 @@ absl::StatusOr<WeightRoom> RoomFor(const std::vector<WeightMaster>& masters,
     if (&master == &*largest) continue;
     two_largest_bytes = std::max(two_largest_bytes, least_bytes + master.parcel.size_bytes());
   }
-  const bool has_target = asked.target_bytes > 0;
-  const uint64_t asked_bytes = has_target ? asked.target_bytes : asked.window_bytes;
+  const bool has_target = options.memory_target_bytes > 0;
+  const uint64_t asked_bytes = has_target ? options.memory_target_bytes : options.window_bytes;
   if (asked_bytes > 0 && asked_bytes < least_bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("WeightOptions::", has_target ? "memory_target_bytes" : "window_bytes", " is ",
@@ -258,7 +260,7 @@ absl::StatusOr<WeightRoom> RoomFor(const std::vector<WeightMaster>& masters,
   }
   if (has_target) {
     return WeightRoom{.window_bytes = 0,
-                      .target_bytes = asked.target_bytes,
+                      .target_bytes = options.memory_target_bytes,
                       .wanted = {least_bytes, two_largest_bytes},
                       .two_largest_bytes = two_largest_bytes};
   }

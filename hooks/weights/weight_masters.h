@@ -20,7 +20,6 @@
 #include <torch/nn/module.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,6 +30,8 @@
 #include "pinion/hooks/weights/device_units.h"
 
 namespace pinion {
+
+struct WeightOptions;
 
 struct NamedWeight {
   std::string name;  // "blocks.0.attention.weight"
@@ -70,15 +71,9 @@ std::vector<std::pair<at::Tensor, at::Tensor>> CopiesOfTheRest(const torch::nn::
                                                                const std::vector<WeightUnit>& units,
                                                                c10::Device device);
 
-// The fields of WeightOptions.
-struct AskedRoom {
-  uint64_t window_bytes = 0;
-  uint64_t target_bytes = 0;
-};
-
 // Returns InvalidArgument if the largest unit does not fit, or if a window and a target are given.
 absl::StatusOr<WeightRoom> RoomFor(const std::vector<WeightMaster>& masters,
-                                   const AskedRoom& asked);
+                                   const WeightOptions& options);
 
 }  // namespace pinion
 

@@ -87,8 +87,7 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
     return absl::ResourceExhaustedError(absl::StrCat("copying the weights of \"", module.name(),
                                                      "\": ", error.what_without_backtrace()));
   }
-  PINION_ASSIGN_OR_RETURN(const WeightRoom room,
-                          RoomFor(masters, {options.window_bytes, options.memory_target_bytes}));
+  PINION_ASSIGN_OR_RETURN(const WeightRoom room, RoomFor(masters, options));
 
   // Nothing fails below.
   std::vector<UnitParcel> parcels;
@@ -114,9 +113,8 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
       tensor.set_data(MakeStreamedTensor(tensor, tensor.storage_offset(), storage));
     }
   }
-  offloader->gradients_ = std::make_shared<HostGradients>(
-      tier, offloader->all_,
-      GradientOptions{.most_leaving = room.leaving_units, .stay = options.gradients_stay});
+  offloader->gradients_ = std::make_shared<HostGradients>(tier, offloader->all_, room.leaving_units,
+                                                          options.gradients_stay);
   offloader->gradients_->Begin();
   for (auto& [tensor, on_device] : moved) tensor.set_data(on_device);
   for (const at::Tensor& parameter : module.parameters()) {
