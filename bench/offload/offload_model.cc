@@ -21,7 +21,6 @@
 #include "absl/strings/str_join.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/bench/bench_main.h"
-#include "pinion/hooks/autograd/kept_tensor.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/plan/step_recorder.h"
 #include "pinion/programs/conv_net.h"

@@ -29,7 +29,6 @@
 #include "pinion/hooks/activations/offload_stats_recorder.h"
 #include "pinion/hooks/activations/pack_scope.h"
 #include "pinion/hooks/activations/step_learner.h"
-#include "pinion/hooks/autograd/kept_tensor.h"
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "pinion/allocator/base/check.h"
-#include "pinion/hooks/autograd/kept_tensor.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {

@@ -1,5 +1,3 @@
-#include "pinion/hooks/autograd/kept_tensor.h"
-
 #include <c10/core/DispatchKey.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/StorageImpl.h>
@@ -9,6 +7,7 @@
 #include <string>
 
 #include "pinion/hooks/autograd/lent_tensors.h"
+#include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/saved_version.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 

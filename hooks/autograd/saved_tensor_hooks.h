@@ -93,6 +93,16 @@ class SavedTensor {
   virtual const void* MemoryOwner() const { return this; }
 };
 
+// Keeps a saved tensor on the device, as autograd does without hooks.
+//
+//   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
+//     return KeepTensor(tensor);
+//   }
+//
+// Unpack returns the tensor without its history. It throws autograd's own error if the tensor was
+// changed in place after it was saved. Memory that has other users is aliased (lent_tensors.h).
+std::unique_ptr<SavedTensor> KeepTensor(const at::Tensor& tensor);
+
 // A segment of forward that can be recomputed from its inputs. Inputs may be undefined; all others
 // are on `device` or on the CPU.
 struct SegmentBegin {

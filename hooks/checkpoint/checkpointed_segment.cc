@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "pinion/hooks/autograd/kept_tensor.h"
 #include "pinion/hooks/autograd/lent_tensors.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"

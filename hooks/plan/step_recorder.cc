@@ -17,7 +17,6 @@
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/engine/stream/stream_clock.h"
-#include "pinion/hooks/autograd/kept_tensor.h"
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"

@@ -37,7 +37,6 @@
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
-#include "pinion/hooks/autograd/kept_tensor.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/tests/hooks/activations/offload_fixture.h"

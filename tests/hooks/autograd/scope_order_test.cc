@@ -21,7 +21,6 @@
 #include "absl/functional/function_ref.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "pinion/hooks/autograd/kept_tensor.h"
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/tests/support/captured_log.h"

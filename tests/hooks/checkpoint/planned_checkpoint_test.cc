@@ -31,7 +31,6 @@
 #include "pinion/engine/planner/step_trace.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
-#include "pinion/hooks/autograd/kept_tensor.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/checkpoint/checkpoint.h"
 #include "pinion/hooks/plan/step_recorder.h"

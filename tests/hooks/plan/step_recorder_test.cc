@@ -46,7 +46,6 @@
 #include "pinion/engine/planner/step_trace.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
-#include "pinion/hooks/autograd/kept_tensor.h"
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
