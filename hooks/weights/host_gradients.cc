@@ -294,7 +294,6 @@ void HostGradients::Publish(Weight& weight) {
 }
 
 double HostGradients::ClipNorm(double max_norm) {
-  Follow();
   std::vector<at::Tensor> masters;
   for (const Weight& weight : weights_) {
     if (!weight.master.grad().defined()) continue;

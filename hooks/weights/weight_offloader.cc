@@ -141,7 +141,7 @@ void WeightOffloader::CheckSameParameters() const {
   }
 }
 
-void WeightOffloader::CheckAllStreamed(const char* call) const {
+void WeightOffloader::WaitForGradientsOf(const char* call) {
   TORCH_CHECK(!on_host_, call, " was called within ", kWithParametersOnHost, ": call it after ",
               kWithParametersOnHost, " has returned");
   CheckSameParameters();
@@ -155,6 +155,7 @@ void WeightOffloader::CheckAllStreamed(const char* call) const {
         "the module: do that within WithParametersOnHost, or copy into host_parameters() within "
         "Step");
   }
+  gradients_->Follow();
 }
 
 void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
@@ -245,15 +246,10 @@ void WeightOffloader::WaitForGradients() {
   WaitForGradientsOf("WeightOffloader::WaitForGradients");
 }
 
-void WeightOffloader::WaitForGradientsOf(const char* call) {
-  CheckAllStreamed(call);
-  gradients_->Follow();
-}
-
 double WeightOffloader::ClipGradNorm(double max_norm) {
   TORCH_CHECK(max_norm >= 0, "ClipGradNorm to a norm of ", max_norm,
               ": it must be at least 0 (infinity: the norm alone)");
-  CheckAllStreamed("WeightOffloader::ClipGradNorm");
+  WaitForGradientsOf("WeightOffloader::ClipGradNorm");
   return gradients_->ClipNorm(max_norm);
 }
 

@@ -135,7 +135,6 @@ class WeightOffloader {
 
   // Throw, and name the parameter, or the public function `call` within WithParametersOnHost.
   void CheckSameParameters() const;
-  void CheckAllStreamed(const char* call) const;
   void WaitForGradientsOf(const char* call);
 
   std::vector<StreamedWeight> all_;
