@@ -14,12 +14,25 @@ namespace pinion {
 // ------------------------------------------------------------------------------------ FetchClaim
 
 void FetchClaim::Fail() {
-  if (!std::exchange(has_ended_, true)) parcel_->FailFetch();
+  if (std::exchange(has_ended_, true)) return;
+  {
+    MutexLock lock(parcel_->mu_);
+    parcel_->Become(Parcel::State::kAway);
+  }
+  parcel_->fetch_ended_.NotifyAll();
 }
 
 GuardedMemory FetchClaim::EndFetch(GuardedMemory fetched) {
   has_ended_ = true;
-  return parcel_->EndFetch(std::move(fetched));
+  GuardedMemory unneeded;
+  {
+    MutexLock lock(parcel_->mu_);
+    parcel_->Become(Parcel::State::kFetched);
+    parcel_->fetched_ = std::move(fetched);  // was empty: nothing is released under the lock
+    if (parcel_->readers_.count == 0) unneeded = parcel_->EndEpoch();
+  }
+  parcel_->fetch_ended_.NotifyAll();
+  return unneeded;
 }
 
 // --------------------------------------------------------------------------------------- offload
@@ -178,26 +191,6 @@ std::optional<FetchClaim> Parcel::ClaimIfAway() {
   if (state() != State::kAway) return std::nullopt;
   Become(State::kFetching);
   return FetchClaim(shared_from_this());
-}
-
-GuardedMemory Parcel::EndFetch(GuardedMemory fetched) {
-  GuardedMemory unneeded;
-  {
-    MutexLock lock(mu_);
-    Become(State::kFetched);
-    fetched_ = std::move(fetched);  // was empty: nothing is released under the lock
-    if (readers_.count == 0) unneeded = EndEpoch();
-  }
-  fetch_ended_.NotifyAll();
-  return unneeded;
-}
-
-void Parcel::FailFetch() {
-  {
-    MutexLock lock(mu_);
-    Become(State::kAway);
-  }
-  fetch_ended_.NotifyAll();
 }
 
 absl::StatusOr<std::shared_ptr<HostBuffer>> Parcel::ToRead() {

@@ -3,7 +3,7 @@
 //
 //              Leave          Evict               claim                EndFetch
 //      kNew  --------> kHeld ------> kAway <--------------> kFetching ---------> kFetched
-//                                      ^       FailFetch                            |
+//                                      ^       Fail                                 |
 //                                      +------ every reader has read, or TakeFetched +
 //
 //   kNew       nothing is copied; FillOnHost leads directly to kAway
@@ -162,8 +162,6 @@ class Parcel : public std::enable_shared_from_this<Parcel> {
   void Become(State state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     state_.store(state, std::memory_order_release);
   }
-  GuardedMemory EndFetch(GuardedMemory fetched);
-  void FailFetch();
   GuardedMemory EndEpoch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   GuardedMemory EndEpochIfAllHaveRead(Afterwards afterwards) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Read ReadLocked(Reader& reader, Afterwards afterwards) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
