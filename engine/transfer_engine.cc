@@ -114,7 +114,7 @@ absl::StatusOr<Transfer> TransferEngineImpl::Submit(const CopyBatch& batch, Stre
   CopyLane& lane = batch.direction() == CopyDirection::kHostToDevice ? *h2d_ : *d2h_;
   PINION_ASSIGN_OR_RETURN(const uint64_t value, lane.Submit(batch, after));
   if (timer_ != nullptr) timer_->CollectIfMany();
-  return MakeTransfer(lane.timeline_of_thread(), value);
+  return Transfer(lane.timeline_of_thread(), value);
 }
 
 absl::StatusOr<FenceTicket> TransferEngineImpl::Mark(StreamHandle stream) {
@@ -284,13 +284,6 @@ absl::StatusOr<std::shared_ptr<TransferEngine>> TransferEngine::Create(
   }
   return std::make_shared<TransferEngineImpl>(options, std::move(guarded), std::move(events),
                                               std::move(h2d), std::move(d2h), std::move(timer));
-}
-
-Transfer TransferEngine::MakeTransfer(std::shared_ptr<StreamTimeline> timeline, uint64_t value) {
-  Transfer transfer;
-  transfer.timeline_ = std::move(timeline);
-  transfer.value_ = value;
-  return transfer;
 }
 
 }  // namespace pinion

@@ -45,6 +45,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -93,6 +94,9 @@ class StreamTimeline;
 class Transfer {
  public:
   Transfer() = default;
+  // For the engine. Transfer `value` of a timeline.
+  Transfer(std::shared_ptr<internal::StreamTimeline> timeline, uint64_t value)
+      : timeline_(std::move(timeline)), value_(value) {}
 
   FenceTicket ticket() const;
   uint64_t number() const { return value_; }  // the ticket's
@@ -108,7 +112,6 @@ class Transfer {
   absl::Status Wait(absl::Duration timeout) const;
 
  private:
-  friend class TransferEngine;
   std::shared_ptr<internal::StreamTimeline> timeline_;
   uint64_t value_ = 0;
 };
@@ -156,9 +159,6 @@ class TransferEngine {
 
   virtual Device& device() const = 0;
   virtual EngineStats GetStats() const = 0;
-
- protected:
-  static Transfer MakeTransfer(std::shared_ptr<internal::StreamTimeline> timeline, uint64_t value);
 };
 
 }  // namespace pinion
