@@ -192,23 +192,25 @@ uint64_t StreamTimeline::Append(EventRef event, SubmittedCopy&& copy) {
 }
 
 void StreamTimeline::Complete(uint64_t value) {
-  Released released;  // destroyed after the lock
-  MutexLock lock(mu_);
-  auto end = pending_.begin();
-  for (; end != pending_.end() && end->value <= value; ++end) {
-    if (end->copy.ends_transfer) ++stats_.completed_transfers;
-    stats_.completed_bytes += end->copy.size_bytes;
-    stats_.in_flight_bytes -= end->copy.size_bytes;
-    completed_.store(end->value, std::memory_order_release);
+  std::deque<Pending> done;
+  {
+    MutexLock lock(mu_);
+    auto end = pending_.begin();
+    for (; end != pending_.end() && end->value <= value; ++end) {
+      if (end->copy.ends_transfer) ++stats_.completed_transfers;
+      stats_.completed_bytes += end->copy.size_bytes;
+      stats_.in_flight_bytes -= end->copy.size_bytes;
+      completed_.store(end->value, std::memory_order_release);
+    }
+    if (end == pending_.end()) {
+      done.swap(pending_);
+    } else {
+      done.assign(std::move_iterator(pending_.begin()), std::move_iterator(end));
+      pending_.erase(pending_.begin(), end);
+    }
   }
-  if (end == pending_.end()) return released.all.swap(pending_);
-  released.all.assign(std::move_iterator(pending_.begin()), std::move_iterator(end));
-  pending_.erase(pending_.begin(), end);
-}
-
-StreamTimeline::Released::~Released() {
-  absl::InlinedVector<EventRef, 2 * kManySubmissions> events;
-  for (Pending& pending : all) {
+  absl::InlinedVector<EventRef, 2 * kManySubmissions> events;  // released together
+  for (Pending& pending : done) {
     events.push_back(std::move(pending.event));
     events.push_back(std::move(pending.copy.after.compute));
   }

@@ -177,11 +177,6 @@ class StreamTimeline final : public FenceTimeline {
     SubmittedCopy copy;
   };
 
-  // Finished submissions. Their events are released together, after the lock.
-  struct Released {
-    ~Released();
-    std::deque<Pending> all;
-  };
   using Events = absl::InlinedVector<EventRef, 1>;
 
   uint64_t Append(EventRef event, SubmittedCopy&& copy) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
