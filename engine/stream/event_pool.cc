@@ -15,7 +15,7 @@ bool EventRef::IsLast(PooledEvent& event) {
 }
 
 void EventRef::LetGo() {
-  if (IsLast(*event_)) event_->pool_->Release({&event_, 1});
+  if (IsLast(*event_)) event_->pool_.Release({&event_, 1});
 }
 
 void EventRef::LetGoOf(absl::Span<EventRef> events) {
@@ -24,7 +24,7 @@ void EventRef::LetGoOf(absl::Span<EventRef> events) {
     PooledEvent* const event = std::exchange(reference.event_, nullptr);
     if (event != nullptr && IsLast(*event)) last.push_back(event);
   }
-  if (!last.empty()) last.front()->pool_->Release(last);
+  if (!last.empty()) last.front()->pool_.Release(last);
 }
 
 EventPool::~EventPool() {
@@ -49,28 +49,20 @@ absl::Status EventPool::Acquire(absl::Span<EventRef> events) {
   }
   for (size_t i = 0; i < events.size(); ++i) {
     if (i >= found) {
-      absl::StatusOr<std::unique_ptr<PooledEvent>> made = NewEvent();
-      if (!made.ok()) {
+      const absl::StatusOr<EventHandle> handle =
+          timing_ == Timing::kTimed ? device_->CreateTimedEvent() : device_->CreateEvent();
+      if (!handle.ok()) {
         EventRef::LetGoOf(events.first(i));
         MutexLock lock(mu_);
         used_ -= events.size() - i;
         if (used_ == 0) self_.reset();  // the caller has another reference
-        return made.status();
+        return handle.status();
       }
-      events[i].event_ = made->release();
+      events[i].event_ = new PooledEvent(*handle, *this);
     }
     events[i].event_->references_.store(1, std::memory_order_relaxed);
   }
   return absl::OkStatus();
-}
-
-absl::StatusOr<std::unique_ptr<PooledEvent>> EventPool::NewEvent() {
-  PINION_ASSIGN_OR_RETURN(const EventHandle handle, timing_ == Timing::kTimed
-                                                        ? device_->CreateTimedEvent()
-                                                        : device_->CreateEvent());
-  auto event = std::make_unique<PooledEvent>(handle);
-  event->pool_ = this;
-  return event;
 }
 
 void EventPool::Release(absl::Span<PooledEvent* const> events) {

@@ -35,7 +35,7 @@ class EventPool;
 
 class PooledEvent {
  public:
-  explicit PooledEvent(EventHandle handle) : handle_(handle) {}
+  PooledEvent(EventHandle handle, EventPool& pool) : handle_(handle), pool_(pool) {}
 
   EventHandle handle() const { return handle_; }
 
@@ -44,8 +44,8 @@ class PooledEvent {
   friend class EventRef;
 
   const EventHandle handle_;
+  EventPool& pool_;  // outlives the references
   std::atomic<int> references_ = 0;
-  EventPool* pool_ = nullptr;  // outlives the references
 };
 
 // A counted reference to a pooled event, or null. Needs no allocation, unlike a shared_ptr: a saved
@@ -105,7 +105,6 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
 
   // Returns events to the pool. May destroy the pool.
   void Release(absl::Span<PooledEvent* const> events);
-  absl::StatusOr<std::unique_ptr<PooledEvent>> NewEvent();
 
   const std::shared_ptr<GuardedDevice> device_;
   const Timing timing_;
