@@ -56,8 +56,7 @@ void TakeDeferredOffloads(OffloadState& state, OffloadStatsRecorder& stats, cons
   for (const std::weak_ptr<StorageRecord>& waiting : state.books.pending.TakeDeferredOffloads()) {
     const RecordPtr record = waiting.lock();
     const bool is_needed = record != nullptr && record->live_handles > 0;
-    if (is_needed && record->Stays())
-      OffloadResident(state, stats, record, node, due.records, released);
+    if (is_needed) OffloadResident(state, stats, record, node, due.records, released);
   }
   for (const uint32_t object : state.schedule->TakeDeferredOffloads()) {
     const RecordPtr record = state.books.storages.TakeStaying(object);

@@ -174,6 +174,19 @@ TEST_F(DeferredOffloadsTest, WhatAnOpenScopeOfAnotherThreadHasSavedAsWellLeavesW
   }
 }
 
+TEST_F(DeferredOffloadsTest, WhatAnOperatorOfItsOpenScopeMayStillWriteLeavesWithThatScope) {
+  {
+    OffloadLock lock(state_);
+    state_.books.pending.TakeDue(kFirstScope, other_node_, /*batch_bytes=*/0);
+  }
+  SaveFirst();
+  SaveTheOthers();
+  OffloadLock lock(state_);
+  EXPECT_EQ(Leaving(), 0u) << "its operator may still write it";
+  EXPECT_EQ(stats_.Get().offloaded, 1u);
+  EXPECT_EQ(state_.books.pending.EndScope(kFirstScope).size(), 1u);
+}
+
 TEST_F(DeferredOffloadsTest, WhatNobodyNeedsAnyMoreDoesNotLeave) {
   SaveFirst();
   SaveTheOthers();

@@ -54,6 +54,34 @@ TEST(OffloadBytes, AViewOfHalfOfItsStorageTakesAllOfItAndASmallerOneItselfAlone)
   EXPECT_EQ(offloaded(64), 128 * kKiB);
   EXPECT_EQ(offloaded(63), 63 * kKiB);
 }
+
+constexpr uint64_t kBatchWindowBytes = 128 * kKiB;  // 32 KiB of waiting tensors start a copy
+
+TEST(OffloadBytes, OfATensorWhoseSlicesWaitForACopyTheMemoryCountsOnce) {
+  OffloadWorld world(SmallWindows(kBatchWindowBytes));
+  const OffloadScope scope(world.session());
+  const at::Tensor whole = world.activation(24);
+  at::Tensor y = world.carrier;
+  // The last one's operator may still run. The others make 24 KiB free, and 2 KiB each.
+  for (int i = 0; i < 5; ++i) y = Probe(y, {whole.narrow(0, i * 512, 512)}, OffloadWorld::Use);
+  const auto copies = [&] { return world.session()->GetEngineStats(0).d2h.submitted_transfers; };
+  EXPECT_EQ(copies(), 0u);
+  y = Probe(y, {whole.narrow(0, 5 * 512, 512)}, OffloadWorld::Use);
+  EXPECT_EQ(copies(), 1u);
+}
+
+TEST(OffloadBytes, ASliceOfATensorThatFillsACopyLeavesTheTensorBehindAtOnce) {
+  OffloadWorld world(SmallWindows(kBatchWindowBytes));
+  const OffloadScope scope(world.session());
+  at::Tensor y = world.carrier;
+  const uint64_t before = world.device_bytes();
+  y = Probe(y, {world.activation(32).narrow(0, 0, 512)}, OffloadWorld::Use);
+  EXPECT_GE(world.device_bytes() - before, 32 * kKiB);
+  y = Probe(y, {world.activation(2)}, OffloadWorld::Use);  // the first operator has returned
+  EXPECT_LT(world.device_bytes() - before, 32 * kKiB);
+  EXPECT_EQ(world.stats().evicted_bytes, 0u) << "the slice is in the window";
+}
+
 TEST(OffloadBytes, AViewThatGoesBeyondWhatWasSavedBeforeDoesNotShareIt) {
   for (const int64_t begin_kib : {96, 160}) {
     SCOPED_TRACE(begin_kib);

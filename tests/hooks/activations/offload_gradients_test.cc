@@ -113,6 +113,17 @@ TEST_F(OffloadGradients, WhatACallbackBorrowsAtTheEndOfABackwardComesBackToo) {
   EXPECT_EQ(lent.use_count(), 1u);
 }
 
+TEST_F(OffloadGradients, ALentTensorThatIsKeptMayBeDetachedAfterItsBackward) {
+  at::Tensor kept;
+  const at::Tensor y = Probe(NewLeaf(8, true), {}, [&](const at::Tensor& grad, const UnpackSaved&) {
+    kept = Lend(at::ones({4}), /*node_gets_copy=*/true);
+    return grad;
+  });
+  y.backward(at::ones_like(y));
+  EXPECT_EQ(kept.use_count(), 1u);
+  EXPECT_TRUE(SameBytes(kept.detach(), at::ones({4})));
+}
+
 TEST_F(OffloadGradients, ASparseTensorThatBecomesAGradientIsCopied) {
   const at::Tensor values = at::ones({1});
   const at::Tensor sparse = at::sparse_coo_tensor(at::zeros({1, 1}, at::kLong), values, {9});

@@ -8,13 +8,17 @@
 #include <memory>
 #include <optional>
 
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/device/device.h"
+#include "pinion/device/emulated/faults.h"
 #include "pinion/engine/planner/step_plan.h"
 #include "pinion/engine/planner/step_trace.h"
 #include "pinion/engine/schedule/plan_cache.h"
 #include "pinion/engine/schedule/plan_validator.h"
 #include "pinion/engine/stream/stream_clock.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
 namespace plan_meter_test {
@@ -54,6 +58,25 @@ TEST(PlanMeter, AMeasuredStepAboveItsTargetIsNotMeasuredTogetherWithTheNext) {
   for (uint64_t step = 0; step < 8 * PlanValidator::kEvery; ++step) {
     EXPECT_FALSE(run_step(false)) << step;
   }
+}
+
+// An event would become part of the graph.
+TEST(PlanMeter, AStepThatBeginsWhileAGraphIsCapturedIsNotMeasured) {
+  EmuWorld world;
+  const StreamHandle stream = world.machine().default_stream(0);
+  PlanMeter meter(world.device(), std::make_shared<StreamClock>(world.backend().Open(0).value()),
+                  /*target_bytes=*/std::nullopt);
+  const std::shared_ptr<const CachedPlan> plan = SomePlan();
+  const auto events_of_due_step = [&](bool is_captured) {
+    while (!meter.IsDue()) meter.BeginStep(plan, {});
+    EXPECT_THAT(world.machine().SetCapturing(stream, is_captured), IsOk());
+    const uint64_t before = world.machine().calls(DeviceCall::kRecordEvent);
+    meter.BeginStep(plan, {});
+    EXPECT_THAT(world.machine().SetCapturing(stream, false), IsOk());
+    return world.machine().calls(DeviceCall::kRecordEvent) - before;
+  };
+  EXPECT_EQ(events_of_due_step(/*is_captured=*/true), 0u);
+  EXPECT_EQ(events_of_due_step(/*is_captured=*/false), 1u);
 }
 
 }  // namespace plan_meter_test
