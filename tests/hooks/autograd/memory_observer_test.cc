@@ -4,13 +4,16 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/sin.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
+#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
@@ -31,6 +34,7 @@
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/hooks/autograd/lent_tensors.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/tests/hooks/support/cpu_profiler.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
@@ -341,6 +345,49 @@ TEST_F(MemoryObserverTest, TheOutermostNodeIsTheOneThatRunsABackwardOfItsOwn) {
   EXPECT_NE(inner, 0);
   EXPECT_NE(inner, outer);
   EXPECT_EQ(OutermostBackwardNode(), 0);
+}
+
+// Keeps a copy of what is saved, and lends nodes a copy of that.
+struct LendingPacker final : public SavedTensorPacker {
+  struct Lending final : public SavedTensor {
+    at::Tensor Unpack() override {
+      const at::Tensor copy = saved.clone();
+      packer->lent = copy.storage().getWeakStorageImpl();
+      return Lend(copy, /*node_gets_copy=*/true);
+    }
+    at::Tensor saved;
+    LendingPacker* packer = nullptr;
+  };
+  std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
+    auto lending = std::make_unique<Lending>();
+    lending->saved = tensor.detach().clone();
+    lending->packer = this;
+    return lending;
+  }
+  c10::weak_intrusive_ptr<c10::StorageImpl> lent{c10::intrusive_ptr<c10::StorageImpl>()};
+};
+
+TEST_F(MemoryObserverTest, WhatAnObservedNodeWasLentIsFreeWhenTheNextOneBegins) {
+  const auto packer = std::make_shared<LendingPacker>();
+  const at::Tensor x = Ones(kTensorBytes).requires_grad_(true) + 1;
+  at::Tensor y;
+  {
+    const SavedTensorScope scope(packer);
+    y = x.sin();
+  }
+  ObserveBackwards(peaks_);
+  bool was_lent = false, is_free = false;
+  y.register_hook([&](const at::Tensor& grad) {
+    was_lent = !packer->lent.expired();
+    return grad;
+  });
+  x.register_hook([&](const at::Tensor& grad) {
+    is_free = packer->lent.expired();
+    return grad;
+  });
+  y.sum().backward();
+  EXPECT_FALSE(was_lent);
+  EXPECT_TRUE(is_free);
 }
 
 // No engine would remove the thread's observer, so the thread would stay observed.
