@@ -5,8 +5,10 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/sin.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -36,6 +38,7 @@
 #include "pinion/hooks/plan/step_recorder.h"
 #include "pinion/tests/hooks/checkpoint/machine_with_link.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/random_model.h"
 #include "pinion/tests/hooks/support/test_net.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -438,6 +441,25 @@ TEST(PlannedCheckpoint, AnInnerSegmentOfOneThatIsKeptIsKept) {
     y.sum().backward();
   }
   EXPECT_EQ(inner_runs, 5);
+}
+
+// No plan keeps what a backward saves.
+TEST(PlannedCheckpoint, ASegmentOfABackwardIsComputedAgainInAScopeAsWell) {
+  Training training(kMiB);
+  const at::Tensor weight = at::randn({64, 64}).to(training.world.device()).requires_grad_(true);
+  int runs = 0;
+  const auto segment = [&runs](const at::Tensor& input) {
+    ++runs;
+    return input.sin();
+  };
+  const at::Tensor y = Probe(weight, {}, [&](const at::Tensor& grad, const UnpackSaved&) {
+    const at::AutoGradMode grad_mode(true);
+    const OffloadScope scope(training.world.session());
+    checkpoint(kIfPlanned, segment, weight).sum().backward();
+    return grad;
+  });
+  y.sum().backward();
+  EXPECT_EQ(runs, 2);
 }
 
 TEST(PlannedCheckpoint, WithoutAPlanWhatIsInsideOfASegmentIsPartOfIt) {
