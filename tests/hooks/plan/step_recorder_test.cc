@@ -705,6 +705,35 @@ TEST_F(StepRecorderTest, InsideASessionsScopeItIsTheSame) {
   EXPECT_GT(stats.fetched_bytes, 0u);
 }
 
+TEST_F(StepRecorderTest, ACastThatIsSavedTwiceCanBeComputedAgain) {
+  const at::Tensor weight = Leaf().requires_grad_(true);
+  const auto record = [&] {
+    const auto save_twice = [&] {
+      const at::Tensor cast = weight.to(at::kBFloat16);
+      return Probe(Probe(carrier_, {cast}, UseSaved), {cast}, UseSaved);
+    };
+    return RecordStep(save_twice, world_.session());
+  };
+  EXPECT_FALSE(record().objects.at(0).recast_us.has_value()) << "the weight is not known yet";
+  const StepTrace step = record();
+  EXPECT_THAT(step.accesses, ElementsAre(0, 0, 0, 0));
+  EXPECT_TRUE(step.objects.at(0).recast_us.has_value());
+}
+
+TEST_F(StepRecorderTest, ASessionThatRecordsTheStepItselfTellsWhatItCanComputeAgain) {
+  const auto session = world_.NewSession(WithTarget(64 * kMiB));
+  const at::Tensor weight = Leaf().requires_grad_(true);
+  const auto record = [&](int activations) {
+    const auto save = [&] {
+      return Chain(activations, Probe(carrier_, {weight.to(at::kBFloat16)}, UseSaved));
+    };
+    return RecordStep(save, session);
+  };
+  record(0);
+  // The session records this step as well, since the last one was another.
+  EXPECT_TRUE(record(1).objects.at(0).recast_us.has_value());
+}
+
 TEST_F(StepRecorderTest, NestedScopesAreRecordedAsOne) {
   const auto save = [this] {
     const OffloadScope outer(world_.session());
