@@ -324,6 +324,15 @@ TEST_F(ParameterIdiomsTest, AGradientThatTheHostIsGivenIsItsParameters) {
   EXPECT_FALSE(master.grad().defined());
 }
 
+TEST_F(ParameterIdiomsTest, AGradientThatAParameterIsGivenAfterTheHostsResetIsAddedTo) {
+  ExpectAsResident([](Model& m) {
+    m.Backward(0);
+    torch::optim::AdamW(m.trained()).zero_grad();
+    m.parameter().mutable_grad() = at::ones({kWidth, kWidth}, at::TensorOptions(m.device));
+    m.Backward(1);
+  });
+}
+
 TEST_F(ParameterIdiomsTest, AGradientThatWasForgottenIsNamedByWhoReadsIt) {
   Model model;
   Attach(model);
