@@ -63,21 +63,17 @@ struct Recorded {
     const uint32_t object = step.accesses[access];
     return access == lives[object].made() || access <= step.objects[object].saved_until;
   }
-  bool IsUnsaved(uint32_t object) const { return object >= step.objects.size(); }
-  const UnsavedInput& Unsaved(uint32_t object) const {
-    return step.unsaved_inputs[object - step.objects.size()];
-  }
+  // Of objects and unsaved inputs.
   size_t numbers() const { return step.objects.size() + step.unsaved_inputs.size(); }
-  // Size of an object or an unsaved input, by number: objects first.
-  uint64_t size_bytes(uint32_t object) const {
-    return IsUnsaved(object) ? Unsaved(object).size_bytes : step.objects[object].size_bytes;
-  }
+  uint64_t size_bytes(uint32_t number) const { return step.ObjectOrInput(number).size_bytes; }
 
   // Whether an input of a segment that begins at or before that interval counts among its other
   // bytes.
   bool IsOtherIn(size_t interval, uint32_t input) const {
-    if (IsUnsaved(input)) return Unsaved(input).frees && interval <= Unsaved(input).held_until;
-    return step.objects[input].frees && interval < lives[input].made();
+    const StepObject& object = step.ObjectOrInput(input);
+    const bool is_unsaved = input >= step.objects.size();
+    return object.frees &&
+           (is_unsaved ? interval <= object.held_until : interval < lives[input].made());
   }
 
   const StepTrace& step;
@@ -124,8 +120,9 @@ void AddForward(const Recorded& old, const std::vector<bool>& is_removed,
   }
   for (auto input = static_cast<uint32_t>(old.step.objects.size()); input < old.numbers();
        ++input) {
-    if (inputs_saved[input] == kNone || !old.Unsaved(input).frees) continue;
-    more.Subtract(inputs_saved[input], old.Unsaved(input).held_until, old.size_bytes(input));
+    const StepObject& unsaved = old.step.ObjectOrInput(input);
+    if (inputs_saved[input] == kNone || !unsaved.frees) continue;
+    more.Subtract(inputs_saved[input], unsaved.held_until, unsaved.size_bytes);
   }
 }
 
@@ -278,15 +275,7 @@ void NumberObjects(const Recorded& old, Rewritten& written) {
     const uint32_t old_access = written.old_accesses[access];
     if (numbers[object] == kNone) {
       numbers[object] = static_cast<uint32_t>(step.objects.size());
-      StepObject numbered;
-      if (old.IsUnsaved(object)) {
-        const UnsavedInput& input = old.Unsaved(object);
-        numbered.size_bytes = input.size_bytes;
-        numbered.frees = input.frees;
-        numbered.held_until = input.held_until;
-      } else {
-        numbered = old.step.objects[object];
-      }
+      StepObject numbered = old.step.ObjectOrInput(object);
       numbered.saved_until = 0;
       for (uint32_t* until : {&numbered.needed_until, &numbered.held_until}) {
         if (*until == 0) continue;  // the accesses decide

@@ -92,14 +92,6 @@ bool IsInside(absl::Span<const StepSegment> segments, uint32_t inner, uint32_t o
 // By segment: true if the segment and all inner ones were kept.
 std::vector<bool> KeptWhole(absl::Span<const StepSegment> segments);
 
-// An input of segments that no operator saves. It counts among the other bytes until its end, and
-// becomes an object if such a segment is recomputed.
-struct UnsavedInput {
-  uint64_t size_bytes = 0;
-  uint32_t held_until = 0;  // the last interval with it
-  bool frees = true;        // as StepObject::frees
-};
-
 // The most that memory was seen to grow between an access and the next one. The object that the
 // next access makes counts.
 struct StepGrowth {
@@ -116,7 +108,9 @@ struct StepTrace {
   std::vector<uint32_t> operators;
   std::vector<StepInterval> intervals;  // one more than there are accesses
   std::vector<StepSegment> segments;    // in the order in which they begin
-  std::vector<UnsavedInput> unsaved_inputs = {};
+  // Inputs of segments that no operator saves. Such an input counts among the other bytes until
+  // `held_until`, the last interval with it. It becomes an object if its segment is recomputed.
+  std::vector<StepObject> unsaved_inputs = {};
   uint32_t early_segments = 0;  // segments that begin before the first access
   // The step adds to gradients that existed before it. Such a step takes other memory than one that
   // creates them.
@@ -136,6 +130,10 @@ struct StepTrace {
   std::vector<uint64_t> growths = {};
 
   double compute_us() const;  // of all intervals
+  // Returns an object or an unsaved input, as StepSegment::inputs numbers them.
+  const StepObject& ObjectOrInput(uint32_t number) const {
+    return number < objects.size() ? objects[number] : unsaved_inputs[number - objects.size()];
+  }
   // Raises the memory of each interval to that of `before`, the record of a step with the same
   // accesses. Two steps may differ in memory alone, because small tensors are no objects, and take
   // turns. `before` counts as it was recorded, so that only two records in a row matter. Growths of

@@ -35,11 +35,7 @@ bool BeginsAlike(const StepTrace& tried, const StepTrace& without) {
   const std::vector<uint32_t>& inputs =
       without.segments[static_cast<size_t>(first - tried.segments.begin())].inputs;
   return std::any_of(inputs.begin(), inputs.end(), [&](uint32_t input) {
-    const size_t objects = without.objects.size();
-    const uint64_t size_bytes = input < objects
-                                    ? without.objects[input].size_bytes
-                                    : without.unsaved_inputs[input - objects].size_bytes;
-    return size_bytes == tried.objects.front().size_bytes;
+    return without.ObjectOrInput(input).size_bytes == tried.objects.front().size_bytes;
   });
 }
 

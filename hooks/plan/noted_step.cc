@@ -246,8 +246,8 @@ std::vector<std::vector<uint32_t>> InputsOf(size_t segments, absl::Span<const No
       // A leaf that outlives the step is the program's own: a batch, for example.
       const bool is_kept = input.is_leaf && input.let_go >= step.accesses.size();
       step.unsaved_inputs.push_back({.size_bytes = AllocationBytes(input.extent.size_bytes()),
-                                     .held_until = static_cast<uint32_t>(held_until),
-                                     .frees = !is_kept});
+                                     .frees = !is_kept,
+                                     .held_until = static_cast<uint32_t>(held_until)});
     }
     by_segment[input.segment].push_back(*number);
   }

@@ -592,7 +592,7 @@ TEST(PlannedCheckpoint, ARecordTellsOfInputsThatNobodySaves) {
   for (uint32_t i = 0; i < kBlocks; ++i) {
     SCOPED_TRACE(i);
     EXPECT_THAT(step.segments[i].inputs, ElementsAre(step.objects.size() + i));
-    const UnsavedInput& input = step.unsaved_inputs[i];
+    const StepObject& input = step.unsaved_inputs[i];
     EXPECT_EQ(input.size_bytes, 64 * 64 * sizeof(float));
     EXPECT_EQ(input.frees, i > 0) << "the program has its own to the end";
     if (i == 0) continue;
