@@ -25,9 +25,9 @@ uint64_t Beyond(uint64_t limit_bytes, uint64_t bytes) {
 }  // namespace
 
 PlannedSchedule::PlannedSchedule(const TargetOptions& options)
-    : options_(options),
-      small_bytes_(LargestSmallPiece(options.link)),
-      window_(WindowsWithoutPlan(options)) {}
+    : OffloadSchedule(WindowsWithoutPlan(options)),
+      options_(options),
+      small_bytes_(LargestSmallPiece(options.link)) {}
 
 // --------------------------------------------------------------------------------- known steps
 
@@ -116,7 +116,7 @@ std::optional<uint32_t> PlannedSchedule::OnSegment(ScopeId scope) {
 // ------------------------------------------------------------------------------ what happens
 
 SaveDecision PlannedSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
-  window_.OnSaved(scope, saved);
+  OffloadSchedule::OnSaved(scope, saved);
   const bool begins = !IsInStep();
   if (begins) {
     matcher_.Begin();
@@ -176,7 +176,7 @@ void PlannedSchedule::OnReleased(uint32_t object) {
 }
 
 void PlannedSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) {
-  window_.OnLeft(parcel, held);
+  OffloadSchedule::OnLeft(parcel, held);
   residency_.OnLeft(parcel, matcher_.now());
 }
 
@@ -185,26 +185,26 @@ void PlannedSchedule::OnFetched(ScheduledParcel& parcel, int64_t backward) {
   awaited_bytes_ = 0;
   // Its reader has the bytes, and the next reader may be far away.
   if (!IsPlanned() && options_.memory_bytes.has_value()) residency_.AddDue(parcel);
-  window_.OnFetched(parcel, backward);
+  OffloadSchedule::OnFetched(parcel, backward);
 }
 
 bool PlannedSchedule::OnDropped(ScheduledParcel& parcel) {
   residency_.OnDropped(parcel);
-  return window_.OnDropped(parcel);
+  return OffloadSchedule::OnDropped(parcel);
 }
 
 bool PlannedSchedule::OnGone(ScheduledParcel& parcel) {
   residency_.OnGone(parcel);
-  return window_.OnGone(parcel);
+  return OffloadSchedule::OnGone(parcel);
 }
 
 void PlannedSchedule::OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) {
-  window_.OnFetchesRefused(parcels);
+  OffloadSchedule::OnFetchesRefused(parcels);
   cursor_.RestartFetches();
 }
 
 void PlannedSchedule::OnRoomWanted() {
-  window_.OnRoomWanted();
+  OffloadSchedule::OnRoomWanted();
   cursor_.RestartFetches();
 }
 
@@ -238,7 +238,7 @@ void PlannedSchedule::ChooseForTarget(std::vector<uint32_t>& deferred) {
   if (missing_bytes == 0) return;
   EvictAsPlanned();
   const ScheduledParcel* const read_now = residency_.ParcelOf(matcher_.used_last());
-  uint64_t leaving_bytes = window_.WindowBytesWithout(read_now) + residency_.DueAgainBytes();
+  uint64_t leaving_bytes = WindowBytesWithout(read_now) + residency_.DueAgainBytes();
   for (const uint32_t id : deferred) leaving_bytes += residency_.SizeBytes(id);
   if (leaving_bytes >= missing_bytes) return;
   for (const auto& [next_access, parcel] : Unread()) leaving_bytes += parcel->size_bytes;
@@ -261,18 +261,18 @@ void PlannedSchedule::ChooseForTarget(std::vector<uint32_t>& deferred) {
 
 ScheduledParcels PlannedSchedule::TakeEvictions() {
   if (!IsPlanned()) {
-    return options_.memory_bytes.has_value() ? TakeUnplanned() : window_.TakeEvictions();
+    return options_.memory_bytes.has_value() ? TakeUnplanned() : OffloadSchedule::TakeEvictions();
   }
   EvictAsPlanned();
   ScheduledParcels taken;
   for (ScheduledParcel* parcel : residency_.TakeDueEvictions()) {
-    if (window_.Take(*parcel) || residency_.IsFetchedAlone(*parcel)) taken.push_back(parcel);
+    if (Take(*parcel) || residency_.IsFetchedAlone(*parcel)) taken.push_back(parcel);
   }
   return taken.empty() ? TakeMissing() : taken;
 }
 
 ScheduledParcels PlannedSchedule::TakeUnplanned() {
-  ScheduledParcels taken = window_.TakeDownTo(0);
+  ScheduledParcels taken = TakeDownTo(0);
   for (ScheduledParcel* parcel : residency_.TakeDueEvictions()) {
     if (!residency_.IsFetchedAlone(*parcel)) continue;
     // Several readers in a row share the object. It would be fetched again at once, beside the
@@ -300,10 +300,9 @@ void PlannedSchedule::EvictAsPlanned() {
 ScheduledParcels PlannedSchedule::TakeMissing() {
   const Missing missing = MissingFor(awaited_bytes_);
   const ScheduledParcel* const read_now = residency_.ParcelOf(matcher_.used_last());
-  const uint64_t beyond_bytes = Beyond(window_.WindowBytesWithout(read_now), missing.bytes);
+  const uint64_t beyond_bytes = Beyond(WindowBytesWithout(read_now), missing.bytes);
   // These parcels need no copy out and are evicted anyway.
-  ScheduledParcels taken =
-      window_.TakeDownTo(Beyond(missing.with_weights_bytes, window_.window_bytes()), read_now);
+  ScheduledParcels taken = TakeDownTo(Beyond(missing.with_weights_bytes, window_bytes()), read_now);
   if (beyond_bytes == 0) return taken;
   uint64_t dropped_bytes = 0;
   for (const auto& [next_access, parcel] : Unread()) {
@@ -369,8 +368,9 @@ OffloadSchedule::Fetches PlannedSchedule::TakeFetches(
     const SavedPlace& from, int64_t backward,
     absl::FunctionRef<bool(const ScheduledParcel&)> is_away) {
   if (!IsPlanned()) {
-    return options_.memory_bytes.has_value() ? Fetches()
-                                             : window_.TakeFetches(from, backward, is_away);
+    return options_.memory_bytes.has_value()
+               ? Fetches()
+               : OffloadSchedule::TakeFetches(from, backward, is_away);
   }
   return TakePlannedFetch(is_away);
 }
@@ -378,7 +378,7 @@ OffloadSchedule::Fetches PlannedSchedule::TakeFetches(
 OffloadSchedule::Fetches PlannedSchedule::TakePlannedFetch(
     absl::FunctionRef<bool(const ScheduledParcel&)> is_away) {
   Fetches taken;
-  if (!window_.MayFetch()) return taken;
+  if (!MayFetch()) return taken;
   const size_t now = matcher_.now();
   for (; const StepMove* const move = cursor_.NextFetch(now); cursor_.PassFetch()) {
     const std::optional<uint32_t> id = matcher_.ObjectFor(move->object);
@@ -390,7 +390,7 @@ OffloadSchedule::Fetches PlannedSchedule::TakePlannedFetch(
     if (parcel.scheduled.fetched_ahead || !is_away(parcel)) continue;
     if (MissingFor(parcel.size_bytes).bytes > 0)
       break;  // the device has more than planned: fetch later
-    window_.TakeFetch(parcel);
+    TakeFetch(parcel);
     taken.parcels.push_back(&parcel);
     cursor_.PassFetch();
     break;
@@ -399,7 +399,7 @@ OffloadSchedule::Fetches PlannedSchedule::TakePlannedFetch(
 }
 
 std::vector<ScheduledParcel*> PlannedSchedule::FetchedAhead() const {
-  std::vector<ScheduledParcel*> parcels = window_.FetchedAhead();
+  std::vector<ScheduledParcel*> parcels = OffloadSchedule::FetchedAhead();
   for (const uint32_t id : residency_.AllThatStayFetched()) {
     ScheduledParcel* const parcel = residency_.ParcelOf(id);
     if (!parcel->scheduled.fetched_ahead) parcels.push_back(parcel);
@@ -408,7 +408,7 @@ std::vector<ScheduledParcel*> PlannedSchedule::FetchedAhead() const {
 }
 
 std::vector<ScheduledParcel*> PlannedSchedule::FetchedIn(int64_t backward) const {
-  std::vector<ScheduledParcel*> parcels = window_.FetchedIn(backward);
+  std::vector<ScheduledParcel*> parcels = OffloadSchedule::FetchedIn(backward);
   if (!IsPlanned()) return parcels;
   std::erase_if(parcels, [this](const ScheduledParcel* parcel) {
     return StaysFetched(*parcel) && IsResidentUntilNextAccess(parcel->objects.front());

@@ -75,7 +75,6 @@
 #include "pinion/engine/schedule/reservation.h"
 #include "pinion/engine/schedule/residency_tracker.h"
 #include "pinion/engine/schedule/step_matcher.h"
-#include "pinion/engine/schedule/window_schedule.h"
 
 namespace pinion {
 
@@ -198,41 +197,32 @@ class PlannedSchedule final : public OffloadSchedule {
   void OnRecast(uint32_t id) override { awaited_bytes_ = residency_.SizeBytes(id); }
   void OnReleased(uint32_t object) override;
   void OnScopeEnd(ScopeId scope) override {
-    window_.OnScopeEnd(scope);
+    OffloadSchedule::OnScopeEnd(scope);
     if (!IsInStep() && scope == early_scope_) trials_.ForgetEarly();
   }
   void OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) override;
-  void OnSavedAgain(ScheduledParcel& parcel, const SavedPlace& place) override {
-    window_.OnSavedAgain(parcel, place);
-  }
-  void OnPieceGone(ScheduledParcel& parcel, const void* owner) override {
-    window_.OnPieceGone(parcel, owner);
-  }
   bool OnGone(ScheduledParcel& parcel) override;
   void OnBackwardBegin(int64_t backward) override {
-    window_.OnBackwardBegin(backward);
+    OffloadSchedule::OnBackwardBegin(backward);
     begins_unplanned_ |= IsInStep() && !IsPlanned();
   }
-  void OnBackwardEnd(int64_t backward) override { window_.OnBackwardEnd(backward); }
   void OnFetched(ScheduledParcel& parcel, int64_t backward) override;
-  bool OnRead(ScheduledParcel& parcel) override { return window_.OnRead(parcel); }
   // In a retained graph. False for shared parcels, which are not freed and fetched again.
   bool StaysFetched(const ScheduledParcel& parcel) const override {
     return residency_.StaysFetched(parcel);
   }
   bool OnDropped(ScheduledParcel& parcel) override;
-  void OnFetchesMade(bool room_was_made) override { window_.OnFetchesMade(room_was_made); }
   void OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) override;
   void OnRoomWanted() override;
 
-  uint64_t BatchBytes() const override { return IsPlanned() ? 0 : window_.BatchBytes(); }
-  uint64_t LateBytes() const override { return IsPlanned() ? 0 : window_.LateBytes(); }
+  uint64_t BatchBytes() const override { return IsPlanned() ? 0 : OffloadSchedule::BatchBytes(); }
+  uint64_t LateBytes() const override { return IsPlanned() ? 0 : OffloadSchedule::LateBytes(); }
   uint64_t BatchKey(uint32_t object) const override;
   std::vector<uint32_t> TakeDeferredOffloads() override;
   ScheduledParcels TakeEvictions() override;
   ScheduledParcels TakeAllEvictions() override {
     all_leave_ = true;
-    return window_.TakeAllEvictions();
+    return OffloadSchedule::TakeAllEvictions();
   }
   Fetches TakeFetches(const SavedPlace& from, int64_t backward,
                       absl::FunctionRef<bool(const ScheduledParcel&)> is_away) override;
@@ -283,7 +273,6 @@ class PlannedSchedule final : public OffloadSchedule {
 
   const TargetOptions options_;
   const uint64_t small_bytes_;  // tensors of at most this size share parcels
-  WindowSchedule window_;
   PlanCache cache_;
   RecomputeTrials trials_;
   std::array<RecordingBackoff, 2>

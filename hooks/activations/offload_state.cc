@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "pinion/engine/link/packing.h"
-#include "pinion/engine/schedule/window_schedule.h"
+#include "pinion/engine/schedule/offload_schedule.h"
 #include "pinion/hooks/activations/pack_scope.h"
 #include "pinion/hooks/activations/storage_record.h"
 
@@ -28,10 +28,7 @@ ChosenSchedule ScheduleFor(const OffloadOptions& options, const LinkCalibration&
   const WindowOptions windows = WindowsOf(options, link);
   const uint64_t target_bytes = options.memory_target_bytes;
   if (target_bytes == OffloadOptions::kNoTarget) {
-    auto schedule = std::make_unique<WindowSchedule>(windows);
-    const bool counts = windows.eviction_tensors != WindowOptions::kNoTensors;
-    WindowSchedule* const counting = counts ? schedule.get() : nullptr;
-    return {.schedule = std::move(schedule), .counting = counting};
+    return {.schedule = std::make_unique<OffloadSchedule>(windows)};
   }
   TargetOptions target = {.windows = windows, .link = link};
   if (target_bytes != OffloadOptions::kAutoTarget) target.memory_bytes = target_bytes;

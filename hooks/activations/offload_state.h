@@ -24,7 +24,6 @@
 #include "pinion/engine/link/link_calibration.h"
 #include "pinion/engine/schedule/offload_schedule.h"
 #include "pinion/engine/schedule/planned_schedule.h"
-#include "pinion/engine/schedule/window_schedule.h"
 #include "pinion/engine/tier/device_share.h"
 #include "pinion/engine/tier/guarded_memory.h"
 #include "pinion/hooks/activations/live_tensor.h"
@@ -36,16 +35,14 @@
 
 namespace pinion {
 
-// A schedule, with its derived types where they apply.
 struct ChosenSchedule {
   OffloadSchedule* operator->() const { return schedule.get(); }
 
   std::unique_ptr<OffloadSchedule> schedule;
-  PlannedSchedule* target = nullptr;   // the same, if it is one
-  WindowSchedule* counting = nullptr;  // the same, if its window is one of tensors
+  PlannedSchedule* target = nullptr;  // the same, if it runs by plans
 };
 
-// A PlannedSchedule with a memory target, a WindowSchedule without.
+// A PlannedSchedule with a memory target; without one, a schedule by windows.
 ChosenSchedule ScheduleFor(const OffloadOptions& options, const LinkCalibration& link);
 
 // Saved tensors whose copy out has not begun, because their operator may still run or because they
@@ -235,8 +232,7 @@ struct OffloadState {
 
   // Counts a tensor that was saved on the device, kept or not. Returns its sequence number.
   uint64_t CountSave() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
-    ++last_sequence;
-    if (schedule.counting != nullptr) schedule.counting->OnSaves(last_sequence);
+    schedule->OnSaves(++last_sequence);
     return last_sequence;
   }
 

@@ -1,4 +1,4 @@
-// Parcels that a WindowSchedule prefetches, and when.
+// Parcels that an OffloadSchedule prefetches, and when.
 
 #include <cstdint>
 #include <deque>
@@ -8,7 +8,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/engine/schedule/offload_schedule.h"
-#include "pinion/engine/schedule/window_schedule.h"
 
 namespace pinion {
 namespace {
@@ -85,7 +84,7 @@ class WindowPrefetchTest : public ::testing::Test {
     schedule_.OnFetchesRefused(refused);
   }
 
-  WindowSchedule schedule_;
+  OffloadSchedule schedule_;
   std::deque<ScheduledParcel> parcels_;
   std::set<const ScheduledParcel*> on_device_;
   uint64_t looks_ = 0;   // of the last batch
@@ -167,7 +166,7 @@ TEST_F(WindowPrefetchTest, WhatIsLargerThanTheWindowComesWhenNothingElseIsAhead)
 
 // The automatic window is twice 10 bytes. The large tensor counts half of it.
 TEST(AutoPrefetchTest, ATensorThatIsLargerThanAllOthersCountsHalfAWindow) {
-  WindowSchedule schedule({.full_batch_bytes = 10000});
+  OffloadSchedule schedule({.full_batch_bytes = 10000});
   for (const uint64_t size_bytes : {10, 10, 10, 10, 1000}) schedule.OnSaved(1, {size_bytes});
   std::deque<ScheduledParcel> parcels;
   for (const uint64_t size_bytes : {10, 10, 1000}) {

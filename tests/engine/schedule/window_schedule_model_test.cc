@@ -1,4 +1,4 @@
-// Random operations on a WindowSchedule; a model recomputes all sums after each of them.
+// Random operations on an OffloadSchedule; a model recomputes all sums after each of them.
 
 #include <algorithm>
 #include <cstdint>
@@ -14,7 +14,6 @@
 #include "gtest/gtest.h"
 #include "pinion/engine/schedule/back_off.h"
 #include "pinion/engine/schedule/offload_schedule.h"
-#include "pinion/engine/schedule/window_schedule.h"
 
 namespace pinion {
 namespace {
@@ -305,7 +304,7 @@ class Simulation {
 
   const WindowOptions options_;
   std::mt19937_64 random_;
-  WindowSchedule schedule_;
+  OffloadSchedule schedule_;
   BackOff back_off_;
   std::vector<HeldBytes> memory_ = std::vector<HeldBytes>(10);  // shared by parcels
   std::deque<ModelParcel> parcels_;  // in the order of offloading, including freed ones

@@ -1,6 +1,4 @@
-// Parcels that a WindowSchedule evicts, and when. window_prefetch_test.cc tests prefetching.
-
-#include "pinion/engine/schedule/window_schedule.h"
+// Parcels that an OffloadSchedule evicts, and when. window_prefetch_test.cc tests prefetching.
 
 #include <cstdint>
 #include <deque>
@@ -63,7 +61,7 @@ class WindowScheduleTest : public ::testing::Test {
     }
   }
 
-  WindowSchedule schedule_;
+  OffloadSchedule schedule_;
   std::deque<Memory> memory_;
   std::deque<ScheduledParcel> parcels_;
 };
@@ -130,7 +128,7 @@ TEST_F(TensorWindowTest, AParcelIsEvictedOnceSoManyTensorsWereSavedAfterIt) {
 }
 
 TEST(WindowBatchTest, IsAQuarterOfAWindowAndUpTo32KiBHalfOfAnAutomaticOne) {
-  WindowSchedule automatic({.full_batch_bytes = kMiB});
+  OffloadSchedule automatic({.full_batch_bytes = kMiB});
   for (int i = 0; i < 100; ++i) automatic.OnSaved(/*scope=*/1, {.size_bytes = 4 * kKiB});
   automatic.OnScopeEnd(1);
   EXPECT_EQ(automatic.BatchBytes(), 32 * kKiB);
@@ -138,7 +136,7 @@ TEST(WindowBatchTest, IsAQuarterOfAWindowAndUpTo32KiBHalfOfAnAutomaticOne) {
   automatic.OnScopeEnd(2);
   EXPECT_EQ(automatic.BatchBytes(), 125 * kKiB) << "a quarter of a sixteenth of 8000 KiB";
 
-  const WindowSchedule chosen({.eviction_bytes = 64 * kKiB, .full_batch_bytes = kMiB});
+  const OffloadSchedule chosen({.eviction_bytes = 64 * kKiB, .full_batch_bytes = kMiB});
   EXPECT_EQ(chosen.BatchBytes(), 16 * kKiB);
 }
 
@@ -307,9 +305,9 @@ TEST_F(AutoWindowTest, AScopeThatSavedNothingDoesNotShrinkTheWindow) {
 }
 
 TEST(WindowBatchTest, FillsTheLinkOrAQuarterOfTheWindowAndHalfAWindowMayWaitToBeLetGoOf) {
-  EXPECT_EQ(WindowSchedule(WindowOf(100)).BatchBytes(), 25u);
-  EXPECT_EQ(WindowSchedule(WindowOf(1 << 20)).BatchBytes(), 1000u);
-  EXPECT_EQ(WindowSchedule(WindowOf(100)).LateBytes(), 50u);
+  EXPECT_EQ(OffloadSchedule(WindowOf(100)).BatchBytes(), 25u);
+  EXPECT_EQ(OffloadSchedule(WindowOf(1 << 20)).BatchBytes(), 1000u);
+  EXPECT_EQ(OffloadSchedule(WindowOf(100)).LateBytes(), 50u);
 }
 
 }  // namespace

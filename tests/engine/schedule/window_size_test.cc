@@ -3,7 +3,7 @@
 
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/engine/schedule/window_schedule.h"
+#include "pinion/engine/schedule/offload_schedule.h"
 
 namespace pinion {
 namespace {

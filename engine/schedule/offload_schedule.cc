@@ -1,4 +1,4 @@
-#include "pinion/engine/schedule/window_schedule.h"
+#include "pinion/engine/schedule/offload_schedule.h"
 
 #include <algorithm>
 #include <utility>
@@ -24,30 +24,30 @@ uint64_t BytesOf(const void* owner, const ScheduledParcel& parcel) {
 
 // -------------------------------------------------------------------------------------- windows
 
-SaveDecision WindowSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
+SaveDecision OffloadSchedule::OnSaved(ScopeId scope, const SavedObject& saved) {
   if (scopes_[scope].Add(saved.size_bytes)) SetAutoBytes();
   return SaveDecision();
 }
 
-void WindowSchedule::OnScopeEnd(ScopeId scope) {
+void OffloadSchedule::OnScopeEnd(ScopeId scope) {
   const auto ended = scopes_.extract(scope);
   if (!ended.empty()) last_scope_ = ended.mapped();
   SetAutoBytes();
 }
 
-void WindowSchedule::SetAutoBytes() {
+void OffloadSchedule::SetAutoBytes() {
   auto_bytes_ = AutoWindowBytes(ScopeSizes(), last_scope_);
   for (const auto& [id, saved] : scopes_) {
     auto_bytes_ = std::max(auto_bytes_, AutoWindowBytes(saved, last_scope_));
   }
 }
 
-uint64_t WindowSchedule::ShareOfWindow(uint64_t option, uint64_t size_bytes) const {
+uint64_t OffloadSchedule::ShareOfWindow(uint64_t option, uint64_t size_bytes) const {
   if (option != WindowOptions::kAuto) return size_bytes;
   return std::min(size_bytes, Window(option) / 2);
 }
 
-uint64_t WindowSchedule::FullBatchBytes() const {
+uint64_t OffloadSchedule::FullBatchBytes() const {
   const uint64_t window_bytes = Window(options_.eviction_bytes);
   uint64_t batch_bytes = window_bytes / 4;
   if (options_.eviction_bytes == WindowOptions::kAuto) {
@@ -58,7 +58,7 @@ uint64_t WindowSchedule::FullBatchBytes() const {
 
 // ------------------------------------------------------------------------------------- eviction
 
-void WindowSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) {
+void OffloadSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes> held) {
   ScheduledParcel::Scheduled& mine = parcel.scheduled;
   order_.emplace_hint(order_.end(), parcel.place, &parcel);  // most are saved after all others
   if (held.empty()) return;
@@ -84,14 +84,14 @@ void WindowSchedule::OnLeft(ScheduledParcel& parcel, absl::Span<const HeldBytes>
   SetHeldBytes(parcel, held_bytes);
 }
 
-void WindowSchedule::OnSavedAgain(ScheduledParcel& parcel, const SavedPlace& place) {
+void OffloadSchedule::OnSavedAgain(ScheduledParcel& parcel, const SavedPlace& place) {
   if (place <= parcel.place) return;
   order_.erase(parcel.place);
   parcel.place = place;
   order_.emplace(parcel.place, &parcel);
 }
 
-void WindowSchedule::SetHeldBytes(ScheduledParcel& parcel, uint64_t held_bytes) {
+void OffloadSchedule::SetHeldBytes(ScheduledParcel& parcel, uint64_t held_bytes) {
   const uint64_t window_bytes = ShareOfWindow(options_.eviction_bytes, held_bytes);
   window_bytes_ += window_bytes;
   window_bytes_ -= std::exchange(parcel.scheduled.window_bytes, window_bytes);
@@ -99,7 +99,7 @@ void WindowSchedule::SetHeldBytes(ScheduledParcel& parcel, uint64_t held_bytes) 
 }
 
 // Stops counting the memory for this parcel, and counts it for the parcel before, if there is one.
-void WindowSchedule::StopHolding(ScheduledParcel& parcel, const HeldBytes& memory) {
+void OffloadSchedule::StopHolding(ScheduledParcel& parcel, const HeldBytes& memory) {
   const auto found = holders_.find(memory.owner);
   auto& holders = found->second;
   if (holders.back() == &parcel) {
@@ -115,7 +115,7 @@ void WindowSchedule::StopHolding(ScheduledParcel& parcel, const HeldBytes& memor
   if (holders.empty()) holders_.erase(found);
 }
 
-void WindowSchedule::OnPieceGone(ScheduledParcel& parcel, const void* owner) {
+void OffloadSchedule::OnPieceGone(ScheduledParcel& parcel, const void* owner) {
   auto& held = parcel.scheduled.held;
   const auto found = std::find_if(held.begin(), held.end(), [owner](const auto& memory) {
     return memory.memory.owner == owner;
@@ -126,14 +126,14 @@ void WindowSchedule::OnPieceGone(ScheduledParcel& parcel, const void* owner) {
   StopHolding(parcel, memory);
 }
 
-void WindowSchedule::EnterWindow(ScheduledParcel& parcel) {
+void OffloadSchedule::EnterWindow(ScheduledParcel& parcel) {
   PINION_CHECK(!std::exchange(parcel.scheduled.in_window, true)) << "a parcel leaves once";
   parcel.scheduled.older = newest_;
   (newest_ == nullptr ? oldest_ : newest_->scheduled.newer) = &parcel;
   newest_ = &parcel;
 }
 
-void WindowSchedule::LeaveWindow(ScheduledParcel& parcel) {
+void OffloadSchedule::LeaveWindow(ScheduledParcel& parcel) {
   if (!std::exchange(parcel.scheduled.in_window, false)) return;
   for (const auto& held : parcel.scheduled.held) StopHolding(parcel, held.memory);
   parcel.scheduled.held.clear();
@@ -143,18 +143,18 @@ void WindowSchedule::LeaveWindow(ScheduledParcel& parcel) {
   (newer == nullptr ? newest_ : newer->scheduled.older) = older;
 }
 
-bool WindowSchedule::OnGone(ScheduledParcel& parcel) {
+bool OffloadSchedule::OnGone(ScheduledParcel& parcel) {
   order_.erase(parcel.place);
   LeaveWindow(parcel);
-  return OnDropped(parcel);
+  return StopFetchedAhead(parcel);
 }
 
-ScheduledParcels WindowSchedule::TakeEvictions() {
+ScheduledParcels OffloadSchedule::TakeEvictions() {
   if (options_.eviction_tensors != WindowOptions::kNoTensors) return TakeOld();
   return TakeDownTo(Window(options_.eviction_bytes));
 }
 
-ScheduledParcels WindowSchedule::TakeOld() {
+ScheduledParcels OffloadSchedule::TakeOld() {
   ScheduledParcels taken;
   for (ScheduledParcel* parcel = oldest_; parcel != nullptr; parcel = parcel->scheduled.newer) {
     if (saves_ - parcel->place.sequence >= options_.eviction_tensors) taken.push_back(parcel);
@@ -163,7 +163,7 @@ ScheduledParcels WindowSchedule::TakeOld() {
   return taken;
 }
 
-ScheduledParcels WindowSchedule::TakeDownTo(uint64_t limit_bytes, const ScheduledParcel* kept) {
+ScheduledParcels OffloadSchedule::TakeDownTo(uint64_t limit_bytes, const ScheduledParcel* kept) {
   ScheduledParcels taken;
   for (ScheduledParcel* parcel = oldest_; parcel != nullptr && window_bytes_ > limit_bytes;) {
     ScheduledParcel* const next = parcel->scheduled.newer;
@@ -176,7 +176,7 @@ ScheduledParcels WindowSchedule::TakeDownTo(uint64_t limit_bytes, const Schedule
   return taken;
 }
 
-bool WindowSchedule::Take(ScheduledParcel& parcel) {
+bool OffloadSchedule::Take(ScheduledParcel& parcel) {
   if (!parcel.scheduled.in_window) return false;
   LeaveWindow(parcel);
   return true;
@@ -184,42 +184,42 @@ bool WindowSchedule::Take(ScheduledParcel& parcel) {
 
 // ------------------------------------------------------------------------------------- prefetch
 
-void WindowSchedule::OnBackwardBegin(int64_t backward) {
+void OffloadSchedule::OnBackwardBegin(int64_t backward) {
   cursors_.try_emplace(backward);
   back_off_ = BackOff();
 }
 
-void WindowSchedule::OnFetched(ScheduledParcel& parcel, int64_t backward) {
+void OffloadSchedule::OnFetched(ScheduledParcel& parcel, int64_t backward) {
   parcel.scheduled.fetched_in = backward;
 }
 
-bool WindowSchedule::OnDropped(ScheduledParcel& parcel) {
+bool OffloadSchedule::StopFetchedAhead(ScheduledParcel& parcel) {
   if (!std::exchange(parcel.scheduled.fetched_ahead, false)) return false;
   ahead_bytes_ -= parcel.scheduled.ahead_bytes;
   return true;
 }
 
-void WindowSchedule::OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) {
-  for (ScheduledParcel* parcel : parcels) OnDropped(*parcel);
+void OffloadSchedule::OnFetchesRefused(absl::Span<ScheduledParcel* const> parcels) {
+  for (ScheduledParcel* parcel : parcels) StopFetchedAhead(*parcel);
   // A failed allocation is expensive: LibTorch's allocator for CUDA frees its cache.
   back_off_.Refused();
   for (auto& [backward, cursor] : cursors_) cursor = Cursor();
 }
 
-void WindowSchedule::OnRoomWanted() {
+void OffloadSchedule::OnRoomWanted() {
   for (auto& [backward, cursor] : cursors_) cursor = Cursor();
   for (const auto& [place, parcel] : order_) {
     if (parcel->scheduled.fetched_ahead) parcel->scheduled.fetched_in = -1;
   }
 }
 
-void WindowSchedule::TakeFetch(ScheduledParcel& parcel) {
+void OffloadSchedule::TakeFetch(ScheduledParcel& parcel) {
   parcel.scheduled.fetched_ahead = true;
   parcel.scheduled.ahead_bytes = ShareOfWindow(options_.prefetch_bytes, parcel.size_bytes);
   ahead_bytes_ += parcel.scheduled.ahead_bytes;
 }
 
-OffloadSchedule::Fetches WindowSchedule::TakeFetches(
+OffloadSchedule::Fetches OffloadSchedule::TakeFetches(
     const SavedPlace& from, int64_t backward,
     absl::FunctionRef<bool(const ScheduledParcel&)> is_away) {
   Fetches taken;
@@ -272,7 +272,7 @@ OffloadSchedule::Fetches WindowSchedule::TakeFetches(
   return taken;
 }
 
-std::vector<ScheduledParcel*> WindowSchedule::FetchedAhead() const {
+std::vector<ScheduledParcel*> OffloadSchedule::FetchedAhead() const {
   std::vector<ScheduledParcel*> parcels;
   for (const auto& [place, parcel] : order_) {
     if (parcel->scheduled.fetched_ahead) parcels.push_back(parcel);
@@ -280,7 +280,7 @@ std::vector<ScheduledParcel*> WindowSchedule::FetchedAhead() const {
   return parcels;
 }
 
-std::vector<ScheduledParcel*> WindowSchedule::FetchedIn(int64_t backward) const {
+std::vector<ScheduledParcel*> OffloadSchedule::FetchedIn(int64_t backward) const {
   std::vector<ScheduledParcel*> parcels;
   for (const auto& [place, parcel] : order_) {
     if (parcel->scheduled.fetched_in == backward) parcels.push_back(parcel);
