@@ -1,7 +1,6 @@
 #include "pinion/hooks/plan/device_peaks.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <utility>
 
 namespace pinion {
@@ -41,19 +40,6 @@ DevicePeaks::Since DevicePeaks::Take(int64_t allocated_bytes, std::optional<int6
   since.told_all = frees.has_value() && last_frees.has_value() &&
                    *frees - *last_frees == static_cast<int64_t>(since.told.size());
   return since;
-}
-
-std::vector<bool> CountAsHeld(int64_t peak_bytes, absl::Span<const LetGo> gone) {
-  std::vector<bool> held(gone.size());
-  // The peak from here on, if the objects that count as held had stayed. Backwards, so that later
-  // ones are included.
-  int64_t later_peak_bytes = 0;
-  for (size_t i = gone.size(); i-- > 0;) {
-    later_peak_bytes = std::max(later_peak_bytes, gone[i].later_peak_bytes);
-    held[i] = later_peak_bytes + gone[i].size_bytes <= peak_bytes;
-    if (held[i]) later_peak_bytes += gone[i].size_bytes;
-  }
-  return held;
 }
 
 }  // namespace pinion

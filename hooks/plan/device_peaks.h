@@ -18,7 +18,6 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
-#include "absl/types/span.h"
 #include "pinion/allocator/base/mutex.h"
 
 namespace pinion {
@@ -57,17 +56,6 @@ class DevicePeaks {
   std::optional<int64_t> frees_ ABSL_GUARDED_BY(mu_);  // at the last Take
   absl::flat_hash_set<const void*> held_ ABSL_GUARDED_BY(mu_);
 };
-
-// The memory of an object that the program freed while no packer owned it.
-struct LetGo {
-  int64_t size_bytes = 0;
-  int64_t later_peak_bytes = 0;  // DevicePeaks::Freed::later_peak_bytes
-};
-
-// Returns for each object, in the order of the frees between two moments, whether a plan may count
-// it as resident until the second moment. It may not if later allocations reused its memory, since
-// a resident object needs room beside them. `peak_bytes` is the peak between the moments.
-std::vector<bool> CountAsHeld(int64_t peak_bytes, absl::Span<const LetGo> gone);
 
 }  // namespace pinion
 

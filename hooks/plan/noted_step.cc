@@ -257,26 +257,21 @@ std::vector<std::vector<uint32_t>> InputsOf(size_t segments, absl::Span<const No
 }  // namespace
 
 void NoteGone(const DevicePeaks::Since& since, absl::Span<NotedObject* const> gone, size_t entry) {
-  std::vector<LetGo> let_go;
-  std::vector<const void*> in_order;  // addresses of their storages
-  for (const DevicePeaks::Freed& freed : since.freed) {
-    const auto object = std::find_if(gone.begin(), gone.end(),
-                                     [&](const auto* one) { return one->data == freed.data; });
-    if (object != gone.end()) {
-      in_order.push_back(freed.data);
-      let_go.push_back({static_cast<int64_t>((*object)->storage_bytes), freed.later_peak_bytes});
-    } else if (!let_go.empty()) {
-      // A peak after a later free is also after this one.
-      int64_t& later_peak_bytes = let_go.back().later_peak_bytes;
-      later_peak_bytes = std::max(later_peak_bytes, freed.later_peak_bytes);
+  for (NotedObject* object : gone) object->gone_by = entry;
+  // The peak from here on, if the objects that count as held had stayed. Backwards, so that later
+  // ones are included.
+  int64_t later_peak_bytes = 0;
+  for (auto freed = since.freed.rbegin(); freed != since.freed.rend(); ++freed) {
+    later_peak_bytes = std::max(later_peak_bytes, freed->later_peak_bytes);
+    const auto is_in_it = [&](const auto* object) { return object->data == freed->data; };
+    const auto first = std::find_if(gone.begin(), gone.end(), is_in_it);
+    if (first == gone.end()) continue;
+    const auto size_bytes = static_cast<int64_t>((*first)->storage_bytes);
+    const bool is_held = later_peak_bytes + size_bytes <= since.peak_bytes;
+    if (is_held) later_peak_bytes += size_bytes;
+    for (NotedObject* object : gone) {
+      if (is_in_it(object)) object->gone_by = is_held ? 0 : entry;
     }
-  }
-  const std::vector<bool> counts_as_held = CountAsHeld(since.peak_bytes, let_go);
-  for (NotedObject* object : gone) {
-    const auto at = std::find(in_order.begin(), in_order.end(), object->data);
-    const bool is_held =
-        at != in_order.end() && counts_as_held[static_cast<size_t>(at - in_order.begin())];
-    object->gone_by = is_held ? 0 : entry;
   }
 }
 

@@ -75,8 +75,9 @@ struct NotedEntry {
   int64_t object_bytes = 0;      // on the device, after the entry
 };
 
-// Marks objects freed by the program since the last moment (`since`) whose memory was reused before
-// `entry`.
+// Decides for objects that the program freed since the last moment (`since`) whether a plan may
+// count them as resident until `entry`. It may not if later allocations reused their memory, since
+// a resident object needs room beside them: then sets `gone_by` to `entry`.
 void NoteGone(const DevicePeaks::Since& since, absl::Span<NotedObject* const> gone, size_t entry);
 
 // The first entry is the step's begin, the last one its end. `times` are those of each entry's

@@ -1,13 +1,8 @@
-// Checks the memory peaks between two moments, and which freed tensors count as held until then.
+// Checks the memory peaks between two moments, and which memory was freed.
 
 #include "pinion/hooks/plan/device_peaks.h"
 
-#include <algorithm>
-#include <cstddef>
-#include <cstdint>
 #include <optional>
-#include <random>
-#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -112,51 +107,6 @@ TEST(DevicePeaks, WhatIsHeldNoLongerGoesUnseen) {
   EXPECT_THAT(peaks.Take(10, /*frees=*/std::nullopt).freed, IsEmpty());
   peaks.OnDeviceBytes(5, &held[1]);
   EXPECT_EQ(peaks.Take(5, /*frees=*/std::nullopt).freed.size(), 1);
-}
-
-TEST(CountAsHeld, WhatGoesBehindThePeakCountsAsHeldToTheEnd) {
-  EXPECT_THAT(CountAsHeld(100, {{{.size_bytes = 30, .later_peak_bytes = 70}}}), ElementsAre(true));
-}
-
-TEST(CountAsHeld, WhatOthersTakeThePlaceOfDoesNot) {
-  EXPECT_THAT(CountAsHeld(100, {{{.size_bytes = 30, .later_peak_bytes = 71}}}), ElementsAre(false));
-}
-
-TEST(CountAsHeld, WhatGoesTogetherCountsTogether) {
-  EXPECT_THAT(CountAsHeld(100, {{{30, 70}, {30, 40}, {30, 10}}}), ElementsAre(true, true, true));
-}
-
-// The peak came after the first was freed and before the second.
-TEST(CountAsHeld, ALaterOneCountsWhereAnEarlierOneDoesNot) {
-  EXPECT_THAT(CountAsHeld(100, {{{30, 100}, {30, 70}}}), ElementsAre(false, true));
-}
-
-// Whichever objects could have stayed, the count covers all bytes that would have been in use. It
-// counts the peak and all objects not counted as held.
-TEST(CountAsHeld, IsNeverLessThanWhatWouldHaveBeenThere) {
-  for (uint32_t seed = 0; seed < 500; ++seed) {
-    SCOPED_TRACE(seed);
-    std::mt19937 random(seed);
-    std::vector<LetGo> gone(1 + random() % 5);
-    for (LetGo& object : gone) {
-      object.size_bytes = 1 + random() % 20;
-      object.later_peak_bytes = 20 + random() % 81;
-    }
-    const std::vector<bool> held = CountAsHeld(100, gone);
-    for (uint32_t stays = 0; stays < 1U << gone.size(); ++stays) {
-      int64_t counted_bytes = 100;
-      int64_t used_bytes = 100;
-      for (size_t i = 0; i < gone.size(); ++i) {
-        if ((stays >> i & 1) != 0 && !held[i]) counted_bytes += gone[i].size_bytes;
-      }
-      int64_t stayed_bytes = 0;  // of objects freed up to here
-      for (size_t i = 0; i < gone.size(); ++i) {
-        if ((stays >> i & 1) != 0) stayed_bytes += gone[i].size_bytes;
-        used_bytes = std::max(used_bytes, gone[i].later_peak_bytes + stayed_bytes);
-      }
-      EXPECT_GE(counted_bytes, used_bytes) << stays;
-    }
-  }
 }
 
 }  // namespace

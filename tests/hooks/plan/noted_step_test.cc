@@ -5,9 +5,11 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/Device.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -103,6 +105,77 @@ TEST(NotedStep, APeakAfterWhatNobodyNotesCountsForTheLastObjectThatHasGone) {
 
 TEST(NotedStep, WhereOnlyTheFirstFitsBesideTheLaterPeakItAloneIsHeld) {
   EXPECT_THAT(GoneBy(4 * kSize, {0, 5 * kSize}), ElementsAre(0, 5));
+}
+
+// -------------------------------------------------------------------------------- what was freed
+
+struct Freed {
+  int64_t size_bytes = 0;
+  int64_t later_peak_bytes = 0;  // from the free on, until the next one
+};
+
+// Returns whether the objects, in the order of their frees, count as held until the next moment.
+std::vector<bool> CountAsHeld(int64_t peak_bytes, const std::vector<Freed>& freed) {
+  const std::vector<char> memory(freed.size());
+  std::vector<NotedObject> objects;
+  std::vector<NotedObject*> gone;
+  DevicePeaks::Since since = {.peak_bytes = peak_bytes};
+  for (size_t i = 0; i < freed.size(); ++i) {
+    objects.push_back(Object(0, 0));
+    objects.back().storage_bytes = static_cast<uint64_t>(freed[i].size_bytes);
+    objects.back().data = &memory[i];
+    since.freed.push_back({.data = &memory[i], .later_peak_bytes = freed[i].later_peak_bytes});
+  }
+  for (NotedObject& object : objects) gone.push_back(&object);
+  NoteGone(since, gone, /*entry=*/5);
+  std::vector<bool> held;
+  for (const NotedObject& object : objects) held.push_back(object.gone_by == 0);
+  return held;
+}
+
+TEST(NotedStep, WhatGoesBehindThePeakCountsAsHeldToTheEnd) {
+  EXPECT_THAT(CountAsHeld(100, {{.size_bytes = 30, .later_peak_bytes = 70}}), ElementsAre(true));
+}
+
+TEST(NotedStep, WhatOthersTakeThePlaceOfDoesNotCountAsHeld) {
+  EXPECT_THAT(CountAsHeld(100, {{.size_bytes = 30, .later_peak_bytes = 71}}), ElementsAre(false));
+}
+
+TEST(NotedStep, WhatGoesTogetherCountsAsHeldTogether) {
+  EXPECT_THAT(CountAsHeld(100, {{30, 70}, {30, 40}, {30, 10}}), ElementsAre(true, true, true));
+}
+
+// The peak came after the first was freed and before the second.
+TEST(NotedStep, ALaterOneCountsAsHeldWhereAnEarlierOneDoesNot) {
+  EXPECT_THAT(CountAsHeld(100, {{30, 100}, {30, 70}}), ElementsAre(false, true));
+}
+
+// Whichever objects could have stayed, the count covers all bytes that would have been in use. It
+// counts the peak and all objects not counted as held.
+TEST(NotedStep, WhatCountsIsNeverLessThanWhatWouldHaveBeenThere) {
+  for (uint32_t seed = 0; seed < 500; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    std::vector<Freed> gone(1 + random() % 5);
+    for (Freed& object : gone) {
+      object.size_bytes = 1 + random() % 20;
+      object.later_peak_bytes = 20 + random() % 81;
+    }
+    const std::vector<bool> held = CountAsHeld(100, gone);
+    for (uint32_t stays = 0; stays < 1U << gone.size(); ++stays) {
+      int64_t counted_bytes = 100;
+      int64_t used_bytes = 100;
+      for (size_t i = 0; i < gone.size(); ++i) {
+        if ((stays >> i & 1) != 0 && !held[i]) counted_bytes += gone[i].size_bytes;
+      }
+      int64_t stayed_bytes = 0;  // of objects freed up to here
+      for (size_t i = 0; i < gone.size(); ++i) {
+        if ((stays >> i & 1) != 0) stayed_bytes += gone[i].size_bytes;
+        used_bytes = std::max(used_bytes, gone[i].later_peak_bytes + stayed_bytes);
+      }
+      EXPECT_GE(counted_bytes, used_bytes) << stays;
+    }
+  }
 }
 
 // ------------------------------------------------------------------------------------- segments
