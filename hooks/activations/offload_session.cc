@@ -24,7 +24,6 @@
 #include "pinion/engine/schedule/offload_schedule.h"
 #include "pinion/engine/tier/device_tier.h"
 #include "pinion/engine/tier/host_tier.h"
-#include "pinion/hooks/activations/cast_sources.h"
 #include "pinion/hooks/activations/device_offloader.h"
 #include "pinion/hooks/activations/offload_stats_recorder.h"
 #include "pinion/hooks/activations/pack_scope.h"

@@ -24,10 +24,10 @@
 #include "absl/container/inlined_vector.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/engine/schedule/offload_schedule.h"
-#include "pinion/hooks/activations/cast_sources.h"
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/plan/offload_policy.h"
+#include "pinion/hooks/plan/parameter_cast.h"
 
 namespace pinion {
 

@@ -14,10 +14,8 @@
 
 #include <thread>
 #include <typeinfo>
+#include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
-#include "pinion/allocator/base/mutex.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
@@ -105,6 +103,11 @@ void RegisterKernels() {
   static_cast<void>(library);
 }
 
+FusedWrites WatchFusedWrites(const c10::Storage& storage) {
+  RegisterKernels();
+  return TheWatched().Watch(storage.unsafeGetStorageImpl());
+}
+
 }  // namespace
 
 ParameterState::ParameterState(const at::Tensor& parameter)
@@ -164,9 +167,49 @@ std::string ParameterCast::Describe() const {
   return c10::str(parameter_.scalar_type(), " ", c10::IntArrayRef(sizes_));
 }
 
-FusedWrites WatchFusedWrites(const c10::Storage& storage) {
-  RegisterKernels();
-  return TheWatched().Watch(storage.unsafeGetStorageImpl());
+void CastNotes::Add(const at::Tensor& parameter) {
+  notes_.try_emplace(parameter.unsafeGetTensorImpl(), WeakTensorImpl(parameter.getIntrusivePtr()),
+                     ParameterState(parameter));
+}
+
+const ParameterState* CastNotes::Find(const at::Tensor& parameter) const {
+  const auto found = notes_.find(parameter.unsafeGetTensorImpl());
+  return found == notes_.end() ? nullptr : &found->second.second;
+}
+
+CastNotes CastSources::Note() {
+  CastNotes notes;
+  std::vector<at::Tensor> parameters;  // destroyed after the lock
+  {
+    MutexLock lock(mu_);
+    parameters.reserve(known_.size());
+    absl::erase_if(known_, [&](const auto& known) {
+      auto impl = known.second.lock();
+      if (!impl) return true;
+      parameters.emplace_back(std::move(impl));
+      return false;
+    });
+  }
+  for (const at::Tensor& parameter : parameters) notes.Add(parameter);
+  return notes;
+}
+
+std::unique_ptr<const ParameterCast> CastSources::Find(const at::Tensor& tensor,
+                                                       const CastNotes& notes,
+                                                       const NodeId& begin) {
+  std::unique_ptr<const ParameterCast> cast = ParameterCast::Of(tensor);
+  if (cast == nullptr) return nullptr;
+  const at::Tensor& parameter = cast->parameter();
+  const ParameterState* const noted = notes.Find(parameter);
+  if (noted == nullptr) {
+    MutexLock lock(mu_);
+    known_.try_emplace(parameter.unsafeGetTensorImpl(), parameter.getIntrusivePtr());
+    return nullptr;
+  }
+  const std::optional<NodeId>& node = cast->node();
+  const bool is_of_scope =
+      node.has_value() && node->thread == begin.thread && node->sequence > begin.sequence;
+  return is_of_scope && noted->IsOf(parameter) ? std::move(cast) : nullptr;
 }
 
 }  // namespace pinion

@@ -1,7 +1,12 @@
 // Recognises saved tensors that are casts of a parameter, as autocast makes them of weights, and
 // recasts them.
 //
-// Thread safety: immutable.
+// A cast is recast only if the parameter has not changed since. Autograd does not record the
+// parameter's version at the cast, so a session records versions when a scope begins
+// (CastSources). A cast that was made in the scope is safe if the version is still the recorded
+// one.
+//
+// Thread safety: CastSources is thread-safe, everything else is immutable.
 
 #ifndef PINION_HOOKS_PLAN_PARAMETER_CAST_H_
 #define PINION_HOOKS_PLAN_PARAMETER_CAST_H_
@@ -9,14 +14,21 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "pinion/allocator/base/mutex.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/plan/offload_policy.h"
 
@@ -27,7 +39,6 @@ namespace pinion {
 // exists, by kernels at the key ADInplaceOrView, where other operators raise versions. The caller
 // must keep a weak reference to the storage, which is identified by its address. Thread-safe.
 using FusedWrites = std::shared_ptr<const std::atomic<uint64_t>>;
-FusedWrites WatchFusedWrites(const c10::Storage& storage);
 
 // Identifies a parameter's bytes: its memory, its version, and the number of recorded writes that
 // raise no version.
@@ -78,6 +89,36 @@ class ParameterCast {
   const c10::SmallVector<int64_t, 4> strides_;
   const c10::ScalarType type_;
   const std::optional<NodeId> node_;
+};
+
+// Keeps the TensorImpl's address from being recycled.
+using WeakTensorImpl = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+// States of parameters at the beginning of a scope.
+class CastNotes {
+ public:
+  void Add(const at::Tensor& parameter);
+  // Returns the parameter's state; null if it was not known.
+  const ParameterState* Find(const at::Tensor& parameter) const;
+
+ private:
+  absl::flat_hash_map<const c10::TensorImpl*, std::pair<WeakTensorImpl, ParameterState>> notes_;
+};
+
+class CastSources {
+ public:
+  // Records the states of known parameters for a scope that begins. Forgets destroyed ones.
+  CastNotes Note();
+
+  // Returns the cast that `tensor` is, or is a view of, if recasting gives the same bytes; else
+  // null. `notes` were recorded at `begin`, when the saving scope began. A new parameter becomes
+  // known from the next scope on.
+  std::unique_ptr<const ParameterCast> Find(const at::Tensor& tensor, const CastNotes& notes,
+                                            const NodeId& begin);
+
+ private:
+  Mutex mu_;
+  absl::flat_hash_map<const c10::TensorImpl*, WeakTensorImpl> known_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace pinion

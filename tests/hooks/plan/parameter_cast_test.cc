@@ -1,6 +1,6 @@
 // Checks which casts of parameters count as reproducible, so that backward may recast them.
 
-#include "pinion/hooks/activations/cast_sources.h"
+#include "pinion/hooks/plan/parameter_cast.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/randn.h>
