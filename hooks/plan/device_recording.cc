@@ -21,6 +21,19 @@ namespace {
 
 constexpr absl::Duration kFinishTimeout = absl::Minutes(1);
 
+constexpr char kNoEnd[] = "the end of a backward was not recorded";
+constexpr char kNoRelease[] = "the release of a saved tensor was not recorded";
+constexpr char kNotAside[] = "step recording: this step's compute includes offload work";
+
+// Runs `work` where nothing may be thrown. `failure` says what an exception means.
+void RunLoggingErrors(const char* failure, absl::FunctionRef<void()> work) {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    PINION_LOG(kWarning) << failure << ": " << error.what();
+  }
+}
+
 }  // namespace
 
 uint32_t DeviceRecording::NewNumber() {
@@ -188,14 +201,12 @@ void DeviceRecording::EndRead(const Moment& begin, ObjectId object, const at::Te
 }
 
 void DeviceRecording::BeginEnding(int64_t backward) {
-  try {
+  RunLoggingErrors(kNoEnd, [&] {
     if (!IsRecording()) return;
     const Moment begin = Begin();
     MutexLock lock(mu_);
     endings_[backward].begin = begin;
-  } catch (const std::exception& error) {
-    PINION_LOG(kWarning) << "the end of a backward was not recorded: " << error.what();
-  }
+  });
 }
 
 void DeviceRecording::EndEnding(int64_t backward) {
@@ -206,14 +217,12 @@ void DeviceRecording::EndEnding(int64_t backward) {
     endings_.erase(backward);
     objects_.DecideReleased();
   }
-  try {
+  RunLoggingErrors(kNoEnd, [&] {
     if (!ending.begin.has_value() || !IsRecording()) return;
     EndAside(*ending.begin);
     MutexLock lock(mu_);
     step_entries_ = entries_.size();
-  } catch (const std::exception& error) {
-    PINION_LOG(kWarning) << "the end of a backward was not recorded: " << error.what();
-  }
+  });
 }
 
 void DeviceRecording::EndAside(const Moment& begin) {
@@ -313,50 +322,33 @@ at::Tensor RecordedTensor::Unpack() {
 }
 
 RecordedTensor::~RecordedTensor() {
-  const auto tell_of = [](const std::exception& error) {
-    PINION_LOG(kWarning) << "the release of a saved tensor was not recorded: " << error.what();
-  };
   recording_->ForgetHandle(object_, *saved_);
   std::optional<DeviceRecording::Moment> begin;
-  try {
-    if (recording_->IsRecording()) {
-      DeviceRecording::Moment now = recording_->Begin();
-      // The recording's weak references make tensors aliased that otherwise would not be.
-      SettleLoans();
-      begin = std::move(now);
-    }
-  } catch (const std::exception& error) {
-    tell_of(error);
-  }
+  RunLoggingErrors(kNoRelease, [&] {
+    if (!recording_->IsRecording()) return;
+    DeviceRecording::Moment now = recording_->Begin();
+    // The recording's weak references make tensors aliased that otherwise would not be.
+    SettleLoans();
+    begin = std::move(now);
+  });
   saved_.reset();
-  try {
-    if (begin.has_value()) recording_->EndRelease(*begin, object_);
-  } catch (const std::exception& error) {
-    tell_of(error);
-  }
+  if (!begin.has_value()) return;
+  RunLoggingErrors(kNoRelease, [&] { recording_->EndRelease(*begin, object_); });
 }
 
 void RunBeside(absl::Span<const std::shared_ptr<DeviceRecording>> recordings,
                absl::FunctionRef<void()> work) {
-  const auto tell_of = [](const std::exception& error) {
-    PINION_LOG(kWarning) << "step recording: this step's compute includes offload work: "
-                         << error.what();
-  };
   std::vector<std::pair<DeviceRecording*, DeviceRecording::Moment>> begun;
   // Must not throw, since destructors of scopes call this.
-  try {
+  RunLoggingErrors(kNotAside, [&] {
     for (const auto& recording : recordings) {
       if (recording->IsRecording()) begun.emplace_back(recording.get(), recording->Begin());
     }
-  } catch (const std::exception& error) {
-    tell_of(error);
-  }
+  });
   work();
-  try {
+  RunLoggingErrors(kNotAside, [&] {
     for (const auto& [recording, begin] : begun) recording->EndAside(begin);
-  } catch (const std::exception& error) {
-    tell_of(error);
-  }
+  });
 }
 
 }  // namespace pinion
