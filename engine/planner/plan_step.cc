@@ -54,10 +54,9 @@ void Change(std::vector<uint32_t>& ranks, std::mt19937& random) {
 // takes more than `enough_us`, it evicts the blockers of a plan that was better, or changes ranks
 // at random, and keeps what is no worse. At last it reorders the copies out, if that shortens the
 // step.
-absl::StatusOr<StepPlan> BestWithin(const StepTrace& step, const ResidencyPlanner& planner,
-                                    uint64_t memory_bytes, const StepSimulator& simulator,
-                                    double enough_us, absl::Span<const EvictionRule> rules,
-                                    int tries) {
+StepPlan BestWithin(const StepTrace& step, const ResidencyPlanner& planner, uint64_t memory_bytes,
+                    const StepSimulator& simulator, double enough_us,
+                    absl::Span<const EvictionRule> rules, int tries) {
   StepPlan best;
   StepTimes best_times;
   Cost best_cost = {std::numeric_limits<double>::infinity(), UINT64_MAX};
@@ -72,7 +71,7 @@ absl::StatusOr<StepPlan> BestWithin(const StepTrace& step, const ResidencyPlanne
       if (blockers.empty() && i > 0) Change(preferences.ranks, random);
       PlannedMoves planned =
           planner.MovesWithin(static_cast<int64_t>(memory_bytes), rule, preferences);
-      PINION_ASSIGN_OR_RETURN(StepTimes times, simulator.Run(planned.moves));
+      StepTimes times = simulator.Run(planned.moves);
       const Cost cost = {times.step_us, CopiedBytes(step, planned.moves)};
       blockers.clear();
       if (cost > chosen_cost) continue;
@@ -89,10 +88,10 @@ absl::StatusOr<StepPlan> BestWithin(const StepTrace& step, const ResidencyPlanne
   }
   std::vector<StepMove> ordered = InEvictionOrder(step, best.moves, best_times);
   if (ordered == best.moves) return best;
-  PINION_ASSIGN_OR_RETURN(const StepTimes times, simulator.Run(ordered));
-  if (times.step_us < best.step_us) {
+  const double ordered_us = simulator.Run(ordered).step_us;
+  if (ordered_us < best.step_us) {
     best.moves = std::move(ordered);
-    best.step_us = times.step_us;
+    best.step_us = ordered_us;
   }
   return best;
 }
@@ -126,9 +125,8 @@ absl::StatusOr<StepPlan> PlanStep(const StepTrace& step, uint64_t memory_bytes,
   PINION_ASSIGN_OR_RETURN(const StepSimulator simulator, StepSimulator::Create(step, link));
   memory_bytes = std::min(memory_bytes, planner.MostBytes());
   const bool tries = effort == PlanEffort::kTries;
-  PINION_ASSIGN_OR_RETURN(
-      StepPlan plan, BestWithin(step, planner, memory_bytes, simulator, step.compute_us(),
-                                {kEvictionRules, tries ? 2u : 1u}, tries ? TriesFor(step) : 0));
+  StepPlan plan = BestWithin(step, planner, memory_bytes, simulator, step.compute_us(),
+                             {kEvictionRules, tries ? 2u : 1u}, tries ? TriesFor(step) : 0);
   return Checked(step, std::move(plan), memory_bytes);
 }
 
@@ -143,14 +141,14 @@ absl::StatusOr<StepPlan> PlanStepWithoutTarget(const StepTrace& step, const Link
   };
   uint64_t enough_bytes = planner.MostBytes();
   uint64_t too_little_bytes = planner.LeastBytes();
-  PINION_ASSIGN_OR_RETURN(StepPlan best, plan_within(enough_bytes));
-  PINION_ASSIGN_OR_RETURN(StepPlan tried, plan_within(too_little_bytes));
+  StepPlan best = plan_within(enough_bytes);
+  StepPlan tried = plan_within(too_little_bytes);
   if (tried.step_us <= allowed_us) return Checked(step, std::move(tried), too_little_bytes);
   // To one percent of the possible gain.
   const uint64_t exact_bytes = (enough_bytes - too_little_bytes) / 100;
   while (enough_bytes - too_little_bytes > exact_bytes + 1) {
     const uint64_t middle_bytes = too_little_bytes + (enough_bytes - too_little_bytes) / 2;
-    PINION_ASSIGN_OR_RETURN(tried, plan_within(middle_bytes));
+    tried = plan_within(middle_bytes);
     if (tried.step_us <= allowed_us) {
       enough_bytes = middle_bytes;
       best = std::move(tried);

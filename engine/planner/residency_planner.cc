@@ -73,6 +73,12 @@ std::vector<size_t> OrderOf(const std::vector<IdleInterval>& idle_intervals, Key
   return order;
 }
 
+// Orders offloaded intervals by the access that reads them, recasts last.
+bool IsPrefetchedBefore(const IdleInterval* a, const IdleInterval* b) {
+  return std::tuple(a->is_recast, a->read_at, a->object) <
+         std::tuple(b->is_recast, b->read_at, b->object);
+}
+
 // Delays evictions as long as the memory allows, latest evictions first. An object that fits in all
 // of its idle interval stays.
 void DelayEvictions(int64_t limit_bytes, std::vector<IdleInterval*>& offloaded,
@@ -133,11 +139,6 @@ std::vector<IdleInterval> IdleIntervalsOf(const StepTrace& step) {
   return idle_intervals;
 }
 
-bool IsPrefetchedBefore(const IdleInterval& a, const IdleInterval& b) {
-  return std::tuple(a.is_recast, a.read_at, a.object) <
-         std::tuple(b.is_recast, b.read_at, b.object);
-}
-
 std::vector<StepMove> MovesOf(const StepTrace& step,
                               absl::Span<const IdleInterval> idle_intervals) {
   std::vector<const IdleInterval*> offloaded;
@@ -147,9 +148,7 @@ std::vector<StepMove> MovesOf(const StepTrace& step,
     offloaded.push_back(&idle);
     first_offloaded[idle.object] = std::min(first_offloaded[idle.object], idle.offloaded_from);
   }
-  std::sort(offloaded.begin(), offloaded.end(), [](const IdleInterval* a, const IdleInterval* b) {
-    return IsPrefetchedBefore(*a, *b);
-  });
+  std::sort(offloaded.begin(), offloaded.end(), IsPrefetchedBefore);
   std::vector<StepMove> moves;
   for (const IdleInterval* idle : offloaded) {
     const bool is_fetched = idle->read_at != StepMove::kNever;
@@ -265,9 +264,7 @@ RangeMaxTree ResidencyPlanner::UsedWithout(const std::vector<IdleInterval*>& off
 std::vector<Blocker> ResidencyPlanner::PrefetchEarly(
     int64_t limit_bytes, const std::vector<IdleInterval>& idle_intervals,
     std::vector<IdleInterval*>& offloaded, RangeMaxTree& used) const {
-  std::sort(offloaded.begin(), offloaded.end(), [](const IdleInterval* a, const IdleInterval* b) {
-    return IsPrefetchedBefore(*a, *b);
-  });
+  std::sort(offloaded.begin(), offloaded.end(), IsPrefetchedBefore);
   std::vector<Blocker> blockers;
   size_t earliest = 0;
   for (IdleInterval* idle : offloaded) {

@@ -142,11 +142,8 @@ struct IdleInterval {
 // Of a valid trace, in the order in which they begin.
 std::vector<IdleInterval> IdleIntervalsOf(const StepTrace& step);
 
-// Orders offloaded intervals by the access that reads them, recasts last. Prefetches are submitted
-// in this order.
-bool IsPrefetchedBefore(const IdleInterval& a, const IdleInterval& b);
-
-// Returns StepPlan::moves for the decisions, in the order of prefetches (IsPrefetchedBefore).
+// Returns StepPlan::moves for the decisions, in the order of prefetches: by the access that reads
+// the object, recasts last.
 std::vector<StepMove> MovesOf(const StepTrace& step, absl::Span<const IdleInterval> idle_intervals);
 
 // Which idle object to evict where an interval exceeds the memory.

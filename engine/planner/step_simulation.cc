@@ -159,7 +159,6 @@ class ByAccess {
 
 absl::StatusOr<StepSimulator> StepSimulator::Create(const StepTrace& step,
                                                     const LinkCalibration& link) {
-  PINION_RETURN_IF_ERROR(step.Validate());
   PINION_ASSIGN_OR_RETURN(const LinkRates rates, RatesOf(link));
   return StepSimulator(step, link, rates);
 }
@@ -170,13 +169,14 @@ StepSimulator::StepSimulator(const StepTrace& step, const LinkCalibration& link,
 
 absl::StatusOr<StepTimes> SimulateStep(const StepTrace& step, absl::Span<const StepMove> moves,
                                        const LinkCalibration& link) {
+  PINION_RETURN_IF_ERROR(step.Validate());
   PINION_ASSIGN_OR_RETURN(const StepSimulator simulator, StepSimulator::Create(step, link));
+  PINION_RETURN_IF_ERROR(CheckMoves(step, moves));
   return simulator.Run(moves);
 }
 
-absl::StatusOr<StepTimes> StepSimulator::Run(absl::Span<const StepMove> moves) const {
+StepTimes StepSimulator::Run(absl::Span<const StepMove> moves) const {
   const StepTrace& step = *step_;
-  PINION_RETURN_IF_ERROR(CheckMoves(step, moves));
   const size_t accesses = step.accesses.size();
   ByAccess copies_out(accesses, moves, [this](const StepMove& move) {
     if (!move.copies_out) return StepMove::kNever;

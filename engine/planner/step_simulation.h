@@ -36,15 +36,14 @@ struct StepTimes {
   std::vector<double> in_us;
 };
 
-// Simulates one step with different moves.
+// Simulates one step with different moves, which are possible in it.
 class StepSimulator {
  public:
-  // InvalidArgument for an invalid trace, or a link without measurements. `step` has to outlive the
+  // InvalidArgument for a link without measurements. `step` is valid and has to outlive the
   // simulator.
   static absl::StatusOr<StepSimulator> Create(const StepTrace& step, const LinkCalibration& link);
 
-  // InvalidArgument for a move that is impossible in the step.
-  absl::StatusOr<StepTimes> Run(absl::Span<const StepMove> moves) const;
+  StepTimes Run(absl::Span<const StepMove> moves) const;
 
  private:
   StepSimulator(const StepTrace& step, const LinkCalibration& link, const LinkRates& rates);
@@ -55,7 +54,8 @@ class StepSimulator {
   std::vector<size_t> leaves_from_;  // by object: the first access at which its copy out may begin
 };
 
-// Errors as those of StepSimulator.
+// InvalidArgument for an invalid trace, a move that is impossible in the step, or a link without
+// measurements.
 absl::StatusOr<StepTimes> SimulateStep(const StepTrace& step, absl::Span<const StepMove> moves,
                                        const LinkCalibration& link);
 
