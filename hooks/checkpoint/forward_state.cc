@@ -5,6 +5,7 @@
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/variable.h>
@@ -19,6 +20,7 @@
 
 #include "pinion/allocator/base/check.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
 namespace {
@@ -60,6 +62,17 @@ class EndOfSegment : public torch::autograd::Node {
 };
 
 }  // namespace
+
+void WaitForTensor(const at::Tensor& tensor, const c10::Stream& made_on,
+                   const c10::Stream& stream) {
+  if (made_on == stream) return;
+  if (kComputedOnOtherStream.enabled()) {
+    c10::Event computed(made_on.device_type());
+    computed.record(made_on);
+    computed.block(stream);
+  }
+  if (tensor.has_storage()) RecordOnStream(tensor.storage(), stream);
+}
 
 ForwardState::ForwardState(const std::vector<at::Tensor>& inputs, bool preserve_rng_state)
     : ForwardState(preserve_rng_state ? GeneratorsOf(inputs) : std::vector<at::Generator>()) {

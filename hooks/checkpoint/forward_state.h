@@ -28,7 +28,16 @@
 #include <string>
 #include <vector>
 
+#include "pinion/engine/stream/wait_site.h"
+#include "pinion/hooks/wait_sites.h"
+
 namespace pinion {
+
+// The wait of a stream that reads a tensor which was recomputed on another stream.
+inline constexpr WaitSite kComputedOnOtherStream("kComputedOnOtherStream", kHooksWaits);
+
+// Makes `stream` wait until `tensor` is computed on `made_on`, which forward used.
+void WaitForTensor(const at::Tensor& tensor, const c10::Stream& made_on, const c10::Stream& stream);
 
 class ForwardState {
  public:

@@ -32,7 +32,7 @@
 #include "pinion/hooks/activations/tensor_departures.h"
 #include "pinion/hooks/activations/tensor_returns.h"
 #include "pinion/hooks/checkpoint/checkpoint.h"
-#include "pinion/hooks/checkpoint/checkpointed_segment.h"
+#include "pinion/hooks/checkpoint/forward_state.h"
 #include "pinion/hooks/weights/device_weights.h"
 #include "pinion/hooks/weights/weight_offloader.h"
 #include "pinion/tests/hooks/activations/offload_fixture.h"
