@@ -15,8 +15,6 @@
 #include <optional>
 #include <utility>
 
-#include "pinion/hooks/attribution/host_copies.h"
-#include "pinion/hooks/attribution/layer_pass.h"
 #include "pinion/hooks/attribution/passes.h"
 #include "pinion/hooks/attribution/pending_layers.h"
 
@@ -182,54 +180,42 @@ std::vector<LayerAttribution> LayerGradientShap(AttributionSession& session,
                 " for an input on ", inputs[i].device(), ": put both on one device");
   }
   CheckDraws(draws, inputs, baselines.front().size(0), options.n_samples);
-  target.CheckExamples(path.examples());
-  PassBudget budget(options.device_budget_bytes, session.device_type());
-  budget.CheckResults(options.layers);
-  LayerSums sums(session, layers);
-  LayerOptions gradients_alone = options.layers;
-  gradients_alone.activations = false;
-  LayerOptions with_values = options.layers;
-  with_values.activations = true;
-  const std::shared_ptr<HostCopies> copies = session.NewCopies();
-  ForEachPass(budget, {path.examples(), options.n_samples}, [&](const PassRows& rows) {
+  PassRun run(session, forward, layers, target, {path.examples(), options.n_samples},
+              options.device_budget_bytes, options.layers);
+  return run.Sum([&](const PassRows& rows) {
     const ShapRows given = RowsOf(path, baselines, draws, rows);
     const std::vector<double> weights(static_cast<size_t>(rows.steps),
                                       1 / static_cast<double>(options.n_samples));
     const auto change = std::make_shared<LayerChange>();
     LayerCallbacks callbacks;
     if (options.multiply_by_inputs) {
-      change->at_inputs.emplace(StartValues(copies, forward, layers, given.inputs, with_values));
-      change->at_baselines.emplace(
-          StartValues(copies, forward, layers, given.baselines, with_values));
+      change->at_inputs.emplace(run.Values(given.inputs));
+      change->at_baselines.emplace(run.Values(given.baselines));
+      callbacks.on_arrival = [&run, rows, weights, change](LayerPart part, LayerTensor& tensor) {
+        const auto add = [&weights](at::Tensor& sum, const std::vector<at::Tensor>& blocks) {
+          for (int64_t step = 0; step < blocks[0].size(0); ++step) {
+            const at::Tensor change_at = blocks[0].select(0, step) - blocks[1].select(0, step);
+            sum.add_(change_at * blocks[2].select(0, step), weights[static_cast<size_t>(step)]);
+          }
+        };
+        run.Add(
+            part, rows,
+            SumTermsOverSteps({TakeValue(change->inputs, part), TakeValue(change->baselines, part),
+                               std::exchange(tensor.gradient, {})},
+                              rows, add));
+      };
     } else {
       callbacks.output_function = [&](LayerPart, const at::Tensor& gradient) {
         return SumOverSteps(gradient, rows, weights);
       };
     }
-    callbacks.on_arrival = [&sums, rows, weights, change](LayerPart part, LayerTensor& tensor) {
-      at::Tensor sum = std::move(tensor.gradient);
-      if (change->at_inputs.has_value()) {
-        const auto add = [&weights](at::Tensor& block_sum, const std::vector<at::Tensor>& blocks) {
-          for (int64_t step = 0; step < blocks[0].size(0); ++step) {
-            const at::Tensor change_at = blocks[0].select(0, step) - blocks[1].select(0, step);
-            block_sum.add_(change_at * blocks[2].select(0, step),
-                           weights[static_cast<size_t>(step)]);
-          }
-        };
-        sum = SumTermsOverSteps(
-            {TakeValue(change->inputs, part), TakeValue(change->baselines, part), sum}, rows, add);
-      }
-      sums.Add(part, rows, std::move(sum));
+    QueuedPass queued = run.Gradients(rows, given.between, callbacks);
+    queued.finish = [change, finish = std::move(queued.finish)] {
+      change->Wait();
+      finish();
     };
-    const auto pending = std::make_shared<PendingLayers>(StartGradients(
-        copies, forward, layers, given.between,
-        target.OfRows(rows.first_example, rows.examples, rows.steps), gradients_alone, callbacks));
-    return QueuedPass{copies->HeldBytes(), [&sums, change, pending] {
-                        change->Wait();
-                        sums.EndPass(pending->Wait());
-                      }};
+    return queued;
   });
-  return sums.Take();
 }
 
 }  // namespace pinion

@@ -18,6 +18,7 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/device/host_arithmetic.h"
+#include "pinion/hooks/attribution/layer_pass.h"
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 
@@ -61,11 +62,15 @@ class PassPeaks final : public MemoryObserver {
   std::vector<Device> devices_ ABSL_GUARDED_BY(mu_);
 };
 
-// Returns a copy, which a forward function may change in place.
-at::Tensor RepeatRows(const at::Tensor& rows, int64_t times) {
-  std::vector<int64_t> repeats(static_cast<size_t>(rows.dim()), 1);
-  repeats.front() = times;
-  return rows.repeat(repeats);
+at::Tensor ExamplesOf(const at::Tensor& tensor, const PassRows& rows) {
+  return tensor.narrow(0, rows.first_example, rows.examples);
+}
+
+// Returns the examples at each step, in a copy, which a forward function may change in place.
+at::Tensor RepeatExamples(const at::Tensor& tensor, const PassRows& rows) {
+  std::vector<int64_t> repeats(static_cast<size_t>(tensor.dim()), 1);
+  repeats.front() = rows.steps;
+  return ExamplesOf(tensor, rows).repeat(repeats);
 }
 
 // A few float32 blocks of this size fit into a core's cache.
@@ -89,12 +94,6 @@ PassBudget::PassBudget(uint64_t budget_bytes, c10::DeviceType type)
                    "each device holds ", least_bytes,
                    " bytes or more before the first pass, and the budget is ", budget_bytes,
                    ": raise device_budget_bytes, or free some device memory");
-}
-
-void PassBudget::CheckResults(const LayerOptions& options) const {
-  TORCH_CHECK(!has_bound() || !options.keep_on_device,
-              "results that stay on the device would take from device_budget_bytes as they grow: "
-              "leave LayerOptions::keep_on_device at false, or device_budget_bytes at 0");
 }
 
 double PassBudget::MostRows(const Observed& observed) const {
@@ -239,21 +238,13 @@ PathInputs::PathInputs(std::vector<at::Tensor> inputs, std::vector<at::Tensor> b
   }
 }
 
-at::Tensor PathInputs::Input(const PassRows& rows, size_t input) const {
-  return inputs_[input].narrow(0, rows.first_example, rows.examples);
-}
-
-at::Tensor PathInputs::Baseline(const PassRows& rows, size_t input) const {
-  return baselines_[input].narrow(0, rows.first_example, rows.examples);
-}
-
 at::Tensor PathInputs::Difference(const PassRows& rows, size_t input) const {
-  return Input(rows, input) - Baseline(rows, input);
+  return ExamplesOf(inputs_[input], rows) - ExamplesOf(baselines_[input], rows);
 }
 
 void PathInputs::AppendAdditional(const PassRows& rows, std::vector<at::Tensor>& to) const {
   for (const at::Tensor& tensor : additional_) {
-    to.push_back(RepeatRows(tensor.narrow(0, rows.first_example, rows.examples), rows.steps));
+    to.push_back(RepeatExamples(tensor, rows));
   }
 }
 
@@ -267,27 +258,18 @@ std::vector<at::Tensor> PathInputs::Between(const PassRows& rows,
                 ", between whose values there is no path: attribute to a layer behind it, with "
                 "LayerIntegratedGradients");
     all.push_back(PointsBetween(
-        Baseline(rows, i), Difference(rows, i),
+        ExamplesOf(baselines_[i], rows), Difference(rows, i),
         alphas.subspan(static_cast<size_t>(rows.first_step), static_cast<size_t>(rows.steps))));
   }
   AppendAdditional(rows, all);
   return all;
 }
 
-std::vector<at::Tensor> PathInputs::AtInputs(const PassRows& rows) const {
+std::vector<at::Tensor> PathInputs::Repeated(const std::vector<at::Tensor>& of,
+                                             const PassRows& rows) const {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> all;
-  for (size_t i = 0; i < inputs_.size(); ++i) all.push_back(RepeatRows(Input(rows, i), rows.steps));
-  AppendAdditional(rows, all);
-  return all;
-}
-
-std::vector<at::Tensor> PathInputs::AtBaselines(const PassRows& rows) const {
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> all;
-  for (size_t i = 0; i < inputs_.size(); ++i) {
-    all.push_back(RepeatRows(Baseline(rows, i), rows.steps));
-  }
+  for (const at::Tensor& tensor : of) all.push_back(RepeatExamples(tensor, rows));
   AppendAdditional(rows, all);
   return all;
 }
@@ -339,35 +321,79 @@ at::Tensor SumTermsOverSteps(
   return result;
 }
 
-void LayerSums::Add(LayerPart part, const PassRows& rows, at::Tensor tensor) {
-  Sum& sum = sums_[part.layer][part.tensor];
-  if (sum.first_example != rows.first_example) {
-    sum.first_example = rows.first_example;
-    sum.groups.push_back(std::move(tensor));
-    return;
-  }
-  TORCH_CHECK(sum.groups.back().sizes() == tensor.sizes(), "layer \"", names_[part.layer],
-              "\" has ", tensor.sizes(), " in one pass and ", sum.groups.back().sizes(),
-              " in another one: its first dimension alone may depend on the rows");
-  sum.groups.back().add_(tensor);
-  if (tensor.is_cpu()) CountHostArithmetic(3 * tensor.nbytes());
+// -------------------------------------------------------------------------------------------- runs
+
+PassRun::PassRun(AttributionSession& session, const AttributedForward& forward,
+                 std::vector<std::string> layers, const Target& target, const PassGrid& grid,
+                 uint64_t device_budget_bytes, const LayerOptions& options)
+    : session_(session),
+      forward_(forward),
+      names_(std::move(layers)),
+      target_(target),
+      grid_(grid),
+      budget_(device_budget_bytes, session.device_type()),
+      options_(options),
+      copies_(session.NewCopies()),
+      layers_(names_.size()) {
+  target_.CheckExamples(grid_.examples);
+  TORCH_CHECK(device_budget_bytes == 0 || !options_.keep_on_device,
+              "results that stay on the device would take from device_budget_bytes as they grow: "
+              "leave LayerOptions::keep_on_device at false, or device_budget_bytes at 0");
 }
 
-void LayerSums::EndPass(const std::vector<LayerResult>& layers) {
-  for (size_t layer = 0; layer < layers.size(); ++layer) {
-    layers_[layer].ran = layers_[layer].ran || layers[layer].ran;
-    layers_[layer].connected = layers_[layer].connected || layers[layer].connected();
-  }
-}
-
-std::vector<LayerAttribution> LayerSums::Take() {
+std::vector<LayerAttribution> PassRun::Sum(const std::function<QueuedPass(const PassRows&)>& pass) {
+  ForEachPass(budget_, grid_, pass);
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     const auto first = std::find(names_.begin(), names_.end(), names_[layer]) - names_.begin();
-    for (const auto& [tensor, sum] : sums_[static_cast<size_t>(first)]) {
-      layers_[layer].tensors.push_back(session_.Concatenate(sum.groups));
+    for (const auto& [tensor, groups] : groups_[static_cast<size_t>(first)]) {
+      layers_[layer].tensors.push_back(session_.Concatenate(groups.sums));
     }
   }
   return std::move(layers_);
+}
+
+QueuedPass PassRun::Gradients(const PassRows& rows, const std::vector<at::Tensor>& inputs,
+                              LayerCallbacks callbacks, bool with_values) {
+  if (!callbacks.on_arrival) {
+    callbacks.on_arrival = [this, rows](LayerPart part, LayerTensor& tensor) {
+      Add(part, rows, std::move(tensor.gradient));
+    };
+  }
+  LayerOptions options = options_;
+  options.activations = with_values;
+  const auto pending = std::make_shared<PendingLayers>(StartGradients(
+      copies_, forward_, names_, inputs,
+      target_.OfRows(rows.first_example, rows.examples, rows.steps), options, callbacks));
+  const auto finish = [this, pending] {
+    const std::vector<LayerResult> results = pending->Wait();
+    for (size_t layer = 0; layer < results.size(); ++layer) {
+      layers_[layer].ran = layers_[layer].ran || results[layer].ran;
+      layers_[layer].connected = layers_[layer].connected || results[layer].connected();
+    }
+  };
+  return {copies_->HeldBytes(), finish};
+}
+
+PendingLayers PassRun::Values(const std::vector<at::Tensor>& inputs, bool keep_on_device) {
+  LayerOptions options = options_;
+  options.activations = true;
+  options.keep_on_device = options.keep_on_device || keep_on_device;
+  return StartValues(copies_, forward_, names_, inputs, options);
+}
+
+void PassRun::Add(LayerPart part, const PassRows& rows, at::Tensor tensor) {
+  Groups& groups = groups_[part.layer][part.tensor];
+  if (groups.first_example != rows.first_example) {
+    groups.first_example = rows.first_example;
+    groups.sums.push_back(std::move(tensor));
+    return;
+  }
+  at::Tensor& sum = groups.sums.back();
+  TORCH_CHECK(sum.sizes() == tensor.sizes(), "layer \"", names_[part.layer], "\" has ",
+              tensor.sizes(), " in one pass and ", sum.sizes(),
+              " in another one: its first dimension alone may depend on the rows");
+  sum.add_(tensor);
+  if (tensor.is_cpu()) CountHostArithmetic(3 * tensor.nbytes());
 }
 
 }  // namespace pinion

@@ -1,15 +1,12 @@
-// Shared parts of methods that run several passes. PassBudget and ForEachPass keep the passes
-// within a budget for device memory. PathInputs makes their inputs along a path, and LayerSums adds
-// up their results.
+// Shared parts of methods that run several passes. PassRun keeps the passes within a budget for
+// device memory and adds up their results. PathInputs makes their inputs along a path.
 //
 //   const PathInputs path(inputs, options.baselines, options.additional_inputs);
-//   PassBudget budget(4 * kGiB, c10::DeviceType::CUDA);
-//   LayerSums sums(session, layers);
-//   ForEachPass(budget, {.examples = path.examples(), .steps = 50}, [&](const PassRows& rows) {
-//     ... queues forward and backward of path.Between(rows, alphas), step by step ...
-//     return QueuedPass{copies->HeldBytes(), [=] { ... waits for the results: sums.Add(...) ... }};
+//   const PassGrid grid = {.examples = path.examples(), .steps = 50};
+//   PassRun run(session, forward, layers, target, grid, /*device_budget_bytes=*/4 * kGiB, {});
+//   return run.Sum([&](const PassRows& rows) {
+//     return run.Gradients(rows, path.Between(rows, alphas), callbacks);
 //   });
-//   return sums.Take();
 //
 // Thread safety: none.
 // Errors: c10::Error if inputs, baselines, rows and layers do not fit each other.
@@ -25,14 +22,17 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
 #include "pinion/hooks/attribution/attribution_session.h"
+#include "pinion/hooks/attribution/host_copies.h"
 #include "pinion/hooks/attribution/layer_methods.h"
 #include "pinion/hooks/attribution/layer_options.h"
+#include "pinion/hooks/attribution/pending_layers.h"
+#include "pinion/hooks/attribution/target.h"
 
 namespace pinion {
 
@@ -75,9 +75,6 @@ class PassBudget {
   // The budget bounds the allocated bytes of each device of this type. 0 means no bound. Throws
   // c10::Error if the allocator does not report allocated bytes, unless the budget is 0.
   PassBudget(uint64_t budget_bytes, c10::DeviceType type);
-
-  // Throws c10::Error if there is a bound and results would stay on the device.
-  void CheckResults(const LayerOptions& options) const;
 
   // Return the examples and the steps of the next pass. `left` and the results are positive.
   int64_t Examples(int64_t left) const;
@@ -138,8 +135,10 @@ class PathInputs {
   // Returns the inputs at the steps of `rows`, then the additional inputs. `alphas` has all steps.
   std::vector<at::Tensor> Between(const PassRows& rows, absl::Span<const double> alphas) const;
   // Return the same with every step at the inputs, or at the baselines.
-  std::vector<at::Tensor> AtInputs(const PassRows& rows) const;
-  std::vector<at::Tensor> AtBaselines(const PassRows& rows) const;
+  std::vector<at::Tensor> AtInputs(const PassRows& rows) const { return Repeated(inputs_, rows); }
+  std::vector<at::Tensor> AtBaselines(const PassRows& rows) const {
+    return Repeated(baselines_, rows);
+  }
 
   // Appends copies of the additional inputs, which a forward function may change in place.
   void AppendAdditional(const PassRows& rows, std::vector<at::Tensor>& to) const;
@@ -148,8 +147,8 @@ class PathInputs {
   at::Tensor Difference(const PassRows& rows, size_t input) const;
 
  private:
-  at::Tensor Input(const PassRows& rows, size_t input) const;
-  at::Tensor Baseline(const PassRows& rows, size_t input) const;
+  std::vector<at::Tensor> Repeated(const std::vector<at::Tensor>& of, const PassRows& rows) const;
+
   std::vector<at::Tensor> inputs_;
   std::vector<at::Tensor> baselines_;
   std::vector<at::Tensor> additional_;
@@ -173,30 +172,47 @@ at::Tensor SumTermsOverSteps(
     const std::vector<at::Tensor>& tensors, const PassRows& rows,
     const std::function<void(at::Tensor& sum, const std::vector<at::Tensor>& blocks)>& add);
 
-// Sums layers' tensors over the passes of a method, on the host or, with keep_on_device, on the
-// device. Each group of examples has its own sum; Take concatenates the groups.
-class LayerSums {
+// -------------------------------------------------------------------------------------------- runs
+
+// Runs the passes of a method, and sums the layers' tensors over them: on the host or, with
+// keep_on_device, on the device. Each group of examples has its own sum.
+class PassRun {
  public:
-  LayerSums(const AttributionSession& session, std::vector<std::string> layers)
-      : session_(session), names_(std::move(layers)), layers_(names_.size()) {}
+  // Throws c10::Error unless the target has the grid's examples, and if results would stay on a
+  // device that has a budget (PassBudget).
+  PassRun(AttributionSession& session, const AttributedForward& forward,
+          std::vector<std::string> layers, const Target& target, const PassGrid& grid,
+          uint64_t device_budget_bytes, const LayerOptions& options);
 
-  // `tensor` has memory of its own, and is of the examples of `rows`.
+  // Runs all passes and returns their sums.
+  std::vector<LayerAttribution> Sum(const std::function<QueuedPass(const PassRows&)>& pass);
+
+  // Queues forward and backward. Gradients are added to the sums when the pass finishes, unless
+  // `callbacks` has an on_arrival of its own. Values arrive too if `with_values`.
+  QueuedPass Gradients(const PassRows& rows, const std::vector<at::Tensor>& inputs,
+                       LayerCallbacks callbacks, bool with_values = false);
+  // Queues forward for the layers' values.
+  PendingLayers Values(const std::vector<at::Tensor>& inputs, bool keep_on_device = false);
+
+  // Adds to the sums. `tensor` has memory of its own, and is of the examples of `rows`.
   void Add(LayerPart part, const PassRows& rows, at::Tensor tensor);
-  // Merges the pass's flags of each layer (ran, connected). Call it after Add.
-  void EndPass(const std::vector<LayerResult>& layers);
-
-  std::vector<LayerAttribution> Take();
 
  private:
-  struct Sum {
-    int64_t first_example = -1;           // of the last group
-    std::vector<at::Tensor> groups = {};  // one sum per group of examples
+  struct Groups {
+    int64_t first_example = -1;         // of the last group
+    std::vector<at::Tensor> sums = {};  // one per group of examples
   };
 
   const AttributionSession& session_;
+  const AttributedForward& forward_;
   const std::vector<std::string> names_;
-  std::map<size_t, std::map<size_t, Sum>> sums_;  // by layer and tensor
-  std::vector<LayerAttribution> layers_;          // without tensors
+  const Target& target_;
+  const PassGrid grid_;
+  PassBudget budget_;
+  const LayerOptions options_;
+  const std::shared_ptr<HostCopies> copies_;
+  std::map<size_t, std::map<size_t, Groups>> groups_;  // by layer and tensor
+  std::vector<LayerAttribution> layers_;               // without tensors
 };
 
 }  // namespace pinion

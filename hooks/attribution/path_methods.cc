@@ -8,101 +8,43 @@
 #include <cstddef>
 #include <functional>
 #include <map>
-#include <memory>
 #include <utility>
 
 #include "absl/types/span.h"
-#include "pinion/hooks/attribution/host_copies.h"
 #include "pinion/hooks/attribution/layer_pass.h"
 #include "pinion/hooks/attribution/passes.h"
-#include "pinion/hooks/attribution/pending_layers.h"
 #include "pinion/hooks/attribution/tap.h"
 
 namespace pinion {
 namespace {
 
-// The passes over examples and steps, and the sums over them, that all methods here share.
-class PathRun {
- public:
+// The points of a path, and the passes over examples and points.
+struct PathRun {
   // `overlap` is the number of steps that consecutive passes share.
   PathRun(AttributionSession& session, const AttributedForward& forward,
           const std::vector<std::string>& layers, const std::vector<at::Tensor>& inputs,
           const Target& target, const PathOptions& options, int64_t overlap = 0)
-      : session_(session),
-        forward_(forward),
-        layers_(layers),
-        target_(target),
-        path_(inputs, options.baselines, options.additional_inputs),
-        points_(PointsOf(options.quadrature, options.n_steps, overlap)),
-        overlap_(overlap),
-        budget_(options.device_budget_bytes, session.device_type()),
-        copies_(session.NewCopies()),
-        sums_(session, layers),
-        options_(options.layers) {
-    options_.activations = false;
-    target_.CheckExamples(path_.examples());
-    budget_.CheckResults(options_);
-  }
+      : path(inputs, options.baselines, options.additional_inputs),
+        points(PointsOf(options.quadrature, options.n_steps, overlap)),
+        passes(session, forward, layers, target,
+               {path.examples(), static_cast<int64_t>(points.alphas.size()), overlap},
+               options.device_budget_bytes, options.layers) {}
 
-  const PathInputs& path() const { return path_; }
-  LayerOptions& options() { return options_; }
-
-  absl::Span<const double> Alphas(const PassRows& rows) const { return Of(points_.alphas, rows); }
-  absl::Span<const double> Weights(const PassRows& rows) const { return Of(points_.weights, rows); }
-
+  absl::Span<const double> Alphas(const PassRows& rows) const { return Of(points.alphas, rows); }
+  absl::Span<const double> Weights(const PassRows& rows) const { return Of(points.weights, rows); }
   std::vector<at::Tensor> Between(const PassRows& rows) const {
-    return path_.Between(rows, points_.alphas);
+    return path.Between(rows, points.alphas);
   }
 
-  // Runs all passes and returns their sums.
-  std::vector<LayerAttribution> Sum(const std::function<QueuedPass(const PassRows&)>& pass) {
-    const auto steps = static_cast<int64_t>(points_.alphas.size());
-    ForEachPass(budget_, {path_.examples(), steps, overlap_}, pass);
-    return sums_.Take();
-  }
-
-  // Queues forward and backward. Gradients are added to the sums when the pass finishes, unless
-  // `callbacks` has an on_arrival of its own.
-  QueuedPass Gradients(const PassRows& rows, const std::vector<at::Tensor>& inputs,
-                       LayerCallbacks callbacks) {
-    if (!callbacks.on_arrival) {
-      callbacks.on_arrival = [this, rows](LayerPart part, LayerTensor& tensor) {
-        sums_.Add(part, rows, std::move(tensor.gradient));
-      };
-    }
-    const auto pending = std::make_shared<PendingLayers>(StartGradients(
-        copies_, forward_, layers_, inputs,
-        target_.OfRows(rows.first_example, rows.examples, rows.steps), options_, callbacks));
-    return {copies_->HeldBytes(), [this, pending] { sums_.EndPass(pending->Wait()); }};
-  }
-
-  // Returns the layers' values, on the device.
-  std::vector<LayerResult> Values(const std::vector<at::Tensor>& inputs) {
-    LayerOptions options = options_;
-    options.activations = true;
-    options.keep_on_device = true;
-    return session_.EvalLayers(forward_, layers_, inputs, options);
-  }
-
-  LayerSums& sums() { return sums_; }
+  const PathInputs path;
+  const PathPoints points;
+  PassRun passes;
 
  private:
   static absl::Span<const double> Of(const std::vector<double>& all, const PassRows& rows) {
     return absl::MakeConstSpan(all).subspan(static_cast<size_t>(rows.first_step),
                                             static_cast<size_t>(rows.steps));
   }
-
-  AttributionSession& session_;
-  const AttributedForward& forward_;
-  const std::vector<std::string> layers_;
-  const Target& target_;
-  const PathInputs path_;
-  const PathPoints points_;
-  const int64_t overlap_;
-  PassBudget budget_;
-  const std::shared_ptr<HostCopies> copies_;
-  LayerSums sums_;
-  LayerOptions options_;
 };
 
 // A layer's value at the baselines, and the difference from there to the inputs; on the device.
@@ -143,14 +85,14 @@ std::vector<at::Tensor> IntegratedGradients(AttributionSession& session,
     return OutputOf(forward, all);
   };
   PathRun run(session, tapped, {kInputs}, inputs, target, options);
-  std::vector<LayerAttribution> layers = run.Sum([&](const PassRows& rows) {
+  std::vector<LayerAttribution> layers = run.passes.Sum([&](const PassRows& rows) {
     LayerCallbacks callbacks;
     callbacks.output_function = [&](LayerPart part, const at::Tensor& gradient) {
       const at::Tensor sum = SumOverSteps(gradient, rows, run.Weights(rows));
       if (!options.multiply_by_inputs) return sum;
-      return sum * run.path().Difference(rows, part.tensor).to(sum.device());
+      return sum * run.path.Difference(rows, part.tensor).to(sum.device());
     };
-    return run.Gradients(rows, run.Between(rows), callbacks);
+    return run.passes.Gradients(rows, run.Between(rows), callbacks);
   });
   return std::move(layers.front().tensors);
 }
@@ -163,12 +105,15 @@ std::vector<LayerAttribution> LayerIntegratedGradients(AttributionSession& sessi
                                                        const PathOptions& options) {
   PathRun run(session, forward, layers, inputs, target, options);
   LayerPaths paths;
-  return run.Sum([&](const PassRows& rows) {
+  return run.passes.Sum([&](const PassRows& rows) {
     if (rows.first_step == 0) {
       const PassRows one = {rows.first_example, rows.examples, 0, 1};
       paths.clear();
-      paths = PathsBetween(run.Values(run.path().AtBaselines(one)),
-                           run.Values(run.path().AtInputs(one)), layers);
+      const auto values = [&run](const std::vector<at::Tensor>& given) {
+        return run.passes.Values(given, /*keep_on_device=*/true).Wait();
+      };
+      paths =
+          PathsBetween(values(run.path.AtBaselines(one)), values(run.path.AtInputs(one)), layers);
     }
     LayerCallbacks callbacks;
     // All calls of a layer share one tensor, so that its gradient covers all of them.
@@ -192,7 +137,7 @@ std::vector<LayerAttribution> LayerIntegratedGradients(AttributionSession& sessi
       if (!options.multiply_by_inputs) return sum;
       return sum * paths[part.layer][part.tensor].difference.to(sum.device());
     };
-    return run.Gradients(rows, run.path().AtInputs(rows), callbacks);
+    return run.passes.Gradients(rows, run.path.AtInputs(rows), callbacks);
   });
 }
 
@@ -202,12 +147,12 @@ std::vector<LayerAttribution> InternalInfluence(AttributionSession& session,
                                                 const std::vector<at::Tensor>& inputs,
                                                 const Target& target, const PathOptions& options) {
   PathRun run(session, forward, layers, inputs, target, options);
-  return run.Sum([&](const PassRows& rows) {
+  return run.passes.Sum([&](const PassRows& rows) {
     LayerCallbacks callbacks;
     callbacks.output_function = [&](LayerPart, const at::Tensor& gradient) {
       return SumOverSteps(gradient, rows, run.Weights(rows));
     };
-    return run.Gradients(rows, run.Between(rows), callbacks);
+    return run.passes.Gradients(rows, run.Between(rows), callbacks);
   });
 }
 
@@ -217,8 +162,7 @@ std::vector<LayerAttribution> LayerConductance(AttributionSession& session,
                                                const std::vector<at::Tensor>& inputs,
                                                const Target& target, const PathOptions& options) {
   PathRun run(session, forward, layers, inputs, target, options, /*overlap=*/1);
-  run.options().activations = true;
-  return run.Sum([&](const PassRows& rows) {
+  return run.passes.Sum([&](const PassRows& rows) {
     LayerCallbacks callbacks;
     callbacks.on_arrival = [&run, rows](LayerPart part, LayerTensor& tensor) {
       const auto add = [](at::Tensor& sum, const std::vector<at::Tensor>& blocks) {
@@ -230,12 +174,12 @@ std::vector<LayerAttribution> LayerConductance(AttributionSession& session,
           sum.addcmul_(at_step(gradients, step), at_step(values, step + 1) - at_step(values, step));
         }
       };
-      run.sums().Add(part, rows,
+      run.passes.Add(part, rows,
                      SumTermsOverSteps(
                          {std::exchange(tensor.activation, {}), std::exchange(tensor.gradient, {})},
                          rows, add));
     };
-    return run.Gradients(rows, run.Between(rows), callbacks);
+    return run.passes.Gradients(rows, run.Between(rows), callbacks, /*with_values=*/true);
   });
 }
 
