@@ -73,10 +73,8 @@ HostCopy HostCopies::Start(const at::Tensor& tensor, Source source) {
   TORCH_CHECK(device.is_cpu() || device.type() == type_, "the session was made for \"",
               c10::DeviceTypeName(type_, /*lower_case=*/true), "\", and the tensor is on ", device,
               ": create the session with the backend of that device");
-  HostCopy copy;
   if (!IsQueued(tensor)) {
-    copy.tensor_ = tensor.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true);
-    return copy;
+    return HostCopy(tensor.detach().to(at::kCPU, /*non_blocking=*/false, /*copy=*/true));
   }
   // An expanded tensor occupies only the bytes that it was expanded from.
   MakeRoom(device, std::min(tensor.nbytes(), tensor.storage().nbytes()));
@@ -102,6 +100,7 @@ HostCopy HostCopies::Start(const at::Tensor& tensor, Source source) {
     held.parcels.push_back(*parcel);
     held.bytes += (*parcel)->size_bytes;
   }
+  HostCopy copy;
   copy.parcel_ = *std::move(parcel);
   copy.sizes_ = own.sizes().vec();
   copy.strides_ = own.strides().vec();

@@ -27,6 +27,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -39,13 +40,15 @@ namespace pinion {
 class HostCopy {
  public:
   HostCopy() = default;  // an undefined tensor
+  // No copy: Wait returns `tensor` at once.
+  explicit HostCopy(at::Tensor tensor) : tensor_(std::move(tensor)) {}
   // Blocks until the copy is complete and returns the tensor on the host.
   at::Tensor Wait() const;
 
  private:
   friend class HostCopies;
 
-  at::Tensor tensor_;               // on the host, if there is no parcel
+  at::Tensor tensor_;               // if there is no parcel
   std::shared_ptr<Parcel> parcel_;  // the copy's bytes, with the tensor's geometry below
   std::vector<int64_t> sizes_;
   std::vector<int64_t> strides_;

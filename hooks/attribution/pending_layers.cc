@@ -26,8 +26,8 @@ uint64_t LastGradient(const std::vector<LayerPieces>& devices, size_t tensor) {
 
 }  // namespace
 
-std::optional<LayerDelivery> CaptureSink::Deliver(LayerPart part, const at::Tensor& tensor,
-                                                  HostCopies::Source source) const {
+std::optional<HostCopy> CaptureSink::Deliver(LayerPart part, const at::Tensor& tensor,
+                                             HostCopies::Source source) const {
   {
     const MutexLock lock(mu_);
     if (is_closed_) return std::nullopt;
@@ -49,13 +49,8 @@ std::optional<LayerDelivery> CaptureSink::Deliver(LayerPart part, const at::Tens
         tensor.has_storage() && leaving.has_storage() && !leaving.is_alias_of(tensor);
     if (has_own_memory) source = HostCopies::Source::kStays;
   }
-  LayerDelivery delivery;
-  if (!options.keep_on_device) {
-    delivery.copy = copies->Start(leaving, source);
-  } else {
-    delivery.kept = source == HostCopies::Source::kStays ? leaving : leaving.clone();
-  }
-  return delivery;
+  if (!options.keep_on_device) return copies->Start(leaving, source);
+  return HostCopy(source == HostCopies::Source::kStays ? leaving : leaving.clone());
 }
 
 void CaptureSink::Close() {
@@ -66,8 +61,7 @@ void CaptureSink::Close() {
 
 at::Tensor GradientSlot::Take(const at::Tensor& gradient) {
   if (!gradient.defined()) return gradient;
-  std::optional<LayerDelivery> delivery =
-      sink_->Deliver(part_, gradient, HostCopies::Source::kStays);
+  std::optional<HostCopy> delivery = sink_->Deliver(part_, gradient, HostCopies::Source::kStays);
   if (!delivery.has_value()) return gradient;
   {
     const MutexLock lock(mu_);
@@ -85,12 +79,12 @@ uint64_t GradientSlot::captured_as() const {
 }
 
 at::Tensor GradientSlot::Wait(bool is_last) {
-  LayerDelivery delivery;
+  HostCopy delivery;
   {
     const MutexLock lock(mu_);
     if (captured_as_ == 0) return at::Tensor();
     delivery = delivery_;
-    if (is_last) delivery_ = LayerDelivery();
+    if (is_last) delivery_ = HostCopy();
   }
   return is_last ? delivery.Wait() : delivery.Wait().clone();
 }

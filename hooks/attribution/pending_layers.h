@@ -30,13 +30,6 @@
 
 namespace pinion {
 
-// A captured tensor on its way to the host, or kept on the device if the options say so.
-struct LayerDelivery {
-  at::Tensor kept;  // on the device; undefined if `copy` has the tensor
-  HostCopy copy;
-  at::Tensor Wait() const { return kept.defined() ? kept : copy.Wait(); }
-};
-
 // Delivers all tensors of one attribution according to its options and callbacks.
 class CaptureSink {
  public:
@@ -44,9 +37,10 @@ class CaptureSink {
               std::shared_ptr<HostCopies> copies)
       : options(options), callbacks(callbacks), copies(std::move(copies)) {}
 
-  // Starts the delivery of `tensor`. Returns nullopt after Close.
-  std::optional<LayerDelivery> Deliver(LayerPart part, const at::Tensor& tensor,
-                                       HostCopies::Source source) const;
+  // Starts the copy of `tensor` to the host, or keeps it on the device if the options say so.
+  // Returns nullopt after Close.
+  std::optional<HostCopy> Deliver(LayerPart part, const at::Tensor& tensor,
+                                  HostCopies::Source source) const;
   // Stops deliveries and blocks until those on other threads have ended. The callbacks belong to
   // the caller, and after an error another device's backward may still run.
   void Close();
@@ -87,7 +81,7 @@ class GradientSlot {
   bool ends_here_ = false;
 
   mutable Mutex mu_;
-  LayerDelivery delivery_ ABSL_GUARDED_BY(mu_);
+  HostCopy delivery_ ABSL_GUARDED_BY(mu_);
   uint64_t captured_as_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
@@ -96,7 +90,7 @@ struct LayerPiece {
   uint64_t captured_as = 0;
   std::vector<int64_t> sizes;
   at::TensorOptions options;
-  LayerDelivery activation;
+  HostCopy activation;
   std::shared_ptr<GradientSlot> gradient;  // null: no gradient is requested
   at::Tensor zeros;                        // in place of a gradient that never arrived
 };
