@@ -10,7 +10,6 @@
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/hooks/attribution/host_copies.h"
 #include "pinion/hooks/attribution/layer_pass.h"
-#include "pinion/hooks/attribution/pending_layers.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/environment.h"
 #include "pinion/hooks/tier/torch_tier.h"

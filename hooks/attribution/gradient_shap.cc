@@ -15,8 +15,8 @@
 #include <optional>
 #include <utility>
 
+#include "pinion/hooks/attribution/layer_pass.h"
 #include "pinion/hooks/attribution/passes.h"
-#include "pinion/hooks/attribution/pending_layers.h"
 
 namespace pinion {
 namespace {

@@ -18,7 +18,6 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/device/host_arithmetic.h"
-#include "pinion/hooks/attribution/layer_pass.h"
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 

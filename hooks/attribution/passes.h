@@ -28,10 +28,9 @@
 
 #include "absl/types/span.h"
 #include "pinion/hooks/attribution/attribution_session.h"
-#include "pinion/hooks/attribution/host_copies.h"
 #include "pinion/hooks/attribution/layer_methods.h"
 #include "pinion/hooks/attribution/layer_options.h"
-#include "pinion/hooks/attribution/pending_layers.h"
+#include "pinion/hooks/attribution/layer_pass.h"
 #include "pinion/hooks/attribution/target.h"
 
 namespace pinion {

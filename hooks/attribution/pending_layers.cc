@@ -1,4 +1,4 @@
-#include "pinion/hooks/attribution/pending_layers.h"
+// What happens to a captured tensor: its delivery to the host, and the wait for it.
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "absl/cleanup/cleanup.h"
+#include "pinion/hooks/attribution/layer_pass.h"
 
 namespace pinion {
 namespace {

@@ -27,7 +27,6 @@
 #include "pinion/hooks/attribution/layer_options.h"
 #include "pinion/hooks/attribution/layer_pass.h"
 #include "pinion/hooks/attribution/path_methods.h"
-#include "pinion/hooks/attribution/pending_layers.h"
 #include "pinion/hooks/attribution/tap.h"
 #include "pinion/hooks/attribution/tapped_module.h"
 #include "pinion/hooks/attribution/target.h"
