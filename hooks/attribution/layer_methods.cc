@@ -5,7 +5,6 @@
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/nn/functional/upsampling.h>
 
-#include <functional>
 #include <numeric>
 #include <utility>
 #include <variant>
@@ -17,22 +16,22 @@
 namespace pinion {
 namespace {
 
-// Leaves what it makes of a tensor as its activation, in place.
-using Combine = std::function<void(LayerTensor& tensor)>;
-
-LayerCallbacks OnArrival(const Combine& combine) {
+// `combine` leaves what it makes of a tensor as its activation, in place.
+LayerCallbacks OnArrival(decltype(LayerCallbacks::on_arrival) combine) {
   LayerCallbacks callbacks;
-  callbacks.on_arrival = [&combine](LayerPart, LayerTensor& tensor) { combine(tensor); };
+  callbacks.on_arrival = std::move(combine);
   return callbacks;
 }
 
-void Multiply(LayerTensor& tensor) {
+void Multiply(LayerPart, LayerTensor& tensor) {
   tensor.activation.mul_(tensor.gradient);
   tensor.gradient = at::Tensor();
   if (tensor.activation.is_cpu()) CountHostArithmetic(3 * tensor.activation.nbytes());
 }
 
-void TakeGradient(LayerTensor& tensor) { tensor.activation = std::move(tensor.gradient); }
+void TakeGradient(LayerPart, LayerTensor& tensor) {
+  tensor.activation = std::move(tensor.gradient);
+}
 
 std::vector<LayerAttribution> AttributionsOf(std::vector<LayerResult> layers) {
   std::vector<LayerAttribution> attributions;
@@ -92,10 +91,9 @@ std::vector<LayerAttribution> LayerGradientXActivation(
     AttributionSession& session, const AttributedForward& forward,
     const std::vector<std::string>& layers, const std::vector<at::Tensor>& inputs,
     const Target& target, const LayerOptions& options, bool multiply_by_inputs) {
-  const Combine combine = multiply_by_inputs ? Multiply : TakeGradient;
   return AttributionsOf(session.ComputeLayerGradientsAndEval(
       forward, layers, inputs, target, WithActivations(options, multiply_by_inputs),
-      OnArrival(combine)));
+      OnArrival(multiply_by_inputs ? Multiply : TakeGradient)));
 }
 
 std::vector<LayerAttribution> LayerGradCam(AttributionSession& session,
@@ -104,7 +102,7 @@ std::vector<LayerAttribution> LayerGradCam(AttributionSession& session,
                                            const std::vector<at::Tensor>& inputs,
                                            const Target& target, const LayerOptions& options,
                                            const GradCamOptions& grad_cam) {
-  const Combine combine = [&grad_cam](LayerTensor& tensor) {
+  const auto combine = [&grad_cam](LayerPart, LayerTensor& tensor) {
     const uint64_t layer_bytes = tensor.activation.nbytes();
     at::Tensor weights = std::move(tensor.gradient);
     if (weights.dim() > 2) {
@@ -154,8 +152,7 @@ at::Tensor Interpolate(const at::Tensor& attribution, const std::vector<int64_t>
 std::vector<at::Tensor> Saliency(AttributionSession& session, const AttributedForward& forward,
                                  const std::vector<at::Tensor>& inputs, const Target& target,
                                  const LayerOptions& options, bool absolute) {
-  const Combine combine = TakeGradient;
-  LayerCallbacks callbacks = OnArrival(combine);
+  LayerCallbacks callbacks = OnArrival(TakeGradient);
   if (absolute) {
     callbacks.output_function = [](LayerPart, const at::Tensor& gradient) {
       return gradient.abs();
@@ -169,9 +166,8 @@ std::vector<at::Tensor> InputXGradient(AttributionSession& session,
                                        const AttributedForward& forward,
                                        const std::vector<at::Tensor>& inputs, const Target& target,
                                        const LayerOptions& options) {
-  const Combine combine = Multiply;
   return AttributeToInputs(session, forward, inputs, target, WithActivations(options, true),
-                           OnArrival(combine));
+                           OnArrival(Multiply));
 }
 
 }  // namespace pinion
