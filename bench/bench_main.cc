@@ -11,7 +11,6 @@
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/programs/command_line.h"
 #include "pinion/programs/output_file.h"
-#include "pinion/programs/working_directory.h"
 
 ABSL_FLAG(std::string, json, "", "file to write rows and goals to");
 

@@ -40,8 +40,6 @@
 #include "pinion/programs/accelerator.h"
 #include "pinion/programs/command_line.h"
 #include "pinion/programs/output_file.h"
-#include "pinion/programs/parse_bytes.h"
-#include "pinion/programs/working_directory.h"
 
 ABSL_FLAG(std::string, picture, "5",
           "what is explained, in as many rows: held-out digits by their index, and PNG files with "

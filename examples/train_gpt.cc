@@ -39,9 +39,7 @@
 #include "pinion/programs/command_line.h"
 #include "pinion/programs/gpt_config.h"
 #include "pinion/programs/output_file.h"
-#include "pinion/programs/parse_bytes.h"
 #include "pinion/programs/run_options.h"
-#include "pinion/programs/working_directory.h"
 
 ABSL_FLAG(std::string, text, "",
           "file to train on; default: the King James Bible of the Debian package bible-kjv");
