@@ -1,4 +1,4 @@
-#include "pinion/programs/plan_timeline.h"
+#include "pinion/programs/plan_drawing.h"
 
 #include <cstdint>
 #include <string>
@@ -11,12 +11,11 @@
 #include "pinion/engine/planner/explain_plan.h"
 #include "pinion/engine/planner/step_plan.h"
 #include "pinion/engine/planner/step_trace.h"
-#include "pinion/programs/plan_drawing.h"
 #include "pinion/tests/engine/planner/small_steps.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
-namespace plan_timeline_test {
+namespace plan_drawing_test {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -174,5 +173,5 @@ TEST(DrawPlan, AMoveThatIsImpossibleIsSaidInWords) {
   }
 }
 
-}  // namespace plan_timeline_test
+}  // namespace plan_drawing_test
 }  // namespace pinion::testing
