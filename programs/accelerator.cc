@@ -23,6 +23,8 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "pinion/allocator/allocator_options.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
@@ -31,7 +33,7 @@
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/device/trace/chrome_trace_sink.h"
-#include "pinion/programs/next_machine.h"
+#include "pinion/hooks/emulated/emu_device.h"
 #include "pinion/programs/pool_options.h"
 #include "pinion/programs/run_options.h"
 
@@ -44,6 +46,10 @@ constexpr uint64_t kUnlimitedBytes = uint64_t{64} << 30;
 constexpr char kEmulated[] = "emu:0";
 
 constexpr char kEmulatedRemedy[] = "; --device=emu:0 trains on the emulated device";
+
+// Of RegisterNextMachine.
+constexpr int kAttempts = 500;
+constexpr absl::Duration kPause = absl::Milliseconds(10);
 
 // Returns the loader's error, which names the library; empty if it loads.
 std::string WhyNotLoaded(const std::string& library, int flags) {
@@ -113,6 +119,15 @@ void AskForRepeatableBits() {
   // With warn_only, attention's backward would take an algorithm that does not repeat its bits.
   at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
+}
+
+absl::Status RegisterNextMachine(const std::shared_ptr<EmulatedMachine>& machine) {
+  absl::Status registered = RegisterEmuDevice(machine);
+  for (int i = 0; i < kAttempts && absl::IsFailedPrecondition(registered); ++i) {
+    absl::SleepFor(kPause);
+    registered = RegisterEmuDevice(machine);
+  }
+  return registered;
 }
 
 absl::StatusOr<Accelerator> Accelerator::Open(const RunOptions& options) {

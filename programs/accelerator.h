@@ -45,6 +45,10 @@ absl::StatusOr<std::string> ChooseDevice(const std::string& requested,
 // operator, since cuBLAS reads its setting once.
 void AskForRepeatableBits();
 
+// Calls RegisterEmuDevice, which fails while tensors of the previous machine live. Autograd's
+// workers free the last ones shortly after backward, so this waits up to 5 s.
+absl::Status RegisterNextMachine(const std::shared_ptr<EmulatedMachine>& machine);
+
 class Accelerator {
  public:
   // Registers a new emulated machine, or opens the CUDA device that ChooseDevice prepared.

@@ -13,7 +13,7 @@
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
-#include "pinion/programs/next_machine.h"
+#include "pinion/programs/accelerator.h"
 #include "pinion/programs/pool_options.h"
 
 namespace pinion {
