@@ -1,24 +1,19 @@
 #include "pinion/examples/checkpoint.h"
 
 #include <ATen/core/Dict.h>
-#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/jit/serialization/pickle.h>
 
-#include <cstdint>
+#include <algorithm>
+#include <cstring>
 #include <exception>
-#include <map>
-#include <string>
 #include <vector>
 
-#include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/status_macros.h"
-#include "pinion/examples/tensor_fingerprint.h"
 #include "pinion/examples/text_data.h"
 #include "pinion/programs/output_file.h"
 
@@ -42,6 +37,24 @@ int64_t Checksum(const std::map<std::string, at::Tensor>& tensors) {
 }
 
 }  // namespace
+
+// FNV-1a over words of eight bytes.
+uint64_t TensorFingerprint(at::TensorList tensors) {
+  uint64_t hash = 14695981039346656037u;
+  for (const at::Tensor& tensor : tensors) {
+    const at::Tensor on_host = tensor.cpu().contiguous();
+    const char* data = static_cast<const char*>(on_host.const_data_ptr());
+    for (size_t left = on_host.nbytes(); left > 0;) {
+      uint64_t word = 0;
+      const size_t size = std::min(left, sizeof(word));
+      std::memcpy(&word, data, size);
+      hash = (hash ^ word) * 1099511628211u;
+      data += size;
+      left -= size;
+    }
+  }
+  return hash;
+}
 
 absl::Status WriteCheckpoint(const std::string& path, const Checkpoint& checkpoint) {
   std::map<std::string, at::Tensor> entries = checkpoint.tensors;

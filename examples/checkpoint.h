@@ -4,6 +4,7 @@
 #define PINION_EXAMPLES_CHECKPOINT_H_
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
 
 #include <cstdint>
 #include <map>
@@ -25,6 +26,10 @@ absl::Status WriteCheckpoint(const std::string& path, const Checkpoint& checkpoi
 
 // NotFound, or DataLoss if the file is not a complete checkpoint.
 absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& path);
+
+// Hashes the bits of tensors. The hash does not depend on machine or process. Copies device tensors
+// to the host.
+uint64_t TensorFingerprint(at::TensorList tensors);
 
 }  // namespace pinion
 

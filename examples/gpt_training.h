@@ -25,7 +25,6 @@
 #include "pinion/device/trace/trace_sink.h"
 #include "pinion/engine/planner/step_trace.h"
 #include "pinion/engine/tier/host_tier.h"
-#include "pinion/examples/fused_adamw.h"
 #include "pinion/examples/text_data.h"
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/weights/weight_offloader.h"
@@ -34,6 +33,23 @@
 #include "pinion/programs/run_options.h"
 
 namespace pinion {
+
+// AdamW as one operator over all parameters. The dozen operators per parameter of
+// torch::optim::AdamW would outweigh a small model's own work.
+class FusedAdamW {
+ public:
+  // Allocates its state on the parameters' device.
+  explicit FusedAdamW(std::vector<at::Tensor> parameters);
+
+  // `step` counts from 1.
+  void Step(const std::vector<at::Tensor>& gradients, int64_t step);
+
+  const std::vector<at::Tensor>& means() const { return means_; }
+  const std::vector<at::Tensor>& squares() const { return squares_; }
+
+ private:
+  std::vector<at::Tensor> parameters_, means_, squares_;
+};
 
 class GptTraining {
  public:
