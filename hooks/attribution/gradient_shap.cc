@@ -12,7 +12,6 @@
 #include <cmath>
 #include <cstddef>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "pinion/hooks/attribution/layer_pass.h"
@@ -113,14 +112,8 @@ ShapRows RowsOf(const PathInputs& path, const std::vector<at::Tensor>& baselines
 
 // The layers' values at inputs and at baselines.
 struct LayerChange {
-  std::optional<PendingLayers> at_inputs, at_baselines;  // empty without multiply_by_inputs
-  std::vector<LayerResult> inputs, baselines;            // set by Wait
-
-  void Wait() {
-    if (!at_inputs.has_value()) return;
-    inputs = at_inputs->Wait();
-    baselines = at_baselines->Wait();
-  }
+  PendingLayers at_inputs, at_baselines;
+  std::vector<LayerResult> inputs = {}, baselines = {};  // when the pass has arrived
 };
 
 at::Tensor TakeValue(std::vector<LayerResult>& layers, LayerPart part) {
@@ -186,32 +179,32 @@ std::vector<LayerAttribution> LayerGradientShap(AttributionSession& session,
     const ShapRows given = RowsOf(path, baselines, draws, rows);
     const std::vector<double> weights(static_cast<size_t>(rows.steps),
                                       1 / static_cast<double>(options.n_samples));
-    const auto change = std::make_shared<LayerChange>();
     LayerCallbacks callbacks;
-    if (options.multiply_by_inputs) {
-      change->at_inputs.emplace(run.Values(given.inputs));
-      change->at_baselines.emplace(run.Values(given.baselines));
-      callbacks.on_arrival = [&run, rows, weights, change](LayerPart part, LayerTensor& tensor) {
-        const auto add = [&weights](at::Tensor& sum, const std::vector<at::Tensor>& blocks) {
-          for (int64_t step = 0; step < blocks[0].size(0); ++step) {
-            const at::Tensor change_at = blocks[0].select(0, step) - blocks[1].select(0, step);
-            sum.add_(change_at * blocks[2].select(0, step), weights[static_cast<size_t>(step)]);
-          }
-        };
-        run.Add(
-            part, rows,
-            SumTermsOverSteps({TakeValue(change->inputs, part), TakeValue(change->baselines, part),
-                               std::exchange(tensor.gradient, {})},
-                              rows, add));
-      };
-    } else {
+    if (!options.multiply_by_inputs) {
       callbacks.output_function = [&](LayerPart, const at::Tensor& gradient) {
         return SumOverSteps(gradient, rows, weights);
       };
+      return run.Gradients(rows, given.between, callbacks);
     }
+    const auto change = std::make_shared<LayerChange>(
+        LayerChange{run.Values(given.inputs), run.Values(given.baselines)});
+    callbacks.on_arrival = [&run, rows, weights, change](LayerPart part, LayerTensor& tensor) {
+      const auto add = [&weights](at::Tensor& sum, const std::vector<at::Tensor>& blocks) {
+        for (int64_t step = 0; step < blocks[0].size(0); ++step) {
+          const at::Tensor change_at = blocks[0].select(0, step) - blocks[1].select(0, step);
+          sum.add_(change_at * blocks[2].select(0, step), weights[static_cast<size_t>(step)]);
+        }
+      };
+      run.Add(
+          part, rows,
+          SumTermsOverSteps({TakeValue(change->inputs, part), TakeValue(change->baselines, part),
+                             std::exchange(tensor.gradient, {})},
+                            rows, add));
+    };
     QueuedPass queued = run.Gradients(rows, given.between, callbacks);
     queued.finish = [change, finish = std::move(queued.finish)] {
-      change->Wait();
+      change->inputs = change->at_inputs.Wait();
+      change->baselines = change->at_baselines.Wait();
       finish();
     };
     return queued;
