@@ -25,7 +25,6 @@
 #include "pinion/hooks/attribution/attribution_session.h"
 #include "pinion/hooks/attribution/layer_methods.h"
 #include "pinion/hooks/attribution/path_methods.h"
-#include "pinion/hooks/attribution/quadrature.h"
 #include "pinion/hooks/attribution/target.h"
 #include "pinion/programs/accelerator.h"
 #include "pinion/programs/command_line.h"

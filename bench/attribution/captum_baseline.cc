@@ -16,7 +16,7 @@
 
 #include "absl/types/span.h"
 #include "pinion/device/host_arithmetic.h"
-#include "pinion/hooks/attribution/quadrature.h"
+#include "pinion/hooks/attribution/path_methods.h"
 #include "pinion/hooks/attribution/tap.h"
 
 namespace pinion {

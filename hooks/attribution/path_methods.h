@@ -29,10 +29,31 @@
 #include "pinion/hooks/attribution/attribution_session.h"
 #include "pinion/hooks/attribution/layer_methods.h"
 #include "pinion/hooks/attribution/layer_options.h"
-#include "pinion/hooks/attribution/quadrature.h"
 #include "pinion/hooks/attribution/target.h"
 
 namespace pinion {
+
+// How an integral along a path, from the baseline at 0 to the input at 1, becomes a weighted sum
+// over points. Points and weights equal Captum's (captum/attr/_utils/approximation_methods.py),
+// including its rounding of all weights and of Riemann points to float32.
+enum class Quadrature {
+  kGaussLegendre,
+  kRiemannLeft,
+  kRiemannMiddle,
+  kRiemannRight,
+  // Points at both ends and in between. Weights are 1/n, halved at the ends, and add up to 1 - 1/n.
+  kRiemannTrapezoid,
+};
+
+struct PathPoints {
+  std::vector<double> alphas;  // between 0 and 1, ascending
+  std::vector<double> weights;
+};
+
+// Returns points and weights for `n_steps + overlap` steps. c10::Error for fewer than 2 steps
+// (kGaussLegendre: 1), and for n_steps above 2^24 (kGaussLegendre, whose time grows as the square:
+// 10,000).
+PathPoints PointsOf(Quadrature quadrature, int64_t n_steps, int64_t overlap = 0);
 
 struct PathOptions {
   int64_t n_steps = 50;  // kGaussLegendre: 1 to 10,000; others: up to 2^24

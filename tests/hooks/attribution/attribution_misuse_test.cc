@@ -20,7 +20,6 @@
 #include "pinion/hooks/attribution/layer_methods.h"
 #include "pinion/hooks/attribution/layer_options.h"
 #include "pinion/hooks/attribution/path_methods.h"
-#include "pinion/hooks/attribution/quadrature.h"
 #include "pinion/hooks/attribution/tap.h"
 #include "pinion/hooks/attribution/target.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"

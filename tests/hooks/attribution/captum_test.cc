@@ -35,7 +35,6 @@
 #include "pinion/hooks/attribution/layer_methods.h"
 #include "pinion/hooks/attribution/layer_options.h"
 #include "pinion/hooks/attribution/path_methods.h"
-#include "pinion/hooks/attribution/quadrature.h"
 #include "pinion/hooks/attribution/tap.h"
 #include "pinion/hooks/attribution/tapped_module.h"
 #include "pinion/hooks/attribution/target.h"

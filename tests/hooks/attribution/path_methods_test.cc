@@ -31,7 +31,6 @@
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/attribution/gradient_shap.h"
 #include "pinion/hooks/attribution/layer_methods.h"
-#include "pinion/hooks/attribution/quadrature.h"
 #include "pinion/hooks/attribution/tap.h"
 #include "pinion/hooks/attribution/target.h"
 #include "pinion/tests/hooks/attribution/attribution_fixture.h"
