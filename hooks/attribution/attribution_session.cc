@@ -1,6 +1,5 @@
 #include "pinion/hooks/attribution/attribution_session.h"
 
-#include <ATen/ops/cat.h>
 #include <c10/util/Exception.h>
 
 #include <cstddef>
@@ -60,8 +59,7 @@ at::Tensor AttributionSession::Concatenate(const std::vector<at::Tensor>& parts)
   for (size_t i = 0; i < parts.size(); ++i) {
     TORCH_CHECK(parts[i].defined(), "tensor ", i, " to concatenate is undefined: leave it out");
   }
-  if (parts.size() == 1) return parts.front();
-  return parts.front().is_cpu() ? NewCopies()->Concatenate(parts) : at::cat(parts);
+  return NewCopies()->Concatenate(parts);
 }
 
 }  // namespace pinion

@@ -77,9 +77,10 @@ class HostCopies {
   // Returns the device bytes held for copies, on the device that holds most.
   uint64_t HeldBytes() const;
 
-  // Concatenates tensors on the host on dimension 0; in the tier's pinned memory if they have one
-  // dtype. `pieces` must not be empty.
-  at::Tensor Concatenate(const std::vector<at::Tensor>& pieces);
+  // Concatenates tensors on dimension 0, on the device of the first; on the host in the tier's
+  // pinned memory if they have one dtype. Returns a single piece as it is. `pieces` must not be
+  // empty.
+  at::Tensor Concatenate(const std::vector<at::Tensor>& pieces) const;
 
  private:
   // Copies that hold memory of one device.

@@ -122,7 +122,6 @@ class PendingLayers {
   // Fills `zeros` where no gradient arrived.
   void MakeZeros(LayerPart part);
   LayerTensor Gather(LayerPart part);
-  at::Tensor Join(const std::vector<at::Tensor>& pieces) const;
 
   std::shared_ptr<const CaptureSink> sink_;
   std::vector<LayerResult> results_;  // without their tensors

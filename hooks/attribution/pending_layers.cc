@@ -1,6 +1,5 @@
 // What happens to a captured tensor: its delivery to the host, and the wait for it.
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
@@ -189,17 +188,9 @@ LayerTensor PendingLayers::Gather(LayerPart part) {
     result.connected = result.connected || gradient.defined();
     gradients.push_back(gradient.defined() ? gradient : piece.zeros);
   }
-  if (!activations.empty()) result.activation = Join(activations);
-  if (!gradients.empty()) result.gradient = Join(gradients);
+  if (!activations.empty()) result.activation = sink_->copies->Concatenate(activations);
+  if (!gradients.empty()) result.gradient = sink_->copies->Concatenate(gradients);
   return result;
-}
-
-at::Tensor PendingLayers::Join(const std::vector<at::Tensor>& pieces) const {
-  if (pieces.size() == 1) return pieces.front();
-  if (!sink_->options.keep_on_device) return sink_->copies->Concatenate(pieces);
-  std::vector<at::Tensor> on_first;
-  for (const at::Tensor& piece : pieces) on_first.push_back(piece.to(pieces.front().device()));
-  return at::cat(on_first);
 }
 
 }  // namespace pinion
