@@ -4,14 +4,14 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/ScalarType.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cstddef>
-#include <memory>
+#include <limits>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -77,111 +77,119 @@ constexpr int64_t kBlockElements = 64 * 1024;
 
 }  // namespace
 
-PassBudget::PassBudget(uint64_t budget_bytes, c10::DeviceType type)
-    : budget_bytes_(std::min<uint64_t>(budget_bytes, INT64_MAX)), type_(type) {
-  if (!has_bound()) return;
-  TORCH_CHECK(type != c10::DeviceType::CPU && TellsAllocatedBytes(type), "device_budget_bytes is ",
-              budget_bytes, ", but the allocator of \"",
-              c10::DeviceTypeName(type, /*lower_case=*/true),
-              "\" does not report allocated bytes: leave device_budget_bytes at 0");
-  const c10::impl::VirtualGuardImpl guard(type);
-  for (int index = 0; index < guard.deviceCount(); ++index) {
-    held_bytes_.push_back(AllocatedBytes({type, static_cast<c10::DeviceIndex>(index)}));
-  }
-  const int64_t least_bytes = *std::min_element(held_bytes_.begin(), held_bytes_.end());
-  TORCH_CHECK_WITH(OutOfMemoryError, least_bytes < static_cast<int64_t>(budget_bytes_),
-                   "each device holds ", least_bytes,
-                   " bytes or more before the first pass, and the budget is ", budget_bytes,
-                   ": raise device_budget_bytes, or free some device memory");
-}
-
-double PassBudget::MostRows(const Observed& observed) const {
-  return std::min(
-      {most_rows_, observed.rows * kRoomForRows / observed.share, observed.rows * kGrowth});
-}
-
-int64_t PassBudget::Examples(int64_t left) const {
-  if (!has_bound()) return left;
-  double examples = 1;
-  for (const Observed& observed : observed_) {
-    examples = std::max(examples, MostRows(observed) / observed.steps);
-  }
-  return std::min(left, static_cast<int64_t>(examples));
-}
-
-int64_t PassBudget::Steps(int64_t examples, int64_t left, int64_t least_steps) const {
-  if (!has_bound()) return left;
-  auto steps = static_cast<double>(least_steps);
-  for (const Observed& observed : observed_) {
-    const double can = MostRows(observed) / static_cast<double>(examples);
-    if (can >= observed.steps) steps = std::max(steps, can);
-  }
-  return std::min(left, static_cast<int64_t>(steps));
-}
-
-QueuedPass PassBudget::Queue(const PassRows& rows,
-                             const std::function<QueuedPass(const PassRows&)>& pass) {
-  if (!has_bound()) return pass(rows);
-  const auto peaks = std::make_shared<PassPeaks>(type_, held_bytes_.size());
-  QueuedPass queued;
-  {
-    const MemoryScope observed(peaks);
-    queued = pass(rows);
-  }
-  constexpr double kLeastShare = 1e-6;
-  Observed now = {static_cast<double>(rows.size()), static_cast<double>(rows.steps), kLeastShare};
-  int64_t most_bytes = -1;
-  const std::vector<PassPeaks::Device> devices = peaks->devices();
-  for (size_t i = 0; i < devices.size(); ++i) {
-    if (!devices[i].is_used) continue;
-    // Memory that was freed since the method began was not the pass's.
-    const int64_t held_bytes = std::min(held_bytes_[i], devices[i].least_bytes);
-    const auto room = static_cast<double>(static_cast<int64_t>(budget_bytes_) - held_bytes);
-    const int64_t own_bytes = devices[i].peak_bytes - held_bytes;
-    // A next pass of this size has the same peak plus what this one holds for copies.
-    const double own = static_cast<double>(own_bytes) + static_cast<double>(queued.held_bytes);
-    now.share = std::max(now.share, room > 0 ? own / room : kGrowth);
-    most_bytes = std::max(most_bytes, devices[i].peak_bytes);
-  }
-  TORCH_CHECK(
-      most_bytes >= 0,
-      "nothing was seen of what a pass takes of the device: a profiler hides it, or nothing "
-      "runs there; leave device_budget_bytes at 0");
-  if (most_bytes > static_cast<int64_t>(budget_bytes_)) {
-    TORCH_CHECK_WITH(OutOfMemoryError, !observed_.empty(), "the smallest pass, ", rows.examples,
-                     " example at ", rows.steps, " steps, takes up to ", most_bytes,
-                     " bytes of a device, and the budget is ", budget_bytes_,
-                     ": raise device_budget_bytes to that, or run the forward function in an "
-                     "OffloadScope");
-    PINION_LOG(kWarning) << "a pass of " << rows.size() << " rows took " << most_bytes
-                         << " bytes of a device, and the budget is " << budget_bytes_
-                         << ": passes are smaller from now on";
-    most_rows_ = MostRows(now);
-  }
-  observed_.push_back(now);
-  return queued;
-}
-
-void ForEachPass(PassBudget& budget, const PassGrid& grid,
-                 const std::function<QueuedPass(const PassRows&)>& pass) {
-  std::function<void()> finish_last;
-  const auto queue = [&](const PassRows& rows) {
-    std::function<void()> finish = budget.Queue(rows, pass).finish;
-    finish_last.swap(finish);
-    if (finish) finish();
-  };
-  PassRows rows;
-  while (rows.first_example < grid.examples) {
-    rows.examples = budget.Examples(grid.examples - rows.first_example);
-    for (rows.first_step = 0; rows.first_step + grid.overlap < grid.steps;
-         rows.first_step += rows.steps - grid.overlap) {
-      rows.steps = budget.Steps(rows.examples, grid.steps - rows.first_step, grid.overlap + 1);
-      queue(rows);
+// Sizes the passes of a batched method to fit a device-memory budget, in place of a batch size that
+// the user has to guess. It learns from the memory peaks of earlier passes, which LibTorch's
+// allocators report (hooks/autograd/memory_observer.h) for this thread and its backward passes.
+//
+// The first pass has one example and the fewest steps. The memory that a pass adds grows at most in
+// proportion to its rows, so the peaks bound the next pass. A pass has at most 8 times the observed
+// rows and leaves 1/64 of the headroom for rounding. Memory held for the previous pass's copies
+// counts. A pass that exceeds the budget is logged, and later passes are smaller.
+class PassBudget {
+ public:
+  PassBudget(uint64_t budget_bytes, c10::DeviceType type)
+      : budget_bytes_(std::min<uint64_t>(budget_bytes, INT64_MAX)), type_(type) {
+    if (!has_bound()) return;
+    TORCH_CHECK(type != c10::DeviceType::CPU && TellsAllocatedBytes(type),
+                "device_budget_bytes is ", budget_bytes, ", but the allocator of \"",
+                c10::DeviceTypeName(type, /*lower_case=*/true),
+                "\" does not report allocated bytes: leave device_budget_bytes at 0");
+    const c10::impl::VirtualGuardImpl guard(type);
+    for (int index = 0; index < guard.deviceCount(); ++index) {
+      held_bytes_.push_back(AllocatedBytes({type, static_cast<c10::DeviceIndex>(index)}));
     }
-    rows.first_example += rows.examples;
+    const int64_t least_bytes = *std::min_element(held_bytes_.begin(), held_bytes_.end());
+    TORCH_CHECK_WITH(OutOfMemoryError, least_bytes < static_cast<int64_t>(budget_bytes_),
+                     "each device holds ", least_bytes,
+                     " bytes or more before the first pass, and the budget is ", budget_bytes,
+                     ": raise device_budget_bytes, or free some device memory");
   }
-  if (finish_last) finish_last();
-}
+
+  // Return the examples and the steps of the next pass. `left` and the results are positive.
+  int64_t Examples(int64_t left) const {
+    if (!has_bound()) return left;
+    double examples = 1;
+    for (const Observed& observed : observed_) {
+      examples = std::max(examples, MostRows(observed) / observed.steps);
+    }
+    return std::min(left, static_cast<int64_t>(examples));
+  }
+  int64_t Steps(int64_t examples, int64_t left, int64_t least_steps) const {
+    if (!has_bound()) return left;
+    auto steps = static_cast<double>(least_steps);
+    for (const Observed& observed : observed_) {
+      const double can = MostRows(observed) / static_cast<double>(examples);
+      if (can >= observed.steps) steps = std::max(steps, can);
+    }
+    return std::min(left, static_cast<int64_t>(steps));
+  }
+
+  // Queues a pass and records its peak.
+  QueuedPass Queue(const PassRows& rows, const std::function<QueuedPass(const PassRows&)>& pass) {
+    if (!has_bound()) return pass(rows);
+    const auto peaks = std::make_shared<PassPeaks>(type_, held_bytes_.size());
+    QueuedPass queued;
+    {
+      const MemoryScope observed(peaks);
+      queued = pass(rows);
+    }
+    constexpr double kLeastShare = 1e-6;
+    Observed now = {static_cast<double>(rows.size()), static_cast<double>(rows.steps), kLeastShare};
+    int64_t most_bytes = -1;
+    const std::vector<PassPeaks::Device> devices = peaks->devices();
+    for (size_t i = 0; i < devices.size(); ++i) {
+      if (!devices[i].is_used) continue;
+      // Memory that was freed since the method began was not the pass's.
+      const int64_t held_bytes = std::min(held_bytes_[i], devices[i].least_bytes);
+      const auto room = static_cast<double>(static_cast<int64_t>(budget_bytes_) - held_bytes);
+      const int64_t own_bytes = devices[i].peak_bytes - held_bytes;
+      // A next pass of this size has the same peak plus what this one holds for copies.
+      const double own = static_cast<double>(own_bytes) + static_cast<double>(queued.held_bytes);
+      now.share = std::max(now.share, room > 0 ? own / room : kGrowth);
+      most_bytes = std::max(most_bytes, devices[i].peak_bytes);
+    }
+    TORCH_CHECK(
+        most_bytes >= 0,
+        "nothing was seen of what a pass takes of the device: a profiler hides it, or nothing "
+        "runs there; leave device_budget_bytes at 0");
+    if (most_bytes > static_cast<int64_t>(budget_bytes_)) {
+      TORCH_CHECK_WITH(OutOfMemoryError, !observed_.empty(), "the smallest pass, ", rows.examples,
+                       " example at ", rows.steps, " steps, takes up to ", most_bytes,
+                       " bytes of a device, and the budget is ", budget_bytes_,
+                       ": raise device_budget_bytes to that, or run the forward function in an "
+                       "OffloadScope");
+      PINION_LOG(kWarning) << "a pass of " << rows.size() << " rows took " << most_bytes
+                           << " bytes of a device, and the budget is " << budget_bytes_
+                           << ": passes are smaller from now on";
+      most_rows_ = MostRows(now);
+    }
+    observed_.push_back(now);
+    return queued;
+  }
+
+ private:
+  bool has_bound() const { return budget_bytes_ > 0; }
+
+  struct Observed {
+    double rows = 0;
+    double steps = 0;
+    double share = 0;  // of the headroom, on the device where it is largest
+  };
+
+  // Returns the most rows for a next pass that has at least as many steps per example as
+  // `observed`. With fewer steps the same rows would have more examples, and memory per example
+  // (the path's ends) would grow faster than the rows.
+  double MostRows(const Observed& observed) const {
+    return std::min(
+        {most_rows_, observed.rows * kRoomForRows / observed.share, observed.rows * kGrowth});
+  }
+
+  const uint64_t budget_bytes_;
+  const c10::DeviceType type_;
+  std::vector<int64_t> held_bytes_;  // by device, when the method began
+  std::vector<Observed> observed_;
+  double most_rows_ = std::numeric_limits<double>::infinity();  // set when a pass is too large
+};
 
 // ------------------------------------------------------------------------------------------ inputs
 
@@ -330,7 +338,7 @@ PassRun::PassRun(AttributionSession& session, const AttributedForward& forward,
       names_(std::move(layers)),
       target_(target),
       grid_(grid),
-      budget_(device_budget_bytes, session.device_type()),
+      budget_(std::make_unique<PassBudget>(device_budget_bytes, session.device_type())),
       options_(options),
       copies_(session.NewCopies()),
       layers_(names_.size()) {
@@ -340,8 +348,23 @@ PassRun::PassRun(AttributionSession& session, const AttributedForward& forward,
               "leave LayerOptions::keep_on_device at false, or device_budget_bytes at 0");
 }
 
+PassRun::~PassRun() = default;
+
 std::vector<LayerAttribution> PassRun::Sum(const std::function<QueuedPass(const PassRows&)>& pass) {
-  ForEachPass(budget_, grid_, pass);
+  std::function<void()> finish_last;
+  PassRows rows;
+  while (rows.first_example < grid_.examples) {
+    rows.examples = budget_->Examples(grid_.examples - rows.first_example);
+    for (rows.first_step = 0; rows.first_step + grid_.overlap < grid_.steps;
+         rows.first_step += rows.steps - grid_.overlap) {
+      rows.steps = budget_->Steps(rows.examples, grid_.steps - rows.first_step, grid_.overlap + 1);
+      std::function<void()> finish = budget_->Queue(rows, pass).finish;
+      finish_last.swap(finish);
+      if (finish) finish();
+    }
+    rows.first_example += rows.examples;
+  }
+  if (finish_last) finish_last();
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     const auto first = std::find(names_.begin(), names_.end(), names_[layer]) - names_.begin();
     for (const auto& [tensor, groups] : groups_[static_cast<size_t>(first)]) {

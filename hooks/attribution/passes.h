@@ -15,12 +15,10 @@
 #define PINION_HOOKS_ATTRIBUTION_PASSES_H_
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/DeviceType.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -35,7 +33,7 @@
 
 namespace pinion {
 
-// ------------------------------------------------------------------------------------------ budget
+// -------------------------------------------------------------------------------------------- rows
 
 // All rows of a method: `steps` steps for each of `examples` examples. Consecutive passes over the
 // same examples share `overlap` steps.
@@ -60,56 +58,6 @@ struct QueuedPass {
   uint64_t held_bytes = 0;       // device bytes still held for copies during the next pass
   std::function<void()> finish;  // may be empty; called when the next pass, if any, is queued
 };
-
-// Sizes the passes of a batched method to fit a device-memory budget, in place of a batch size that
-// the user has to guess. It learns from the memory peaks of earlier passes, which LibTorch's
-// allocators report (hooks/autograd/memory_observer.h) for this thread and its backward passes.
-//
-// The first pass has one example and the fewest steps. The memory that a pass adds grows at most in
-// proportion to its rows, so the peaks bound the next pass. A pass has at most 8 times the observed
-// rows and leaves 1/64 of the headroom for rounding. Memory held for the previous pass's copies
-// counts. A pass that exceeds the budget is logged, and later passes are smaller.
-class PassBudget {
- public:
-  // The budget bounds the allocated bytes of each device of this type. 0 means no bound. Throws
-  // c10::Error if the allocator does not report allocated bytes, unless the budget is 0.
-  PassBudget(uint64_t budget_bytes, c10::DeviceType type);
-
-  // Return the examples and the steps of the next pass. `left` and the results are positive.
-  int64_t Examples(int64_t left) const;
-  int64_t Steps(int64_t examples, int64_t left, int64_t least_steps) const;
-
-  // Queues a pass and records its peak. c10::OutOfMemoryError, which names the least budget, if the
-  // smallest pass does not fit; c10::Error if no device memory was observed.
-  QueuedPass Queue(const PassRows& rows, const std::function<QueuedPass(const PassRows&)>& pass);
-
- private:
-  bool has_bound() const { return budget_bytes_ > 0; }
-
-  struct Observed {
-    double rows = 0;
-    double steps = 0;
-    double share = 0;  // of the headroom, on the device where it is largest
-  };
-
-  // Returns the most rows for a next pass that has at least as many steps per example as
-  // `observed`. With fewer steps the same rows would have more examples, and memory per example
-  // (the path's ends) would grow faster than the rows.
-  double MostRows(const Observed& observed) const;
-
-  const uint64_t budget_bytes_;
-  const c10::DeviceType type_;
-  std::vector<int64_t> held_bytes_;  // by device, when the method began
-  std::vector<Observed> observed_;
-  double most_rows_ = std::numeric_limits<double>::infinity();  // set when a pass is too large
-};
-
-// Calls `pass` for rows that cover the grid: examples in order, and steps in order for each group
-// of examples, which begins at first_step 0. Passes finish in the same order. Each pass is queued
-// before the results of the one before are awaited, so the device computes while the host receives
-// and sums them.
-void ForEachPass(PassBudget& budget, const PassGrid& grid,
-                 const std::function<QueuedPass(const PassRows&)>& pass);
 
 // ------------------------------------------------------------------------------------------ inputs
 
@@ -173,17 +121,28 @@ at::Tensor SumTermsOverSteps(
 
 // -------------------------------------------------------------------------------------------- runs
 
+class PassBudget;
+
 // Runs the passes of a method, and sums the layers' tensors over them: on the host or, with
 // keep_on_device, on the device. Each group of examples has its own sum.
 class PassRun {
  public:
-  // Throws c10::Error unless the target has the grid's examples, and if results would stay on a
-  // device that has a budget (PassBudget).
+  // `device_budget_bytes` bounds the allocated bytes of each device of the session's type. 0 means
+  // no bound. Throws c10::Error unless the target has the grid's examples, and if there is a bound
+  // and the allocator does not report allocated bytes, or results would stay on the device.
   PassRun(AttributionSession& session, const AttributedForward& forward,
           std::vector<std::string> layers, const Target& target, const PassGrid& grid,
           uint64_t device_budget_bytes, const LayerOptions& options);
 
-  // Runs all passes and returns their sums.
+  ~PassRun();
+
+  // Calls `pass` for rows that cover the grid, and returns the sums: examples in order, and steps
+  // in order for each group of examples, which begins at first_step 0. Passes finish in the same
+  // order. Each pass is queued before the results of the one before are awaited, so the device
+  // computes while the host receives and sums them.
+  //
+  // Throws c10::OutOfMemoryError, which names the least budget, if the smallest pass does not fit;
+  // c10::Error if no device memory was observed.
   std::vector<LayerAttribution> Sum(const std::function<QueuedPass(const PassRows&)>& pass);
 
   // Queues forward and backward. Gradients are added to the sums when the pass finishes, unless
@@ -207,7 +166,7 @@ class PassRun {
   const std::vector<std::string> names_;
   const Target& target_;
   const PassGrid grid_;
-  PassBudget budget_;
+  const std::unique_ptr<PassBudget> budget_;
   const LayerOptions options_;
   const std::shared_ptr<HostCopies> copies_;
   std::map<size_t, std::map<size_t, Groups>> groups_;  // by layer and tensor

@@ -260,10 +260,10 @@ at::Tensor ConvergenceDelta(AttributionSession& session, const AttributedForward
                 " is undefined: a convergence delta sums those of all inputs, or of one layer");
   }
   const PathInputs path(inputs, options.baselines, options.additional_inputs);
-  target.CheckExamples(path.examples());
-  PassBudget budget(options.device_budget_bytes, session.device_type());
+  PassRun run(session, forward, /*layers=*/{}, target, {path.examples(), /*steps=*/1},
+              options.device_budget_bytes, /*options=*/{});
   std::vector<at::Tensor> parts;
-  ForEachPass(budget, {path.examples(), /*steps=*/1}, [&](const PassRows& rows) {
+  run.Sum([&](const PassRows& rows) {
     const Target of_rows = target.OfRows(rows.first_example, rows.examples, 1);
     at::Tensor delta = (of_rows.Select(OutputOf(forward, path.AtBaselines(rows))) -
                         of_rows.Select(OutputOf(forward, path.AtInputs(rows))))
