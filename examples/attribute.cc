@@ -18,6 +18,7 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -36,7 +37,6 @@
 #include "pinion/examples/digit_pictures.h"
 #include "pinion/examples/explanation.h"
 #include "pinion/examples/heat_map.h"
-#include "pinion/examples/png_file.h"
 #include "pinion/programs/accelerator.h"
 #include "pinion/programs/command_line.h"
 #include "pinion/programs/output_file.h"
@@ -105,8 +105,8 @@ absl::StatusOr<at::Tensor> ChoosePictures(const LabelledPictures& held_out) {
   for (const std::string& name : names) {
     int64_t index = 0;
     if (!absl::SimpleAtoi(name, &index)) {
-      PINION_ASSIGN_OR_RETURN(const GrayImage image, ReadGrayPng(name));
-      pictures.push_back(DigitFrom(image));
+      PINION_ASSIGN_OR_RETURN(at::Tensor picture, ReadDigit(name));
+      pictures.push_back(std::move(picture));
     } else if (index < 0 || index >= count) {
       return absl::InvalidArgumentError(absl::StrCat("--picture=", name, ": there are ", count,
                                                      " held-out digits, the first is 0"));
@@ -166,7 +166,7 @@ absl::Status WriteFiles(const DigitNet& net, const at::Tensor& pictures,
         {Numbers(pictures[i]),
          {Numbers(explanation.grad_cam[i]), Numbers(explanation.integrated_gradients[i])}});
   }
-  PINION_ASSIGN_OR_RETURN(const std::string png, EncodePng(HeatSheet(rows, kPictureSide)));
+  PINION_ASSIGN_OR_RETURN(const std::string png, HeatSheet(rows, kPictureSide));
   const std::string out = absl::GetFlag(FLAGS_out);
   PINION_RETURN_IF_ERROR(WriteAtomically(out, png));
   absl::PrintF("wrote    %s: the picture, Grad-CAM of %s, integrated gradients\n", out,

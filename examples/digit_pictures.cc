@@ -1,13 +1,19 @@
 #include "pinion/examples/digit_pictures.h"
 
 #include <ATen/ops/adaptive_avg_pool2d.h>
-#include <ATen/ops/from_blob.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/upsample_bilinear2d.h>
+#include <png.h>
 
 #include <cstdint>
 #include <iterator>
 #include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace pinion {
 namespace {
@@ -17,6 +23,9 @@ constexpr Digit kDigits[] = {
 };
 
 constexpr size_t kHeldOutOf = 5;
+
+// More pixels than a camera's picture, within any machine's memory.
+constexpr int64_t kMostPixels = int64_t{1} << 28;
 
 // Maps [count, 1, 8, 8] to [count, 1, 64, 64].
 at::Tensor Enlarged(const at::Tensor& pictures) {
@@ -44,11 +53,25 @@ absl::Span<const Digit> AllDigits() { return kDigits; }
 LabelledPictures DigitsToLearn() { return Pictures(/*held_out=*/false); }
 LabelledPictures DigitsHeldOut() { return Pictures(/*held_out=*/true); }
 
-at::Tensor DigitFrom(const GrayImage& image) {
-  std::vector<uint8_t> pixels = image.pixels;
-  at::Tensor picture =
-      at::from_blob(pixels.data(), {1, 1, image.height, image.width}, at::kByte).to(at::kFloat) /
-      255;
+absl::StatusOr<at::Tensor> ReadDigit(const std::string& path) {
+  png_image png = {};
+  png.version = PNG_IMAGE_VERSION;
+  const absl::Cleanup free_png = [&png] { png_image_free(&png); };
+  const auto error = [&](absl::string_view why) {
+    return absl::InvalidArgumentError(absl::StrCat("cannot read ", path, " as a PNG: ", why));
+  };
+  if (png_image_begin_read_from_file(&png, path.c_str()) == 0) return error(png.message);
+  if (int64_t{png.width} * png.height > kMostPixels) {
+    return error(absl::StrCat(png.width, " x ", png.height, " pixels are more than ", kMostPixels));
+  }
+  png.format = PNG_FORMAT_GRAY;
+  const png_color black = {};
+  at::Tensor picture = at::empty({1, 1, png.height, png.width}, at::kByte);
+  if (png_image_finish_read(&png, &black, picture.mutable_data_ptr(), /*row_stride=*/0,
+                            /*colormap=*/nullptr) == 0) {
+    return error(png.message);
+  }
+  picture = picture.to(at::kFloat) / 255;
   // Ink covers less than half of a digit's picture.
   if (picture.median().item<float>() > 0.5f) picture = 1 - picture;
   return Enlarged(at::adaptive_avg_pool2d(picture, {kDigitSide, kDigitSide}));

@@ -10,9 +10,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 
+#include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "pinion/examples/png_file.h"
 
 namespace pinion {
 
@@ -38,9 +39,10 @@ struct LabelledPictures {
 LabelledPictures DigitsToLearn();
 LabelledPictures DigitsHeldOut();
 
-// Converts a picture of any size to a square, [1, 1, 64, 64], by way of the data set's 8 x 8
-// pixels. Inverts dark ink on a bright ground.
-at::Tensor DigitFrom(const GrayImage& image);
+// Converts a PNG of any size to a square, [1, 1, 64, 64], by way of the data set's 8 x 8 pixels.
+// Inverts dark ink on a bright ground; transparent pixels are black. The error names `path` and the
+// cause.
+absl::StatusOr<at::Tensor> ReadDigit(const std::string& path);
 
 }  // namespace pinion
 

@@ -1,20 +1,28 @@
 #include "pinion/examples/heat_map.h"
 
+#include <png.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <vector>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/check.h"
-#include "pinion/examples/png_file.h"
 
 namespace pinion {
 namespace {
 
 using Rgb = std::array<double, 3>;
+
+struct RgbImage {
+  int width = 0;
+  int height = 0;
+  std::vector<uint8_t> pixels;  // three bytes each, row by row
+};
 
 // Every ninth colour of matplotlib's viridis (CC0).
 constexpr Rgb kViridis[] = {{68, 1, 84},    {72, 40, 120},  {62, 74, 137},  {49, 104, 142},
@@ -58,9 +66,26 @@ void DrawPanel(RgbImage& sheet, int left, int top, const std::vector<float>& num
   }
 }
 
+absl::StatusOr<std::string> EncodePng(const RgbImage& image) {
+  png_image png = {};
+  png.version = PNG_IMAGE_VERSION;
+  png.width = image.width;
+  png.height = image.height;
+  png.format = PNG_FORMAT_RGB;
+  png_alloc_size_t size_bytes = PNG_IMAGE_PNG_SIZE_MAX(png);
+  std::string contents(size_bytes, '\0');
+  if (png_image_write_to_memory(&png, contents.data(), &size_bytes, /*convert_to_8_bit=*/0,
+                                image.pixels.data(), /*row_stride=*/0,
+                                /*colormap=*/nullptr) == 0) {
+    return absl::InternalError(absl::StrCat("libpng cannot write the picture: ", png.message));
+  }
+  contents.resize(size_bytes);
+  return contents;
+}
+
 }  // namespace
 
-RgbImage HeatSheet(const std::vector<HeatRow>& rows, int side) {
+absl::StatusOr<std::string> HeatSheet(const std::vector<HeatRow>& rows, int side) {
   PINION_CHECK(kHeatPanelSide % side == 0) << side << " pixels do not fill a panel evenly";
   const auto length = [](size_t panels) {
     return static_cast<int>(panels) * (kHeatPanelSide + kHeatPanelGap) - kHeatPanelGap;
@@ -77,7 +102,7 @@ RgbImage HeatSheet(const std::vector<HeatRow>& rows, int side) {
     }
     top += kHeatPanelSide + kHeatPanelGap;
   }
-  return sheet;
+  return EncodePng(sheet);
 }
 
 }  // namespace pinion

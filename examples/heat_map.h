@@ -5,9 +5,10 @@
 #ifndef PINION_EXAMPLES_HEAT_MAP_H_
 #define PINION_EXAMPLES_HEAT_MAP_H_
 
+#include <string>
 #include <vector>
 
-#include "pinion/examples/png_file.h"
+#include "absl/status/statusor.h"
 
 namespace pinion {
 
@@ -22,9 +23,9 @@ struct HeatRow {
   std::vector<std::vector<float>> maps;
 };
 
-// Draws a row of panels for each of `rows`, which have equally many maps. `side` divides
-// kHeatPanelSide.
-RgbImage HeatSheet(const std::vector<HeatRow>& rows, int side);
+// Returns the contents of a PNG file with a row of panels for each of `rows`, which have equally
+// many maps. `side` divides kHeatPanelSide.
+absl::StatusOr<std::string> HeatSheet(const std::vector<HeatRow>& rows, int side);
 
 }  // namespace pinion
 

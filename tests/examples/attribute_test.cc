@@ -24,7 +24,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
@@ -34,7 +33,6 @@
 #include "gtest/gtest.h"
 #include "pinion/examples/checkpoint.h"
 #include "pinion/examples/digit_pictures.h"
-#include "pinion/examples/png_file.h"
 #include "pinion/tests/support/run_program.h"
 
 namespace pinion {
@@ -280,12 +278,18 @@ TEST_F(AttributeTest, TheSheetHasThePicturesAndItsHeatIsOnTheInk) {
 
 TEST_F(AttributeTest, APngOfADigitIsReadAsThatDigit) {
   // Draws the first digit, a held-out 0, as ink on 80 x 80 pixels of white paper.
-  RgbImage image = {80, 80, {}};
+  std::vector<uint8_t> pixels;
   for (int i = 0; i < 80 * 80; ++i) {
     const int ink = AllDigits()[0].ink[i / 800 * 8 + i % 80 / 10];
-    image.pixels.insert(image.pixels.end(), 3, static_cast<uint8_t>(255 - 255 * ink / kDigitInk));
+    pixels.insert(pixels.end(), 3, static_cast<uint8_t>(255 - 255 * ink / kDigitInk));
   }
-  std::ofstream(Path("digit.png"), std::ios::binary) << EncodePng(image).value();
+  png_image png = {};
+  png.version = PNG_IMAGE_VERSION;
+  png.width = png.height = 80;
+  png.format = PNG_FORMAT_RGB;
+  ASSERT_NE(png_image_write_to_file(&png, Path("digit.png").c_str(), 0, pixels.data(), 0, nullptr),
+            0)
+      << png.message;
   ASSERT_EQ(Again("--n_steps=1 --picture=" + Path("digit.png")).exit_code, 0);
   const Oracle file = Read("again"), held_out = Read("trained");
   EXPECT_EQ(file["classes"][0].item<int64_t>(), held_out["classes"][0].item<int64_t>());
