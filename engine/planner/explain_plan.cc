@@ -76,8 +76,7 @@ void AppendWhatStays(const StepTrace& step, const StepPlan& plan, uint64_t all_b
   absl::StrAppendFormat(&text, "  %6s %10s %6s %6s\n", "object", "size", "made", "read");
   for (size_t i = 0; i < std::min(kMostShown, stay.size()); ++i) {
     const std::vector<size_t>& accesses = lives[stay[i]].accesses;
-    const bool is_read =
-        accesses.back() > std::max<size_t>(accesses.front(), step.objects[stay[i]].saved_until);
+    const bool is_read = accesses.size() > lives[stay[i]].saves;
     absl::StrAppendFormat(&text, "  %6d %10s %6d %6s  %s\n", stay[i],
                           HumanBytes(size_bytes(stay[i])), accesses.front(),
                           is_read ? absl::StrCat(accesses.back()) : "never", why[stay[i]]);

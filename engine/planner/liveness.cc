@@ -8,7 +8,10 @@ namespace pinion {
 std::vector<ObjectLiveness> LivenessOf(const StepTrace& step) {
   std::vector<ObjectLiveness> lives(step.objects.size());
   for (size_t access = 0; access < step.accesses.size(); ++access) {
-    lives[step.accesses[access]].accesses.push_back(access);
+    const uint32_t object = step.accesses[access];
+    ObjectLiveness& life = lives[object];
+    if (life.accesses.empty() || access <= step.objects[object].saved_until) ++life.saves;
+    life.accesses.push_back(access);
   }
   return lives;
 }

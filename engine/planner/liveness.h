@@ -18,9 +18,11 @@ namespace pinion {
 // Lifetime of one object.
 struct ObjectLiveness {
   std::vector<size_t> accesses;  // their indices, ascending
+  size_t saves = 0;              // how many of them save the object: the first ones
 
   size_t made() const { return accesses.front(); }      // the first interval with it
   bool is_read() const { return accesses.size() > 1; }  // after it was made
+  size_t last_save() const { return accesses[saves - 1]; }
 };
 
 // By object, of a valid trace.

@@ -59,10 +59,7 @@ struct Recorded {
   explicit Recorded(const StepTrace& record)
       : step(record), lives(LivenessOf(record)), operator_ends(OperatorEnds(record)) {}
 
-  bool Saves(uint32_t access) const {
-    const uint32_t object = step.accesses[access];
-    return access == lives[object].made() || access <= step.objects[object].saved_until;
-  }
+  bool Saves(uint32_t access) const { return access <= lives[step.accesses[access]].last_save(); }
   // Of objects and unsaved inputs.
   size_t numbers() const { return step.objects.size() + step.unsaved_inputs.size(); }
   uint64_t size_bytes(uint32_t number) const { return step.ObjectOrInput(number).size_bytes; }
@@ -110,12 +107,8 @@ void AddForward(const Recorded& old, const std::vector<bool>& is_removed,
       more.Add(life.made(), saved - 1, old.size_bytes(object));
       continue;
     }
-    size_t last_save = life.made();
-    for (const size_t access : life.accesses) {
-      if (old.Saves(static_cast<uint32_t>(access))) last_save = access;
-    }
-    const size_t held_until =
-        std::max<size_t>(old.operator_ends[last_save] + 1, old.step.objects[object].held_until);
+    const size_t held_until = std::max<size_t>(old.operator_ends[life.last_save()] + 1,
+                                               old.step.objects[object].held_until);
     more.Add(life.made(), held_until, old.size_bytes(object));
   }
   for (auto input = static_cast<uint32_t>(old.step.objects.size()); input < old.numbers();

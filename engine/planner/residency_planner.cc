@@ -113,7 +113,7 @@ std::vector<IdleInterval> IdleIntervalsOf(const StepTrace& step) {
     // By the program, or by the operators of the accesses so far.
     size_t in_use_until = std::max<size_t>(life.made(), object.held_until);
     for (const size_t access : life.accesses) {
-      if (in_use_until < access && access != life.accesses.front() && access > object.saved_until) {
+      if (in_use_until < access && access > life.last_save()) {
         idle_intervals.push_back({.object = static_cast<uint32_t>(index),
                                   .first = in_use_until + 1,
                                   .last = access,

@@ -87,14 +87,9 @@ void CachedPlan::SumUpGrowths() {
   bool is_save = true;
   for (size_t access = 0; access < growth_bytes_.size(); ++access) {
     most_growth_bytes_ = std::max(most_growth_bytes_, growth_bytes_[access]);
-    is_save = is_save && IsSave(access);
+    is_save = is_save && access <= lives_[step_.accesses[access]].last_save();
     if (is_save) save_growth_bytes_.push_back(most_growth_bytes_);
   }
-}
-
-bool CachedPlan::IsSave(size_t access) const {
-  const uint32_t object = step_.accesses[access];
-  return lives_[object].accesses.front() == access || access <= step_.objects[object].saved_until;
 }
 
 std::shared_ptr<const CachedPlan> CachedPlan::WithRecomputeTried() const {
@@ -154,18 +149,11 @@ size_t CachedPlan::AccessIndex(uint32_t object, size_t n) const {
   return accesses[std::min(n, accesses.size() - 1)];
 }
 
-size_t CachedPlan::Saves(uint32_t object) const {
-  const std::vector<size_t>& accesses = lives_[object].accesses;
-  const auto read =
-      std::upper_bound(accesses.begin() + 1, accesses.end(), step_.objects[object].saved_until);
-  return static_cast<size_t>(read - accesses.begin());
-}
-
 std::optional<size_t> CachedPlan::NextRead(uint32_t object, size_t now, AccessKind how) const {
   const std::vector<size_t>& accesses = lives_[object].accesses;
   const StepObject& one = step_.objects[object];
-  const auto next = std::upper_bound(accesses.begin() + 1, accesses.end(),
-                                     std::max<size_t>(now, one.saved_until));
+  const auto first_read = accesses.begin() + static_cast<ptrdiff_t>(Saves(object));
+  const auto next = std::upper_bound(first_read, accesses.end(), now);
   if (next == accesses.end()) return std::nullopt;
   const bool goes = next + 1 == accesses.end() && one.needed_until <= operator_ends_[*next] + 1;
   if (how != AccessKind::kRead && goes) return std::nullopt;

@@ -114,7 +114,7 @@ class CachedPlan {
   // How many accesses both steps begin with alike.
   size_t AccessesAlike(const CachedPlan& other) const;
   // How often the object is saved.
-  size_t Saves(uint32_t object) const;
+  size_t Saves(uint32_t object) const { return lives_[object].saves; }
   bool Moves(uint32_t object) const { return batch_key_[object] != 0; }
   // OffloadSchedule::BatchKey. Objects that are evicted and fetched at the same accesses, and read
   // by the same operators, share a key. 0: the object stays.
@@ -143,7 +143,6 @@ class CachedPlan {
   uint64_t MostGrowthBytes() const { return most_growth_bytes_; }
 
  private:
-  bool IsSave(size_t access) const;
   // Sets the maxima of growth_bytes_.
   void SumUpGrowths();
 
