@@ -29,9 +29,10 @@ StepMatcher::Saved StepMatcher::OnSaved(uint64_t signature) {
   const size_t before = signatures_[signature]++;
   if (followed_ == nullptr) return {.object = id};
   const std::optional<uint32_t> planned = followed_->Find(signature, before);
+  match_.planned.resize(objects_.size());
   if (!planned.has_value()) return {.object = id, .fits = false};
-  objects_[id].planned = *planned;
-  actual_[*planned] = id;
+  match_.planned[id] = *planned;
+  match_.actual[*planned] = id;
   return {.object = id};
 }
 
@@ -43,10 +44,10 @@ bool StepMatcher::OnUsed(uint32_t id, AccessKind access) {
   if (followed_ == nullptr) return true;
   used_.emplace_back(id, access);
   const std::optional<size_t> reached =
-      Reached(*followed_, actual_, object.planned, n, access, now_);
+      Reached(*followed_, match_.actual, match_.planned[id], n, access, match_.now);
   if (!reached.has_value()) return false;
-  skips_ = skips_ || *reached != used_.size() - 1;
-  now_ = *reached;
+  match_.skips = match_.skips || *reached != used_.size() - 1;
+  match_.now = *reached;
   return !IsOverdue();
 }
 
@@ -60,8 +61,8 @@ void StepMatcher::OnReleased(uint32_t object) {
 bool StepMatcher::IsOverdue() {
   const std::vector<uint32_t>& overs = followed_->overs();
   for (; next_over_ < overs.size(); ++next_over_) {
-    if (!followed_->IsOverBy(overs[next_over_], now_)) return false;
-    const uint32_t id = actual_[overs[next_over_]];
+    if (!followed_->IsOverBy(overs[next_over_], match_.now)) return false;
+    const uint32_t id = match_.actual[overs[next_over_]];
     if (id != UINT32_MAX && objects_[id].is_live) return true;
   }
   return false;
@@ -113,17 +114,13 @@ std::optional<StepMatcher::Match> StepMatcher::MatchWith(const CachedPlan& cache
 void StepMatcher::Follow(std::shared_ptr<const CachedPlan> cached, Match match) {
   FollowNone();
   followed_ = std::move(cached);
-  now_ = match.now;
-  skips_ = match.skips;
-  actual_ = std::move(match.actual);
-  for (size_t i = 0; i < objects_.size(); ++i) objects_[i].planned = match.planned[i];
+  match_ = std::move(match);
 }
 
 void StepMatcher::FollowNone() {
   followed_ = nullptr;
-  actual_.clear();
-  now_ = next_over_ = 0;
-  skips_ = false;
+  match_ = {};
+  next_over_ = 0;
 }
 
 }  // namespace pinion

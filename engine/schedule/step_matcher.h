@@ -66,14 +66,14 @@ class StepMatcher {
   // --- while a plan is followed ---
 
   // The access of the plan that was reached.
-  size_t now() const { return now_; }
+  size_t now() const { return match_.now; }
   // Whether accesses of the plan were left out or reordered.
-  bool skips() const { return skips_; }
+  bool skips() const { return match_.skips; }
   // The object's id in the plan.
-  uint32_t planned(uint32_t object) const { return objects_[object].planned; }
+  uint32_t planned(uint32_t object) const { return match_.planned[object]; }
   // The object with that id in the plan; empty if it was not saved yet.
   std::optional<uint32_t> ObjectFor(uint32_t planned) const {
-    const uint32_t object = actual_[planned];
+    const uint32_t object = match_.actual[planned];
     return object == UINT32_MAX ? std::nullopt : std::make_optional(object);
   }
 
@@ -81,8 +81,7 @@ class StepMatcher {
   struct Object {
     uint64_t signature = 0;
     size_t accesses = 0;
-    size_t saves = 0;  // among the accesses
-    uint32_t planned = 0;
+    size_t saves = 0;     // among the accesses
     bool is_live = true;  // needed
   };
 
@@ -101,9 +100,7 @@ class StepMatcher {
   std::optional<uint32_t> used_last_;
 
   std::shared_ptr<const CachedPlan> followed_;
-  std::vector<uint32_t> actual_;  // objects, by their id in the plan
-  size_t now_ = 0;
-  bool skips_ = false;
+  Match match_;           // with the followed plan
   size_t next_over_ = 0;  // index in followed_->overs()
 };
 
