@@ -53,7 +53,9 @@ torch::Library* NewLibrary(const char* name_space) {
   return new torch::Library(torch::Library::IMPL, name_space, kStoragePart, __FILE__, __LINE__);
 }
 
-void RegisterOffsetChecks() {
+// Returns the dispatch keys to add to those of a tensor over a part. The first call registers the
+// checks of offsets.
+c10::DispatchKeySet StoragePartKeys() {
   static const bool registered = [] {
     NewLibrary("_")->fallback(torch::CppFunction::makeFallthrough());
     torch::Library* const aten = NewLibrary("aten");
@@ -63,11 +65,6 @@ void RegisterOffsetChecks() {
     return true;
   }();
   static_cast<void>(registered);
-}
-
-// Returns the dispatch keys to add to those of a tensor over a part.
-c10::DispatchKeySet StoragePartKeys() {
-  RegisterOffsetChecks();
   return c10::DispatchKeySet(kStoragePart);
 }
 

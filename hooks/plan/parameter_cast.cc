@@ -89,7 +89,7 @@ void CountWrites(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
 }
 
-void RegisterKernels() {
+FusedWrites WatchFusedWrites(const c10::Storage& storage) {
   static torch::Library* const library = [] {
     auto* const made = new torch::Library(torch::Library::IMPL, "aten",
                                           c10::DispatchKey::ADInplaceOrView, __FILE__, __LINE__);
@@ -101,10 +101,6 @@ void RegisterKernels() {
     return made;
   }();
   static_cast<void>(library);
-}
-
-FusedWrites WatchFusedWrites(const c10::Storage& storage) {
-  RegisterKernels();
   return TheWatched().Watch(storage.unsafeGetStorageImpl());
 }
 
