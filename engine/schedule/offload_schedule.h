@@ -262,7 +262,7 @@ class OffloadSchedule {
     uint64_t newest = 0;
   };
 
-  // The parcel is no unread prefetch. Returns whether it was one.
+  // Stops counting the parcel as an unread prefetch. Returns whether it was one.
   bool StopFetchedAhead(ScheduledParcel& parcel);
   void SetAutoBytes();
   uint64_t FullBatchBytes() const;
