@@ -64,8 +64,8 @@ class HostGradients : public std::enable_shared_from_this<HostGradients> {
   // Blocks until host copies have all gradients, and have the parameters' grad(), requires_grad()
   // and grad_dtype(). Throws, and names the weight, if a host copy cannot follow its parameter.
   void Follow();
-  // After Follow: clips all gradients like torch::nn::utils::clip_grad_norm_, in norm 2. Returns the
-  // norm before.
+  // After Follow: clips all gradients like torch::nn::utils::clip_grad_norm_, in norm 2. Returns
+  // the norm before.
   double ClipNorm(double max_norm);
   void Zero();
 

@@ -1,5 +1,3 @@
-#include "pinion/allocator/pool/grower.h"
-
 #include <atomic>
 #include <barrier>
 #include <thread>
@@ -7,6 +5,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
+#include "pinion/allocator/pool/grower.h"
 
 namespace pinion::internal {
 namespace {

@@ -1,5 +1,3 @@
-#include "pinion/allocator/sources/mmap_source.h"
-
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -7,6 +5,7 @@
 
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/sources/mmap_source.h"
 #include "pinion/tests/support/child_process.h"
 
 namespace pinion {

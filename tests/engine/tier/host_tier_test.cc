@@ -33,6 +33,7 @@
 namespace pinion::testing {
 namespace {
 
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
@@ -48,7 +49,7 @@ TEST_F(HostTierTest, AllUsersShareOnePoolAndOneTierPerDevice) {
   for (const std::shared_ptr<HostTier>& user : {first, second}) {
     for (const int index : {0, 1}) {
       PINION_ASSERT_OK_AND_ASSIGN(const std::shared_ptr<DeviceTier> device, user->ForDevice(index));
-      EXPECT_EQ(device->engine().device().index(), index);
+      EXPECT_THAT(device->engine().device().name(), EndsWith(":" + std::to_string(index)));
       devices.insert(device);
     }
   }

@@ -1,7 +1,5 @@
 // Checks that another LibTorch release than the compiled one is rejected.
 
-#include "pinion/hooks/autograd/torch_bridge.h"
-
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/headeronly/version.h>
 
@@ -9,6 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {

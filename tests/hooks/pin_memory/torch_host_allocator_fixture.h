@@ -86,14 +86,18 @@ class CountingSource final : public HostMemorySource {
 
 class CountedDevice final : public ForwardingDevice {
  public:
-  using ForwardingDevice::ForwardingDevice;
+  CountedDevice(std::shared_ptr<Device> device, int index)
+      : ForwardingDevice(std::move(device)), index_(index) {}
   std::shared_ptr<HostMemorySource> pinned_source() override {
-    return std::make_shared<CountingSource>(ForwardingDevice::pinned_source(), g_pins[index()]);
+    return std::make_shared<CountingSource>(ForwardingDevice::pinned_source(), g_pins[index_]);
   }
   absl::StatusOr<bool> IsCapturing(StreamHandle stream) override {
     ++g_asked_of_captures;
     return ForwardingDevice::IsCapturing(stream);
   }
+
+ private:
+  const int index_;
 };
 
 // The registered machine's devices, with calls counted.
@@ -102,7 +106,7 @@ inline DeviceBackend Backend() {
   return {emulated.type_name, [emulated](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
             ++g_opened;
             PINION_ASSIGN_OR_RETURN(std::shared_ptr<Device> device, emulated.device(index));
-            return std::make_shared<CountedDevice>(std::move(device));
+            return std::make_shared<CountedDevice>(std::move(device), index);
           }};
 }
 
