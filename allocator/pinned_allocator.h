@@ -14,8 +14,8 @@
 //
 // Thread safety: thread-safe. With a lock held, the allocator calls only JoinsAt of the source and
 // Completed of timelines. The only system calls are those that locks and heaps make: futex(2),
-// mmap(2), and for memory of other threads membarrier(2) and nanosleep(2). One thread grows at a
-// time; other threads that need to grow wait.
+// mmap(2), sched_yield(2), and for memory of other threads membarrier(2) and nanosleep(2). One
+// thread grows at a time; other threads that need to grow wait.
 //
 // Ownership: blocks may outlive the allocator. Their memory is freed with the last block.
 //

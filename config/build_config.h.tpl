@@ -17,7 +17,8 @@ inline constexpr uint64_t kMinBlockBytes = {min_block_bytes};
 // The default of AllocatorOptions::segment_bytes.
 inline constexpr uint64_t kChunkBytes = uint64_t{{chunk_mib}} << 20;
 
-// Red zones behind blocks, a pattern in free memory, and PINION_DCHECK.
+// Red zones behind blocks, a pattern in free memory, and the check that a BiasedMutex is not locked
+// twice by its owner.
 inline constexpr bool kHardened = {hardening};
 
 }  // namespace pinion::config

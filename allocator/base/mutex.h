@@ -12,8 +12,8 @@
 // sleeps for 50 us, while these locks are held for less than one.
 //
 // House rule: no device call and no operating-system call while a Mutex is locked. Exceptions are
-// the calls that locks are made of: futex(2) and nanosleep(2) here, and membarrier(2)
-// in biased_mutex.h.
+// the calls that locks and the C++ heap are made of: futex(2), sched_yield(2) (std::atomic::wait)
+// and nanosleep(2) here, membarrier(2) in biased_mutex.h, and mmap(2).
 
 #ifndef PINION_ALLOCATOR_BASE_MUTEX_H_
 #define PINION_ALLOCATOR_BASE_MUTEX_H_

@@ -46,6 +46,8 @@ EndOfThreads end_of_threads;
 
 }  // namespace
 
+// kNoThreadSlot is never stored in thread_slot: a thread without a number must not be taken for the
+// owner of an arena of such threads.
 int TakeThreadSlot() {
   for (int slot = 0; slot < kThreadSlots; ++slot) {
     if (taken[slot].load(std::memory_order_relaxed)) continue;

@@ -83,8 +83,15 @@ void DeferredReleases::TakeDone(absl::FunctionRef<void(BlockRecord*)> done, Time
 void DeferredReleases::AddNextTickets(NextTickets* next) const {
   for (const Queue& queue : queues_) {
     if (queue.heap.empty()) continue;
-    uint64_t& value = next->try_emplace(queue.timeline, UINT64_MAX).first->second;
-    value = std::min(value, queue.heap.front().value);
+    const uint64_t value = queue.heap.front().value;
+    const auto known = std::find_if(next->begin(), next->end(), [&](const FenceTicket& ticket) {
+      return ticket.timeline == queue.timeline;
+    });
+    if (known == next->end()) {
+      next->push_back({queue.timeline, value});
+    } else {
+      known->value = std::min(known->value, value);
+    }
   }
 }
 

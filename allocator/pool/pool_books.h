@@ -13,7 +13,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <vector>
 
@@ -47,7 +46,9 @@ namespace pinion::internal {
 class DeferredReleases {
  public:
   using Timelines = absl::InlinedVector<std::shared_ptr<FenceTimeline>, 4>;
-  using NextTickets = std::map<std::shared_ptr<FenceTimeline>, uint64_t>;
+  // One ticket for each timeline, in the order in which blocks began to wait: the order of waits
+  // must not depend on addresses.
+  using NextTickets = std::vector<FenceTicket>;
 
   // Makes room for `count` calls of Add with `timeline`, which then need no memory. Returns false
   // if the C++ heap is full.

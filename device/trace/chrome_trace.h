@@ -9,8 +9,8 @@
 // In Pinion's traces a process is a device or the host, and a row is a stream or a thread. Each
 // thread's ranges are in a row of the host.
 //
-// The caller reads the clock, in milliseconds. The file counts from the origin; earlier parts are
-// cut off.
+// The caller reads the clock, in milliseconds. The file counts from the origin; earlier parts of
+// slices are cut off.
 //
 // Thread safety: none; values.
 

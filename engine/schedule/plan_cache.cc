@@ -111,10 +111,17 @@ std::shared_ptr<const CachedPlan> CachedPlan::WithGrowths(
   for (const StepGrowth& growth : growths) {
     uint64_t& most_bytes = same->growth_bytes_[growth.access];
     most_bytes = std::max(most_bytes, growth.size_bytes);
-    same->seen_growths_.push_back(growth);
+    uint64_t& seen_bytes = same->seen_growths_[growth.access];
+    seen_bytes = std::max(seen_bytes, growth.size_bytes);
   }
   same->SumUpGrowths();
   return same;
+}
+
+std::vector<StepGrowth> CachedPlan::SeenGrowths() const {
+  std::vector<StepGrowth> growths;
+  for (const auto& [access, size_bytes] : seen_growths_) growths.push_back({access, size_bytes});
+  return growths;
 }
 
 uint64_t CachedPlan::begin_bytes() const {
@@ -247,7 +254,7 @@ void PlanCache::Learn(std::shared_ptr<const CachedPlan> cached) {
     const bool falls_short = before->shortfall().ok() && !cached->shortfall().ok();
     if (falls_short && !before->FitsWith(cached->begin_bytes())) return;
     std::erase(all_, before);
-    cached = cached->WithGrowths(before->seen_growths());
+    cached = cached->WithGrowths(before->SeenGrowths());
   }
   all_.push_front(std::move(cached));
   if (all_.size() > kMax) all_.pop_back();

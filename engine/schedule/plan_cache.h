@@ -50,7 +50,7 @@ class CachedPlan {
   std::shared_ptr<const CachedPlan> WithRecomputeTried() const;
   // The same plan, of a step that was seen to grow by that much (GrowthBytes).
   std::shared_ptr<const CachedPlan> WithGrowths(absl::Span<const StepGrowth> growths) const;
-  const std::vector<StepGrowth>& seen_growths() const { return seen_growths_; }
+  std::vector<StepGrowth> SeenGrowths() const;
   // The same plan, after a search for segments to recompute.
   std::shared_ptr<const CachedPlan> WithRecomputeSearched() const;
 
@@ -160,11 +160,11 @@ class CachedPlan {
   std::vector<uint64_t> batch_key_;  // by object
   std::vector<uint32_t> evictions_;
   std::vector<uint32_t> deferred_copies_;
-  std::vector<uint32_t> copy_at_;         // by object
-  std::vector<uint32_t> first_eviction_;  // by object, of those that move
-  std::vector<StepGrowth> seen_growths_;
-  std::vector<uint64_t> growth_bytes_;       // by access
-  std::vector<uint64_t> save_growth_bytes_;  // by access, up to the first read
+  std::vector<uint32_t> copy_at_;                         // by object
+  std::vector<uint32_t> first_eviction_;                  // by object, of those that move
+  absl::flat_hash_map<uint32_t, uint64_t> seen_growths_;  // by access
+  std::vector<uint64_t> growth_bytes_;                    // by access
+  std::vector<uint64_t> save_growth_bytes_;               // by access, up to the first read
   uint64_t most_growth_bytes_ = 0;
   std::vector<bool> comes_back_;  // by access: whether a move fetches the object for it
 };

@@ -37,6 +37,7 @@ EventPool::~EventPool() {
 }
 
 absl::Status EventPool::Acquire(absl::Span<EventRef> events) {
+  if (events.empty()) return absl::OkStatus();
   size_t found = 0;
   {
     MutexLock lock(mu_);

@@ -86,7 +86,7 @@ class PendingTensors {
   void Remove(const StorageRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock);
 
   // Adds a resident record whose deferred offload waits for an operator of a later scope. After
-  // TakeDeferredOffloads the caller must check each again, if it still lives.
+  // TakeDeferredOffloads the caller must check whether each is still needed.
   void AddDeferredOffload(const RecordPtr& record) { deferred_offloads_.push_back(record); }
   std::vector<std::weak_ptr<StorageRecord>> TakeDeferredOffloads() {
     return std::exchange(deferred_offloads_, {});

@@ -53,9 +53,10 @@ class PlanMeter {
   // Reports the allocator's bytes at a save or a read, without influence on the measured peak.
   // Returns nothing outside of a step.
   std::optional<Growth> NoteBytes(const AllocatorBytes& bytes, int64_t streamed_bytes);
-  // A save or read has evicted and fetched what it was to. Takes no lock.
-  void EndAccess() {
-    access_bytes_ = last_bytes_.load();
+  // A save or read has evicted and fetched what it was to. `step_bytes`: what is allocated without
+  // streamed weights; empty: as last reported. Takes no lock.
+  void EndAccess(std::optional<int64_t> step_bytes = std::nullopt) {
+    access_bytes_ = step_bytes.value_or(last_bytes_.load());
     growth_bytes_ = 0;
   }
   // The device has refused memory, with which it would have had so much. Takes no lock.

@@ -138,11 +138,9 @@ uint64_t HostCopies::HeldBytes() const {
 at::Tensor HostCopies::Concatenate(const std::vector<at::Tensor>& pieces) const {
   const at::Tensor& first = pieces.front();
   if (pieces.size() == 1) return first;
-  std::vector<at::Tensor> on_first;
   int64_t rows = 0;
   bool is_plain = tier_ != nullptr && first.is_cpu() && first.dim() > 0;
   for (const at::Tensor& piece : pieces) {
-    on_first.push_back(piece.to(first.device()));
     is_plain = is_plain && piece.scalar_type() == first.scalar_type() &&
                piece.dim() == first.dim() && piece.sizes().slice(1) == first.sizes().slice(1);
     if (is_plain) rows += piece.size(0);
@@ -150,7 +148,7 @@ at::Tensor HostCopies::Concatenate(const std::vector<at::Tensor>& pieces) const 
   std::vector<int64_t> sizes = first.sizes().vec();
   if (is_plain) sizes.front() = rows;
   // at::cat also raises the errors for pieces that do not fit each other.
-  if (!is_plain || c10::multiply_integers(sizes) == 0) return at::cat(on_first);
+  if (!is_plain || c10::multiply_integers(sizes) == 0) return at::cat(pieces);
   absl::StatusOr<PinnedBlock> block = tier_->pool().Allocate(
       static_cast<uint64_t>(c10::multiply_integers(sizes)) * first.itemsize());
   ThrowIfError(block.status(), "concatenating the parts of a layer");
@@ -158,7 +156,7 @@ at::Tensor HostCopies::Concatenate(const std::vector<at::Tensor>& pieces) const 
   auto owner = std::make_shared<PinnedBlock>(*std::move(block));
   at::Tensor all = at::from_blob(
       data, sizes, [owner = std::move(owner)](void*) {}, first.scalar_type());
-  at::cat_out(all, on_first);
+  at::cat_out(all, pieces);
   return all;
 }
 

@@ -77,9 +77,8 @@ class HostCopies {
   // Returns the device bytes held for copies, on the device that holds most.
   uint64_t HeldBytes() const;
 
-  // Concatenates tensors on dimension 0, on the device of the first; on the host in the tier's
-  // pinned memory if they have one dtype. Returns a single piece as it is. `pieces` must not be
-  // empty.
+  // Concatenates tensors of one device on dimension 0; on the host in the tier's pinned memory if
+  // they have one dtype. Returns a single piece as it is. `pieces` must not be empty.
   at::Tensor Concatenate(const std::vector<at::Tensor>& pieces) const;
 
  private:

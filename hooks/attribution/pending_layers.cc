@@ -188,8 +188,12 @@ LayerTensor PendingLayers::Gather(LayerPart part) {
     result.connected = result.connected || gradient.defined();
     gradients.push_back(gradient.defined() ? gradient : piece.zeros);
   }
-  if (!activations.empty()) result.activation = sink_->copies->Concatenate(activations);
-  if (!gradients.empty()) result.gradient = sink_->copies->Concatenate(gradients);
+  const auto join = [this](std::vector<at::Tensor>& pieces) {
+    for (at::Tensor& piece : pieces) piece = piece.to(pieces.front().device());
+    return sink_->copies->Concatenate(pieces);
+  };
+  if (!activations.empty()) result.activation = join(activations);
+  if (!gradients.empty()) result.gradient = join(gradients);
   return result;
 }
 

@@ -65,7 +65,7 @@ MESSAGES = re.compile(
     r"^__builtin_prefetch$|[.>]reserve$"
 )
 STATUS_MAKER = re.compile(r"^absl::\w+Error$")
-CHECKS = re.compile(r"^(PINION_CHECK|PINION_DCHECK|TORCH_CHECK\w*|TORCH_INTERNAL_ASSERT\w*)$")
+CHECKS = re.compile(r"^(PINION_CHECK|TORCH_CHECK\w*|TORCH_INTERNAL_ASSERT\w*)$")
 RETURNS_ERROR = {"PINION_RETURN_IF_ERROR", "ThrowIfError"}
 # A mutated argument of these functions could affect other processes or files.
 DANGEROUS = {"kill", "execv", "execve", "execl", "unlink", "rmdir", "remove"}

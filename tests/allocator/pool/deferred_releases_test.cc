@@ -15,8 +15,6 @@ namespace {
 using ::pinion::testing::FakeTimeline;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using ::testing::Pair;
-using ::testing::UnorderedElementsAre;
 
 class DeferredReleasesTest : public ::testing::Test {
  protected:
@@ -86,7 +84,12 @@ TEST_F(DeferredReleasesTest, NextTicketsAreTheEarliestOfEachTimeline) {
   Add(&blocks_[0], a_, 9);
   Add(&blocks_[1], a_, 4);
   Add(&blocks_[2], b_, 2);
-  EXPECT_THAT(NextTickets(), UnorderedElementsAre(Pair(a_, 4u), Pair(b_, 2u)));
+  const DeferredReleases::NextTickets next = NextTickets();
+  ASSERT_EQ(next.size(), 2u);
+  EXPECT_EQ(next[0].timeline, a_);
+  EXPECT_EQ(next[0].value, 4u);
+  EXPECT_EQ(next[1].timeline, b_);
+  EXPECT_EQ(next[1].value, 2u);
 }
 
 TEST_F(DeferredReleasesTest, ATimelineThatRoomWasMadeForInVainIsNotWaitedFor) {

@@ -52,7 +52,7 @@ std::unique_ptr<DeviceUnderTest> MakeGpu() { return std::make_unique<GpuUnderTes
 
 std::vector<DeviceConformanceCase> Gpus() {
   if (!CudaDeviceCount().ok()) return {};
-  return {{"Gpu0", MakeGpu}};
+  return {{"Gpu0", MakeGpu, 0}};
 }
 
 class CudaGpuTest : public ::testing::Test {

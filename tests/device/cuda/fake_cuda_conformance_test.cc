@@ -57,7 +57,7 @@ class FakeCudaUnderTest : public DeviceUnderTest {
 std::unique_ptr<DeviceUnderTest> MakeFakeCuda() { return std::make_unique<FakeCudaUnderTest>(); }
 
 INSTANTIATE_TEST_SUITE_P(FakeCuda, DeviceConformanceTest,
-                         ::testing::Values(DeviceConformanceCase{"Cuda1", MakeFakeCuda}),
+                         ::testing::Values(DeviceConformanceCase{"Cuda1", MakeFakeCuda, 1}),
                          DeviceConformanceCaseName);
 
 TEST(EngineOnFakeCudaTest, BytesGoOutAndComeBack) {

@@ -57,19 +57,20 @@ INSTANTIATE_TEST_SUITE_P(
     Emulated, DeviceConformanceTest,
     ::testing::Values(
         DeviceConformanceCase{"EarlyImmediate",
-                              MakeEmulated<EffectSchedule::kEarly, ReuseMode::kImmediate>},
+                              MakeEmulated<EffectSchedule::kEarly, ReuseMode::kImmediate>, 0},
         DeviceConformanceCase{"LateImmediate",
-                              MakeEmulated<EffectSchedule::kLate, ReuseMode::kImmediate>},
+                              MakeEmulated<EffectSchedule::kLate, ReuseMode::kImmediate>, 0},
         DeviceConformanceCase{"RandomImmediate",
-                              MakeEmulated<EffectSchedule::kRandom, ReuseMode::kImmediate>},
+                              MakeEmulated<EffectSchedule::kRandom, ReuseMode::kImmediate>, 0},
         DeviceConformanceCase{"EarlyQuarantine",
-                              MakeEmulated<EffectSchedule::kEarly, ReuseMode::kQuarantine>},
+                              MakeEmulated<EffectSchedule::kEarly, ReuseMode::kQuarantine>, 0},
         DeviceConformanceCase{"LateQuarantine",
-                              MakeEmulated<EffectSchedule::kLate, ReuseMode::kQuarantine>},
+                              MakeEmulated<EffectSchedule::kLate, ReuseMode::kQuarantine>, 0},
         DeviceConformanceCase{"RandomQuarantine",
-                              MakeEmulated<EffectSchedule::kRandom, ReuseMode::kQuarantine>},
+                              MakeEmulated<EffectSchedule::kRandom, ReuseMode::kQuarantine>, 0},
         DeviceConformanceCase{"RandomImmediateProtected",
-                              MakeEmulated<EffectSchedule::kRandom, ReuseMode::kImmediate, true>}),
+                              MakeEmulated<EffectSchedule::kRandom, ReuseMode::kImmediate, true>,
+                              0}),
     DeviceConformanceCaseName);
 
 }  // namespace

@@ -236,6 +236,13 @@ TEST(CachedPlan, WhatAStepWasSeenToGrowByIsKnownAndChangesNoPlan) {
   EXPECT_EQ(grown->SaveGrowthBytes(1), 700u);
   EXPECT_EQ(grown->step().intervals[2].peak_other_bytes(),
             cached.step().intervals[2].peak_other_bytes());
+  PlanCache cache;
+  cache.Learn(grown);
+  for (int step = 0; step < 3; ++step) cache.Learn(std::make_shared<const CachedPlan>(cached));
+  cache.Learn(cache.all().front()->WithGrowths({{.access = 1, .size_bytes = 600}}));
+  ASSERT_EQ(cache.all().size(), 1u);
+  EXPECT_EQ(cache.all().front()->GrowthBytes(1), 700u) << "also of a new record";
+  EXPECT_EQ(cache.all().front()->SeenGrowths().size(), 2u) << "one for each access";
 }
 
 TEST(CachedPlan, RoomThatIsLeftIsGrowthAlsoBesideLaterRecords) {

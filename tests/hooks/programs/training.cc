@@ -213,11 +213,12 @@ uint64_t Training::Packed() const {
 }
 
 bool Training::IsBeforeFirstSave() const {
-  return !sessions_.empty() && Packed() == packed_before_;
+  return runs_forward_ && !sessions_.empty() && Packed() == packed_before_;
 }
 
 void Training::MicroBatch(int micro) {
   packed_before_ = Packed();
+  runs_forward_ = true;
   StayAheadOfWorkers();
   struct Forward {
     Tensor input, loss;
@@ -243,6 +244,7 @@ void Training::MicroBatch(int micro) {
   if (program_.newest_first) std::reverse(forwards.begin(), forwards.end());
   if (program_.swaps_weights != 0 && program_.streams_weights == 0) SwapWeights();
   phase_ = "backward";
+  runs_forward_ = false;
   for (Forward& forward : forwards) {
     Backward(forward.loss);
     Keep("loss", 0, forward.loss);

@@ -87,6 +87,7 @@ class Training {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::vector<Result> results_;
   uint64_t excused_steps_over_ = 0;
+  bool runs_forward_ = false;
   uint64_t packed_before_ = 0;  // Packed() when the micro-batch began
   int step_ = 0;
   const char* phase_ = "forward";
