@@ -57,20 +57,20 @@ INSTANTIATE_TEST_SUITE_P(
     Emulated, DeviceConformanceTest,
     ::testing::Values(
         DeviceConformanceCase{"EarlyImmediate",
-                              MakeEmulated<EffectSchedule::kEarly, ReuseMode::kImmediate>, 0},
+                              MakeEmulated<EffectSchedule::kEarly, ReuseMode::kImmediate>, 1},
         DeviceConformanceCase{"LateImmediate",
-                              MakeEmulated<EffectSchedule::kLate, ReuseMode::kImmediate>, 0},
+                              MakeEmulated<EffectSchedule::kLate, ReuseMode::kImmediate>, 1},
         DeviceConformanceCase{"RandomImmediate",
-                              MakeEmulated<EffectSchedule::kRandom, ReuseMode::kImmediate>, 0},
+                              MakeEmulated<EffectSchedule::kRandom, ReuseMode::kImmediate>, 1},
         DeviceConformanceCase{"EarlyQuarantine",
-                              MakeEmulated<EffectSchedule::kEarly, ReuseMode::kQuarantine>, 0},
+                              MakeEmulated<EffectSchedule::kEarly, ReuseMode::kQuarantine>, 1},
         DeviceConformanceCase{"LateQuarantine",
-                              MakeEmulated<EffectSchedule::kLate, ReuseMode::kQuarantine>, 0},
+                              MakeEmulated<EffectSchedule::kLate, ReuseMode::kQuarantine>, 1},
         DeviceConformanceCase{"RandomQuarantine",
-                              MakeEmulated<EffectSchedule::kRandom, ReuseMode::kQuarantine>, 0},
+                              MakeEmulated<EffectSchedule::kRandom, ReuseMode::kQuarantine>, 1},
         DeviceConformanceCase{"RandomImmediateProtected",
                               MakeEmulated<EffectSchedule::kRandom, ReuseMode::kImmediate, true>,
-                              0}),
+                              1}),
     DeviceConformanceCaseName);
 
 }  // namespace
