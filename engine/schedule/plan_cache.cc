@@ -254,7 +254,8 @@ void PlanCache::Learn(std::shared_ptr<const CachedPlan> cached) {
     const bool falls_short = before->shortfall().ok() && !cached->shortfall().ok();
     if (falls_short && !before->FitsWith(cached->begin_bytes())) return;
     std::erase(all_, before);
-    cached = cached->WithGrowths(before->SeenGrowths());
+    const std::vector<StepGrowth> seen = before->SeenGrowths();
+    if (!seen.empty()) cached = cached->WithGrowths(seen);
   }
   all_.push_front(std::move(cached));
   if (all_.size() > kMax) all_.pop_back();

@@ -33,8 +33,9 @@
 // steps run by windows.
 //
 // A step may allocate more between two accesses than its record did, for example in one step of
-// four, and exceed the target: now, or another time, when streamed weights take what it leaves. The
-// owner tells the schedule (OnGrowth), and learns the step again with that much room (TakeGrown).
+// four, and exceed the target. If it fits this time, streamed weights may take that room before the
+// next time. The owner tells the schedule (OnGrowth), and learns the step again with as much room
+// (TakeGrown).
 //
 // A step may turn out to be another one than recognised. It saves or reads something else, or still
 // needs an object that the plan has released. The schedule notices at the next access at the
@@ -171,7 +172,7 @@ class PlannedSchedule final : public OffloadSchedule {
   bool LacksBytes() const { return IsPlanned() && MissingFor(awaited_bytes_).bytes > 0; }
   // `growth_bytes`: the most that memory without streamed weights grew since the last access, which
   // may be that of the step before, had evicted and fetched what it was to. Call it before the next
-  // access where the device `exceeds` the target since, or might another time.
+  // access, if the device `exceeds` the target since, or might another time.
   void OnGrowth(uint64_t growth_bytes, bool exceeds);
   struct Grown {
     std::shared_ptr<const CachedPlan> cached;

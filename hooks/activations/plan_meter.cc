@@ -29,7 +29,7 @@ void PlanMeter::OnDeviceBytes(int64_t allocated_bytes, int64_t added_bytes,
   // What the program allocates behind the step is not the step's.
   if (is_in_step_) {
     const int64_t step_bytes = allocated_bytes - streamed_bytes;
-    last_bytes_.store(step_bytes, std::memory_order_relaxed);
+    last_bytes_.store(allocated_bytes, std::memory_order_relaxed);
     RaiseTo(step_bytes, peak_bytes_);
     RaiseTo(step_bytes - access_bytes_, growth_bytes_);
     CompareWithTarget(allocated_bytes);
@@ -48,7 +48,7 @@ std::optional<PlanMeter::Growth> PlanMeter::NoteBytes(const AllocatorBytes& byte
     last = std::exchange(noted_, bytes);
     reported = {interval_peak_bytes_.exchange(bytes.current), interval_added_bytes_.exchange(0)};
   }
-  last_bytes_ = bytes.current - streamed_bytes;
+  last_bytes_ = bytes.current;
   if (!is_in_step_) return std::nullopt;
   CompareWithTarget(bytes.current);
   if (is_unobserved_.exchange(false)) {

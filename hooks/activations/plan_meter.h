@@ -53,10 +53,10 @@ class PlanMeter {
   // Reports the allocator's bytes at a save or a read, without influence on the measured peak.
   // Returns nothing outside of a step.
   std::optional<Growth> NoteBytes(const AllocatorBytes& bytes, int64_t streamed_bytes);
-  // A save or read has evicted and fetched what it was to. `step_bytes`: what is allocated without
-  // streamed weights; empty: as last reported. Takes no lock.
-  void EndAccess(std::optional<int64_t> step_bytes = std::nullopt) {
-    access_bytes_ = step_bytes.value_or(last_bytes_.load());
+  // A save or read has evicted and fetched what it was to. When weights were evicted, the report
+  // of that may have counted them among `streamed_bytes`. Takes no lock.
+  void EndAccess(int64_t streamed_bytes) {
+    access_bytes_ = last_bytes_ - streamed_bytes;
     growth_bytes_ = 0;
   }
   // The device has refused memory, with which it would have had so much. Takes no lock.
@@ -103,8 +103,8 @@ class PlanMeter {
   std::atomic<bool> is_unobserved_{false};
   std::atomic<int64_t> interval_peak_bytes_{0};   // since the last NoteBytes
   std::atomic<int64_t> interval_added_bytes_{0};  // the same
-  // Without streamed weights: last reported, at EndAccess, and the most above that since then.
-  std::atomic<int64_t> last_bytes_{0};
+  std::atomic<int64_t> last_bytes_{0};            // last reported
+  // Without streamed weights: at EndAccess, and the most above that since then.
   std::atomic<int64_t> access_bytes_{0};
   std::atomic<int64_t> growth_bytes_{0};
   std::atomic<bool> interval_is_over_{false};  // it has exceeded the target

@@ -78,12 +78,6 @@ uint64_t StepLearner::NoteDeviceBytes() {
   return static_cast<uint64_t>(bytes.current);
 }
 
-void StepLearner::EndAccess() {
-  if (share_->wanted().enough_bytes == 0) return meter_.EndAccess();
-  // When weights are evicted, the allocator reports that before the share does.
-  meter_.EndAccess(AllocatedBytes(device_) - static_cast<int64_t>(share_->streamed_bytes()));
-}
-
 std::shared_ptr<DeviceRecording> StepLearner::BeginSave(const at::Tensor& tensor, uint64_t place) {
   if (BeginStepIfNone()) RaisePlans(tensor, place);
   std::shared_ptr<DeviceRecording> recording = Current();
@@ -348,8 +342,9 @@ bool StepLearner::LeaveRoom(const std::vector<PlannedSchedule::Grown>& grown) {
       all_fit = all_fit && raised != nullptr;
     }
     if (raised == nullptr) continue;
+    if (!fitting.empty()) raised = raised->WithGrowths(fitting);
     OffloadLock lock(state_);
-    state_.schedule.target->LearnRaised(raised->WithGrowths(fitting), *now);
+    state_.schedule.target->LearnRaised(std::move(raised), *now);
   }
   return any_exceeds && all_fit;
 }

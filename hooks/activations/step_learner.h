@@ -93,7 +93,7 @@ class StepLearner {
   // Returns the allocator's bytes at a save or a read, observed or not, and compares them with the
   // target.
   uint64_t NoteDeviceBytes();
-  void EndAccess();
+  void EndAccess() { meter_.EndAccess(static_cast<int64_t>(share_->streamed_bytes())); }
 
  private:
   // The first leaves to which the last backward added gradients. Until a running backward adds,

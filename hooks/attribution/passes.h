@@ -128,8 +128,9 @@ class PassBudget;
 class PassRun {
  public:
   // `device_budget_bytes` bounds the allocated bytes of each device of the session's type. 0 means
-  // no bound. Throws c10::Error unless the target has the grid's examples, and if there is a bound
-  // and the allocator does not report allocated bytes, or results would stay on the device.
+  // no bound. Throws c10::Error if the target does not have the grid's examples. With a bound, also
+  // throws if the allocator does not report allocated bytes, or if results would stay on the
+  // device.
   PassRun(AttributionSession& session, const AttributedForward& forward,
           std::vector<std::string> layers, const Target& target, const PassGrid& grid,
           uint64_t device_budget_bytes, const LayerOptions& options);

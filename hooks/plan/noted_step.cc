@@ -65,8 +65,9 @@ size_t HeldUntil(const NotedObject& object) {
   return object.gone_by > 0 ? object.let_go - 1 : object.let_go;
 }
 
-// What the objects of one storage add to the other bytes of each interval: all of it while one of
-// them that frees nothing is needed; and until its last part is saved, what does not count yet.
+// Adds to the other bytes of each interval what the objects of one storage do not count. While an
+// object that frees nothing is needed, that is the whole storage. Otherwise it is the rest of the
+// storage, until its last object is saved.
 void AddStorage(absl::Span<const NotedObject* const> objects, StepTrace& step) {
   if (objects.size() == 1 && objects.front()->planned.frees) return;
   const uint64_t storage_bytes = objects.front()->storage_bytes;

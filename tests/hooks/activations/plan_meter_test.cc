@@ -60,6 +60,22 @@ TEST(PlanMeter, AMeasuredStepAboveItsTargetIsNotMeasuredTogetherWithTheNext) {
   }
 }
 
+// The allocator reports that weights were freed before they count as gone.
+TEST(PlanMeter, WhatGrewAfterWeightsWereEvictedIsCountedWithoutThem) {
+  EmuWorld world;
+  PlanMeter meter(world.device(), std::make_shared<StreamClock>(world.backend().Open(0).value()),
+                  /*target_bytes=*/1000);
+  meter.BeginStep(SomePlan(), {});
+  meter.OnDeviceBytes(/*allocated_bytes=*/100, /*added_bytes=*/100, /*streamed_bytes=*/40);
+  meter.OnDeviceBytes(60, 0, 40);
+  meter.EndAccess(/*streamed_bytes=*/0);
+  meter.OnDeviceBytes(70, 10, 0);
+  const auto growth = meter.NoteBytes({.current = 70, .peak = 100, .allocated = 110}, 0);
+  ASSERT_TRUE(growth.has_value());
+  EXPECT_EQ(growth->size_bytes, 10u);
+  EXPECT_FALSE(growth->exceeds);
+}
+
 // An event would become part of the graph.
 TEST(PlanMeter, AStepThatBeginsWhileAGraphIsCapturedIsNotMeasured) {
   EmuWorld world;
