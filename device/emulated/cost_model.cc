@@ -248,6 +248,10 @@ DevicePreset ScalePreset(const DevicePreset& base, const Workload& large, const 
 }
 
 double KernelMs(const DevicePreset& preset, double flops, double memory_bytes, ComputeType type) {
+  PINION_CHECK(flops >= 0 && memory_bytes >= 0 && std::isfinite(flops) &&
+               std::isfinite(memory_bytes))
+      << "KernelMs: a kernel has " << flops << " flops and " << memory_bytes
+      << " memory_bytes; both must be finite and at least 0";
   return preset.launch_us * 1e-3 + std::max(flops / PeakFlopPerMs(preset, type),
                                             memory_bytes / (preset.memory_gb_per_s * 1e6));
 }

@@ -80,7 +80,7 @@ struct Workload {
 // shortened by the ratio of tensor sizes.
 DevicePreset ScalePreset(const DevicePreset& base, const Workload& large, const Workload& small);
 
-// Returns the modelled milliseconds of a kernel.
+// Returns the modelled milliseconds of a kernel. Both numbers must be finite and at least 0.
 double KernelMs(const DevicePreset& preset, double flops, double memory_bytes, ComputeType type);
 
 }  // namespace pinion

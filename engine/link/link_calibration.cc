@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 
 namespace pinion {
@@ -14,7 +15,7 @@ absl::StatusOr<LinkCurve> FitLinkCurve(absl::Span<const CopyTime> times) {
   // Weighted least squares of us = fixed + slope * bytes with the weight 1 / us^2.
   double w = 0, wx = 0, wy = 0, wxx = 0, wxy = 0;
   for (const CopyTime& time : times) {
-    if (!(time.us > 0) || time.size_bytes == 0) {
+    if (!(time.us > 0 && std::isfinite(time.us)) || time.size_bytes == 0) {
       return absl::InvalidArgumentError(
           absl::StrCat("a copy of ", time.size_bytes, " bytes cannot have taken ", time.us, " us"));
     }
@@ -104,6 +105,13 @@ absl::StatusOr<double> RateOf(const char* name, double gb_per_s) {
 }  // namespace
 
 double LinkUs(double out_bytes, double in_bytes, const LinkRates& rates) {
+  PINION_CHECK(out_bytes >= 0 && in_bytes >= 0 && std::isfinite(out_bytes + in_bytes))
+      << "LinkUs of " << out_bytes << " and " << in_bytes
+      << " bytes; both must be finite and at least 0";
+  for (const double rate : {rates.out, rates.in, rates.duplex_out, rates.duplex_in}) {
+    PINION_CHECK(rate > 0 && std::isfinite(rate))
+        << "LinkUs at " << rate << " bytes per us; take the rates from RatesOf";
+  }
   const double one_after_the_other_us = out_bytes / rates.out + in_bytes / rates.in;
   const double both_us = std::min(out_bytes / rates.duplex_out, in_bytes / rates.duplex_in);
   const double rest_us = (out_bytes - both_us * rates.duplex_out) / rates.out +

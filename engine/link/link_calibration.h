@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "pinion/allocator/base/check.h"
 
 namespace pinion {
 
@@ -33,9 +34,11 @@ struct LinkCurve {
 
   // The size at which a copy reaches half of the bandwidth.
   double HalfPerformanceBytes() const { return fixed_us * gb_per_s * 1e3; }
+  // Infinite, like BatchUs, if the bandwidth was not measured.
   double CopyUs(uint64_t size_bytes) const { return BatchUs(1, size_bytes); }
   // `size_bytes` of all pieces together; pieces >= 1.
   double BatchUs(uint64_t pieces, uint64_t size_bytes) const {
+    PINION_CHECK(pieces > 0) << "BatchUs of 0 pieces; a batch has at least 1";
     return fixed_us + static_cast<double>(pieces - 1) * piece_us +
            static_cast<double>(size_bytes) / (gb_per_s * 1e3);
   }
@@ -84,7 +87,7 @@ struct LinkRates {
 };
 
 // Shortest time for these bytes in each direction: both directions at once until one has no more
-// bytes, or one after the other.
+// bytes, or one after the other. Bytes are finite and at least 0; `rates` are those of RatesOf.
 double LinkUs(double out_bytes, double in_bytes, const LinkRates& rates);
 
 // InvalidArgument names a bandwidth that was not measured, or an invalid cost.

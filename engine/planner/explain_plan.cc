@@ -9,11 +9,13 @@
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "pinion/allocator/base/bytes.h"
+#include "pinion/allocator/base/check.h"
 #include "pinion/engine/planner/liveness.h"
 #include "pinion/engine/planner/residency_planner.h"
 #include "pinion/engine/planner/step_simulation.h"
@@ -89,6 +91,8 @@ void AppendWhatStays(const StepTrace& step, const StepPlan& plan, uint64_t all_b
 }  // namespace
 
 std::vector<absl::string_view> WhyObjectsStay(const StepTrace& step, const StepPlan& plan) {
+  const absl::Status checked = CheckMoves(step, plan.moves);
+  PINION_CHECK(checked.ok()) << "WhyObjectsStay: " << checked.message();
   std::vector<absl::string_view> why(step.objects.size(), "in use as long as the step needs it");
   const auto set_where_idle = [&why](const StepTrace& trace, absl::string_view reason) {
     for (const IdleInterval& idle : IdleIntervalsOf(trace)) why[idle.object] = reason;

@@ -40,7 +40,8 @@ struct PlannedStep {
   std::string note = "";     // what a reader must not miss; mostly empty
 };
 
-// Returns by object, for people, why a possible plan keeps it on the device; empty if it moves.
+// Returns by object, for people, why a plan keeps it on the device; empty if it moves. The plan's
+// moves must be possible in the step.
 std::vector<absl::string_view> WhyObjectsStay(const StepTrace& step, const StepPlan& plan);
 
 // Describes a plan that PlanStep made of the step for that link. If the plan does not belong to the

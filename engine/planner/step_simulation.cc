@@ -102,23 +102,6 @@ class LinkModel {
   std::array<Lane, 2> lanes_;
 };
 
-absl::Status CheckMoves(const StepTrace& step, absl::Span<const StepMove> moves) {
-  for (const StepMove& move : moves) {
-    if (move.object >= step.objects.size() || move.evict_at >= step.accesses.size() ||
-        move.copy_at > move.evict_at ||
-        (move.fetch_at != StepMove::kNever &&
-         (move.fetch_at <= move.evict_at || move.read_at < move.fetch_at ||
-          move.read_at >= step.accesses.size()))) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "object ", move.object, " cannot be copied at access ", move.copy_at,
-          ", be evicted at access ", move.evict_at, ", be fetched at ", move.fetch_at,
-          " and be read at ", move.read_at, ": the step has ", step.objects.size(), " objects and ",
-          step.accesses.size(), " accesses, which have to come in this order"));
-    }
-  }
-  return absl::OkStatus();
-}
-
 // Order of the copies out that are submitted at the same access.
 std::tuple<bool, uint32_t, uint32_t> PlaceOf(const StepMove& move) {
   const bool waits = move.copy_at != StepMove::kAtOnce;
@@ -157,6 +140,24 @@ class ByAccess {
 
 }  // namespace
 
+absl::Status CheckMoves(const StepTrace& step, absl::Span<const StepMove> moves) {
+  PINION_RETURN_IF_ERROR(step.Validate());
+  for (const StepMove& move : moves) {
+    if (move.object >= step.objects.size() || move.evict_at >= step.accesses.size() ||
+        move.copy_at > move.evict_at ||
+        (move.fetch_at != StepMove::kNever &&
+         (move.fetch_at <= move.evict_at || move.read_at < move.fetch_at ||
+          move.read_at >= step.accesses.size()))) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "object ", move.object, " cannot be copied at access ", move.copy_at,
+          ", be evicted at access ", move.evict_at, ", be fetched at ", move.fetch_at,
+          " and be read at ", move.read_at, ": the step has ", step.objects.size(), " objects and ",
+          step.accesses.size(), " accesses, which have to come in this order"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<StepSimulator> StepSimulator::Create(const StepTrace& step,
                                                     const LinkCalibration& link) {
   PINION_ASSIGN_OR_RETURN(const LinkRates rates, RatesOf(link));
@@ -169,9 +170,8 @@ StepSimulator::StepSimulator(const StepTrace& step, const LinkCalibration& link,
 
 absl::StatusOr<StepTimes> SimulateStep(const StepTrace& step, absl::Span<const StepMove> moves,
                                        const LinkCalibration& link) {
-  PINION_RETURN_IF_ERROR(step.Validate());
-  PINION_ASSIGN_OR_RETURN(const StepSimulator simulator, StepSimulator::Create(step, link));
   PINION_RETURN_IF_ERROR(CheckMoves(step, moves));
+  PINION_ASSIGN_OR_RETURN(const StepSimulator simulator, StepSimulator::Create(step, link));
   return simulator.Run(moves);
 }
 

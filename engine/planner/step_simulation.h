@@ -17,6 +17,7 @@
 #include <cstddef>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "pinion/engine/link/link_calibration.h"
@@ -54,8 +55,10 @@ class StepSimulator {
   std::vector<size_t> leaves_from_;  // by object: the first access at which its copy out may begin
 };
 
-// InvalidArgument for an invalid trace, a move that is impossible in the step, or a link without
-// measurements.
+// InvalidArgument for an invalid trace, or a move that is impossible in the step.
+absl::Status CheckMoves(const StepTrace& step, absl::Span<const StepMove> moves);
+
+// Returns the errors of CheckMoves, and InvalidArgument for a link without measurements.
 absl::StatusOr<StepTimes> SimulateStep(const StepTrace& step, absl::Span<const StepMove> moves,
                                        const LinkCalibration& link);
 

@@ -48,6 +48,8 @@ double DurationHistogram::MiddleNs(int bucket) {
 }
 
 void DurationHistogram::Add(double duration_ms) {
+  PINION_CHECK(std::isfinite(duration_ms))
+      << "a duration of " << duration_ms << " ms; it must be finite";
   duration_ms = std::max(duration_ms, 0.0);
   ++counts_[BucketOf(duration_ms * kNsPerMs)];
   ++count_;
@@ -56,7 +58,8 @@ void DurationHistogram::Add(double duration_ms) {
 }
 
 double DurationHistogram::PercentileMs(double share) const {
-  PINION_CHECK(share > 0 && share <= 1) << "a percentile of " << share;
+  PINION_CHECK(share > 0 && share <= 1)
+      << "a percentile of " << share << "; the share must be above 0 and at most 1";
   const auto rank = static_cast<uint64_t>(std::ceil(share * static_cast<double>(count_)));
   int bucket = 0;
   for (uint64_t seen = counts_[0]; seen < rank; seen += counts_[bucket]) ++bucket;

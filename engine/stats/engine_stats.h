@@ -36,7 +36,7 @@ struct DurationSummary {
 // Thread safety: none; a value.
 class DurationHistogram {
  public:
-  // Counts a duration; negative ones (rounding of a clock) count as 0.
+  // Counts a finite duration; negative ones (rounding of a clock) count as 0.
   void Add(double duration_ms);
 
   // Returns the smallest duration that at least `share` (0 < share <= 1) of all do not exceed.

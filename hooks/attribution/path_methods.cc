@@ -132,6 +132,8 @@ PathPoints PointsOf(Quadrature quadrature, int64_t n_steps, int64_t overlap) {
   TORCH_CHECK(n_steps >= least, "a path of ", n_steps, " steps: n_steps is at least ", least);
   TORCH_CHECK(n_steps <= most, "a path of ", n_steps, " steps: n_steps is at most ", most,
               is_gauss ? ", or 2^24 with Quadrature::kRiemannMiddle" : "");
+  TORCH_CHECK(0 <= overlap && overlap <= n_steps, "a path of ", n_steps,
+              " steps and an overlap of ", overlap, ": overlap is at least 0 and at most n_steps");
   const int64_t count = n_steps + overlap;
   PathPoints points = is_gauss ? GaussLegendre(count) : Riemann(quadrature, count);
   for (double& weight : points.weights) weight = static_cast<float>(weight);

@@ -52,7 +52,7 @@ struct PathPoints {
 
 // Returns points and weights for `n_steps + overlap` steps. c10::Error for fewer than 2 steps
 // (kGaussLegendre: 1), and for n_steps above 2^24 (kGaussLegendre, whose time grows as the square:
-// 10,000).
+// 10,000). c10::Error for an overlap below 0 or above n_steps.
 PathPoints PointsOf(Quadrature quadrature, int64_t n_steps, int64_t overlap = 0);
 
 struct PathOptions {

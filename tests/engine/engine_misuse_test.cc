@@ -119,6 +119,25 @@ TEST_F(EngineMisuseTest, ATicketOfNoTimelineIsDone) {
   EXPECT_THAT(world_.CopyOut(host_, data_).Wait(absl::Seconds(1)), IsOk());
 }
 
+// A program's own timeline that has no event to wait for.
+class TimelineWithoutEvent final : public FenceTimeline {
+ public:
+  uint64_t Completed() const noexcept override { return 0; }
+  void Poll() override {}
+  absl::Status Wait(uint64_t, absl::Duration) override { return absl::DataLossError("no event"); }
+  absl::Status OrderAfter(uint64_t, EventWaiter& stream) override {
+    return stream.WaitForEvent(nullptr);
+  }
+};
+
+TEST_F(EngineMisuseTest, AnEventThatIsNullIsRefusedAndNothingIsCopied) {
+  host_->AddTicket({std::make_shared<TimelineWithoutEvent>(), 1});
+  EXPECT_THAT(world_.TryCopyIn(host_, data_),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the event handle is empty")));
+  EXPECT_EQ(engine_.GetStats().h2d.submitted_chunks, 0u);
+  EXPECT_THAT(engine_.health(), IsOk());
+}
+
 using EngineMisuseDeathTest = EngineMisuseTest;
 
 TEST_F(EngineMisuseDeathTest, ATicketThatNobodyGaveIsNamed) {

@@ -1,4 +1,5 @@
-"""tools/check_structure.py, room_circles.py, check_named_tests.py and count_tests.py on small samples."""
+"""tools/check_structure.py, room_circles.py, check_named_tests.py, check_misuse_rows.py and
+count_tests.py on small samples."""
 
 import contextlib
 import io
@@ -7,6 +8,7 @@ import pathlib
 import tempfile
 import unittest
 
+import check_misuse_rows
 import check_named_tests
 import check_structure
 import count_tests
@@ -465,6 +467,71 @@ class NamedTestsTest(unittest.TestCase):
 
     def test_heads_are_no_rows(self):
         self.assertEqual(self.complaints("", "| TRL | Pinion | tests |", "|:---|---|---:|", "| a | b | `Rules.Hold` |"), [])
+
+
+class MisuseRowsTest(unittest.TestCase):
+    HEADER = """#include "pinion/engine/inner.h"
+        namespace pinion {
+        // Comment(int here);
+        class [[nodiscard]] Pool : public Base<int> {
+         public:
+          explicit Pool(int size) : size_(size), other_{1} { Use(size); }
+          Pool(const Pool&) = delete;
+          ~Pool();
+          void Add(std::function<int(int)> work = Nothing()) const { if (work) work(1); }
+          int size() const { return size_; }
+          bool operator==(const Pool& other) const = default;
+          void Show(int) override;
+         private:
+          void Hide(int value);
+          std::function<void(int)> call_{[](int) {}};
+        };
+        namespace internal { void Own(int value); }
+        template <typename T = int>
+        auto Make(T&& value) -> std::vector<T> { return {value}; }
+        TORCH_MODULE(Net);
+        }
+        """
+
+    def complaints(self, *rows, header=HEADER, inner=""):
+        with tempfile.TemporaryDirectory() as directory:
+            root = pathlib.Path(directory)
+            for folder in (*check_misuse_rows._FOLDERS, "docs/users", "tests"):
+                (root / folder).mkdir(parents=True)
+            (root / "README.md").write_text("Include `pinion/engine/pool.h`.\n")
+            (root / "engine" / "pool.h").write_text(header)
+            (root / "engine" / "inner.h").write_text(inner)
+            (root / "engine" / "unnamed.h").write_text("void Unnamed(int);\n")
+            (root / "tests" / "misuse.md").write_text("\n".join(rows) + "\n")
+            return check_misuse_rows.complaints_and_count(root)[0]
+
+    def test_each_public_function_with_an_argument_needs_a_row(self):
+        self.assertEqual(
+            self.complaints(),
+            [f"engine/pool.h: {name} has no row in tests/misuse.md" for name in ("Pool", "Pool::Add", "Make")],
+        )
+
+    def test_rows_name_functions_by_class_or_after_one_of_their_class(self):
+        self.assertEqual(self.complaints("| function | tests |", "|---|---|", "| `Pool`, `Pool::Add` |", "| `Make` |"), [])
+        self.assertEqual(self.complaints("| function |", "| `Pool::Pool`, `Add`, `Make` | `Pool` |")[:1],
+                         ["tests/misuse.md:2: no header has `Pool::Pool`"])
+        self.assertEqual(len(self.complaints("| argument |", "| `Pool`, `Pool::Add`, `Make` |")), 3)
+
+    def test_a_row_of_a_function_that_is_gone_is_named(self):
+        rows = ("| function |", "| `Pool`, `Pool::Add`, `Take`, `Make` |")
+        self.assertEqual(self.complaints(*rows), ["tests/misuse.md:2: no header has `Take`"])
+
+    def test_headers_that_public_ones_include_are_public_unless_the_page_says_why_not(self):
+        rows = ("| function |", "| `Pool`, `Pool::Add`, `Make` |", "", "| internal header | why |")
+        self.assertEqual(self.complaints(*rows, inner="void In(int);"),
+                         ["engine/inner.h: In has no row in tests/misuse.md"])
+        self.assertEqual(self.complaints(*rows, "| `engine/inner.h` | a member |", inner="void In(int);"), [])
+        self.assertEqual(self.complaints(*rows, "| `engine/other.h` | gone |"),
+                         ["tests/misuse.md:5: no guide's header includes engine/other.h"])
+
+    def test_modules_have_the_names_of_their_holders(self):
+        header = "class NetImpl { public: NetImpl(int a); void Run(int); };"
+        self.assertEqual(self.complaints("| function |", "| `nn::Net`, `nn::Net::Run` |", header=header), [])
 
 
 class CountTestsTest(unittest.TestCase):

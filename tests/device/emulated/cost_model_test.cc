@@ -2,6 +2,7 @@
 
 #include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -142,6 +143,18 @@ TEST(CostModelDeathTest, AWorkloadOfNothingIsNamedWithItsValues) {
   }
   EXPECT_DEATH(ScalePreset(base, {0, 8}, good),
                "flops_per_saved_byte 0 and mean_saved_tensor_bytes 8");
+}
+
+TEST(CostModelDeathTest, AKernelOfNoCostIsNamedWithItsValues) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const DevicePreset preset;
+  for (const double bad : {-1.0, inf, std::numeric_limits<double>::quiet_NaN()}) {
+    for (const auto& [flops, bytes] : {std::pair(bad, 8.0), std::pair(8.0, bad)}) {
+      EXPECT_DEATH(KernelMs(preset, flops, bytes, ComputeType::kFloat32),
+                   "both must be finite and at least 0");
+    }
+  }
+  EXPECT_DEATH(KernelMs(preset, -1, 8, ComputeType::kFloat32), "-1 flops and 8 memory_bytes");
 }
 
 TEST(CostModelTest, ScaledPresetKeepsEveryProportionOfTheLargeModel) {

@@ -143,6 +143,7 @@ TEST_F(EmulatedMisuseTest, SizesThatNoMemoryHasAreRefused) {
   }
   EXPECT_THAT(machine_->HostAccess(host_, UINT64_MAX, /*write=*/true),
               IsInvalid("18446744073709551615 bytes"));
+  EXPECT_THAT(machine_->SetMemoryLimit(0, UINT64_MAX), IsInvalid("more than twice memory_bytes"));
   EXPECT_EQ(Memory().in_use_bytes, kPage);
 }
 

@@ -68,5 +68,23 @@ TEST(LinkUsTest, DirectionsThatHinderEachOtherGoOneAfterTheOther) {
   EXPECT_DOUBLE_EQ(TenKbEachWayUs({.out = 5e3, .in = 5e3, .duplex_out = 1e3, .duplex_in = 1e3}), 4);
 }
 
+TEST(LinkUsDeathTest, BytesOrARateThatThereCannotBeAreNamed) {
+  const LinkRates rates = RatesOf(AssumedLink()).value();
+  const double infinity = std::numeric_limits<double>::infinity();
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const double bad : {-1.0, infinity, nan}) {
+    EXPECT_DEATH(LinkUs(bad, 8, rates), " and 8 bytes; both must be finite and at least 0");
+    EXPECT_DEATH(LinkUs(8, bad, rates), "LinkUs of 8 and .* both must be finite and at least 0");
+  }
+  for (double LinkRates::*rate :
+       {&LinkRates::out, &LinkRates::in, &LinkRates::duplex_out, &LinkRates::duplex_in}) {
+    for (const double bad : {0.0, -1.0, infinity, nan}) {
+      LinkRates wrong = rates;
+      wrong.*rate = bad;
+      EXPECT_DEATH(LinkUs(8, 8, wrong), "bytes per us; take the rates from RatesOf");
+    }
+  }
+}
+
 }  // namespace
 }  // namespace pinion::testing

@@ -36,6 +36,19 @@ TEST(LinkCurveTest, ABatchPaysForEachFurtherPiece) {
   EXPECT_DOUBLE_EQ(curve.BatchUs(11, 50000), 14);
 }
 
+TEST(LinkCurveDeathTest, ABatchOfNoPiecesIsNamed) {
+  const LinkCurve curve = {.fixed_us = 3, .piece_us = 1, .gb_per_s = 50};
+  EXPECT_DEATH((void)curve.BatchUs(0, 50000), "BatchUs of 0 pieces; a batch has at least 1");
+}
+
+TEST(LinkCurveTest, AnySizeHasATimeWhichIsInfiniteWithoutABandwidth) {
+  const LinkCurve curve = {.fixed_us = 3, .piece_us = 1, .gb_per_s = 50};
+  EXPECT_DOUBLE_EQ(curve.CopyUs(0), 3);
+  EXPECT_DOUBLE_EQ(curve.CopyGbPerS(0), 0);
+  EXPECT_TRUE(std::isfinite(curve.CopyUs(UINT64_MAX)));
+  EXPECT_TRUE(std::isinf(LinkCurve().CopyUs(1)));
+}
+
 TEST(LinkCurveTest, AFitFindsTheLineBack) {
   for (const double fixed_us : {0.0, 3.0, 40.0}) {
     for (const double gb_per_s : {2.5, 55.6, 421.0}) {
@@ -102,8 +115,8 @@ TEST(LinkCurveTest, TimesThatShrinkWithTheSizeAreNoise) {
 
 TEST(LinkCurveTest, ATimeOrASizeThatIsNotPositiveIsRefused) {
   const auto refused = StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cannot have taken"));
-  for (const CopyTime& time :
-       {CopyTime{4096, 0.0}, CopyTime{4096, -1.0}, CopyTime{4096, std::nan("")}, CopyTime{0, 1}}) {
+  for (const CopyTime& time : {CopyTime{4096, 0.0}, CopyTime{4096, -1.0}, CopyTime{4096, HUGE_VAL},
+                               CopyTime{4096, std::nan("")}, CopyTime{0, 1}}) {
     EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{time, {kMiB, 20}}), refused)
         << time.size_bytes << " bytes in " << time.us << " us";
   }

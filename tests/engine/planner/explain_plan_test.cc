@@ -93,8 +93,9 @@ TEST(WhyObjectsStay, EachReasonIsToldApart) {
   };
   const uint64_t size_bytes = 10 << 10;
   EXPECT_THAT(why({.size_bytes = size_bytes}), ElementsAre(kRoom, kRoom, kInUse));
-  EXPECT_THAT(why({.size_bytes = size_bytes}, {.moves = {{.evict_at = 1, .fetch_at = 4}}}),
-              ElementsAre("", kRoom, kInUse));
+  EXPECT_THAT(
+      why({.size_bytes = size_bytes}, {.moves = {{.evict_at = 1, .fetch_at = 4, .read_at = 5}}}),
+      ElementsAre("", kRoom, kInUse));
   EXPECT_THAT(why({.size_bytes = size_bytes, .frees = false}),
               ElementsAre("referenced by the program, so moving it frees nothing", kRoom, kInUse));
   EXPECT_THAT(why({.size_bytes = size_bytes, .held_until = 3}), ElementsAre(kRoom, kRoom, kInUse));
@@ -129,6 +130,16 @@ TEST(WhyObjectsStay, OfPlansForASlowdownThoseOfTheLeastMemoryAreNotSlowerWithLes
   EXPECT_TRUE(PlanStepWithoutTarget(step, RoundLink())->less_is_slower);
   for (StepInterval& interval : step.intervals) interval.compute_us = 1e6;  // hides the copies
   EXPECT_FALSE(PlanStepWithoutTarget(step, RoundLink())->less_is_slower);
+}
+
+TEST(WhyObjectsStayDeathTest, WhatIsNoStepOrNoMoveIsNamed) {
+  StepTrace no_intervals = TwoObjects();
+  no_intervals.intervals.clear();
+  EXPECT_DEATH((void)WhyObjectsStay(no_intervals, StepPlan()), "there are 0 intervals around");
+  const StepPlan impossible = {
+      .moves = {{.object = 7, .evict_at = 1, .fetch_at = 3, .read_at = 3}}};
+  EXPECT_DEATH((void)WhyObjectsStay(TwoObjects(), impossible),
+               "object 7 cannot be copied .* the step has 2 objects");
 }
 
 TEST(ExplainPlan, WhatNeverComesBackIsSaidSo) {

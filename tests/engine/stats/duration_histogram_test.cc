@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <random>
 #include <vector>
 
@@ -64,7 +65,14 @@ TEST(DurationHistogramTest, ANanosecondIsToldApartFromNothing) {
 
 TEST(DurationHistogramDeathTest, ThereIsNoPercentileOfNobodyOrOfMoreThanAll) {
   EXPECT_DEATH(DurationHistogram().PercentileMs(0), "a percentile of 0");
-  EXPECT_DEATH(DurationHistogram().PercentileMs(1.01), "a percentile of 1.01");
+  EXPECT_DEATH(DurationHistogram().PercentileMs(1.01), "a percentile of 1.01; the share must be");
+}
+
+TEST(DurationHistogramDeathTest, ADurationThatIsNotFiniteIsNamed) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  EXPECT_DEATH(DurationHistogram().Add(infinity), "a duration of inf ms; it must be finite");
+  EXPECT_DEATH(DurationHistogram().Add(-infinity), "a duration of -inf ms; it must be finite");
+  EXPECT_DEATH(DurationHistogram().Add(std::nan("")), "a duration of nan ms; it must be finite");
 }
 
 class AgainstExactPercentilesTest : public ::testing::TestWithParam<int> {};

@@ -186,8 +186,11 @@ using StreamTimelineDeathTest = StreamTimelineTest;
 TEST_F(StreamTimelineDeathTest, ANumberThatWasNeverGivenIsTheCallersBug) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");  // a device does not survive fork
   Mark();
-  EXPECT_DEATH(timeline_->Wait(2, absl::Seconds(1)).IgnoreError(),
-               "test: nothing with the number 2 was submitted");
+  const StreamHandle later = guarded_->CreateStream("later").value();
+  const char* const refused = "test: nothing with the number 2 was submitted";
+  EXPECT_DEATH(timeline_->Wait(2, absl::Seconds(1)).IgnoreError(), refused);
+  EXPECT_DEATH(guarded_->StreamWaitTicket(later, *timeline_, 2).IgnoreError(), refused);
+  EXPECT_DEATH((void)timeline_->WhyPending(2), refused);
 }
 
 // The thread that finds a destroyed engine's last events done destroys them. It may use the

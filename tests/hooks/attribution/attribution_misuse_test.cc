@@ -279,6 +279,22 @@ TEST_F(AttributionMisuseTest, MoreStepsThanAPathHasPointsAreRefusedByEachMethod)
   }
 }
 
+TEST(PointsOfMisuseTest, StepsOrAnOverlapThatAPathCannotHaveAreRefused) {
+  const auto points = [](Quadrature quadrature, int64_t n_steps, int64_t overlap) {
+    return ErrorOf([&] { PointsOf(quadrature, n_steps, overlap); });
+  };
+  for (const Quadrature quadrature : {Quadrature::kGaussLegendre, Quadrature::kRiemannTrapezoid}) {
+    for (const int64_t overlap : {int64_t{-1}, INT64_MIN, int64_t{3}, INT64_MAX}) {
+      EXPECT_THAT(points(quadrature, 2, overlap),
+                  HasSubstr("a path of 2 steps and an overlap of " + std::to_string(overlap) +
+                            ": overlap is at least 0 and at most n_steps"));
+    }
+    EXPECT_THAT(points(quadrature, 0, 1), HasSubstr("n_steps is at least 1"));
+    EXPECT_THAT(points(quadrature, INT64_MAX, INT64_MAX), HasSubstr("n_steps is at most"));
+    EXPECT_EQ(points(quadrature, 2, 2), "no error");
+  }
+}
+
 TEST_F(AttributionMisuseTest, RowsThatHaveNoTargetAreNotSelected) {
   const struct {
     int64_t begin, count;
