@@ -17,7 +17,6 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
-#include "pinion/allocator/base/check.h"
 
 namespace pinion {
 
@@ -34,13 +33,9 @@ struct LinkCurve {
 
   // The size at which a copy reaches half of the bandwidth.
   double HalfPerformanceBytes() const { return fixed_us * gb_per_s * 1e3; }
-  // Infinite, like BatchUs, if the bandwidth was not measured.
-  double CopyUs(uint64_t size_bytes) const { return BatchUs(1, size_bytes); }
-  // `size_bytes` of all pieces together; pieces >= 1.
-  double BatchUs(uint64_t pieces, uint64_t size_bytes) const {
-    PINION_CHECK(pieces > 0) << "BatchUs of 0 pieces; a batch has at least 1";
-    return fixed_us + static_cast<double>(pieces - 1) * piece_us +
-           static_cast<double>(size_bytes) / (gb_per_s * 1e3);
+  // Infinite if the bandwidth was not measured.
+  double CopyUs(uint64_t size_bytes) const {
+    return fixed_us + static_cast<double>(size_bytes) / (gb_per_s * 1e3);
   }
   // The bandwidth that a copy of this size reaches.
   double CopyGbPerS(uint64_t size_bytes) const {

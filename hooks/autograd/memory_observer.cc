@@ -7,7 +7,6 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/profiler/orchestration/observer.h>
 
-#include <algorithm>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -224,11 +223,5 @@ void ObserveBackwards(const std::shared_ptr<MemoryObserver>& observer) {
 void IgnoreBackwards(const MemoryObserver& observer) { OfBackwards().Ignore(observer); }
 
 uint64_t OutermostBackwardNode() { return outermost_node.value_or(CurrentBackwardNode()); }
-
-bool ObservesBackwards(const MemoryObserver& observer) {
-  const Observers living = OfBackwards().Living();
-  return std::any_of(living.begin(), living.end(),
-                     [&observer](const auto& one) { return one.get() == &observer; });
-}
 
 }  // namespace pinion

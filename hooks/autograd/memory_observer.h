@@ -64,7 +64,6 @@ class [[nodiscard]] MemoryScope {
 // observed if a BackwardScope is open. See OnUnobserved for other backwards.
 void ObserveBackwards(const std::shared_ptr<MemoryObserver>& observer);
 void IgnoreBackwards(const MemoryObserver& observer);
-bool ObservesBackwards(const MemoryObserver& observer);
 
 // Returns autograd's sequence number of the node that the calling thread evaluates, 0 outside of
 // one. Of a node that runs a backward of its own, which is observed, the outer one's.

@@ -30,17 +30,6 @@ TEST(LinkCurveTest, HalfOfTheBandwidthIsReachedAtTheHalfPerformanceSize) {
   EXPECT_DOUBLE_EQ(curve.CopyGbPerS(150000), 25);
 }
 
-TEST(LinkCurveTest, ABatchPaysForEachFurtherPiece) {
-  const LinkCurve curve = {.fixed_us = 3, .piece_us = 1, .gb_per_s = 50};
-  EXPECT_DOUBLE_EQ(curve.BatchUs(1, 50000), 4);
-  EXPECT_DOUBLE_EQ(curve.BatchUs(11, 50000), 14);
-}
-
-TEST(LinkCurveDeathTest, ABatchOfNoPiecesIsNamed) {
-  const LinkCurve curve = {.fixed_us = 3, .piece_us = 1, .gb_per_s = 50};
-  EXPECT_DEATH((void)curve.BatchUs(0, 50000), "BatchUs of 0 pieces; a batch has at least 1");
-}
-
 TEST(LinkCurveTest, AnySizeHasATimeWhichIsInfiniteWithoutABandwidth) {
   const LinkCurve curve = {.fixed_us = 3, .piece_us = 1, .gb_per_s = 50};
   EXPECT_DOUBLE_EQ(curve.CopyUs(0), 3);

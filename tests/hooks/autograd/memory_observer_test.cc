@@ -204,7 +204,6 @@ TEST_F(MemoryObserverTest, OfNestedScopesEveryObserverIsToldOnce) {
 
 TEST_F(MemoryObserverTest, ABackwardIsObservedOnItsWorkerThreads) {
   const Peaks::Told told = ExpectObserved([this] { RunBackward(); });
-  EXPECT_TRUE(ObservesBackwards(*peaks_));
   EXPECT_EQ(told.threads.count(std::this_thread::get_id()), 0u);
 }
 
@@ -221,7 +220,6 @@ TEST_F(MemoryObserverTest, LeavesToWhichABackwardAddsAreToldInTheirOrder) {
 TEST_F(MemoryObserverTest, ABackwardThatNobodyObservesAnyMoreIsNotTold) {
   ObserveBackwards(peaks_);
   IgnoreBackwards(*peaks_);
-  EXPECT_FALSE(ObservesBackwards(*peaks_));
   RunBackward();
   EXPECT_EQ(peaks_->Take().calls, 0);
 }
