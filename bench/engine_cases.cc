@@ -17,9 +17,6 @@ constexpr BenchFlow kAllFlows[] = {BenchFlow::kDeviceToHost, BenchFlow::kHostToD
 constexpr BenchMethod kRawAndEngine[] = {BenchMethod::kRaw, BenchMethod::kEngine};
 
 constexpr uint64_t kCopyBytes[] = {4 * kMiB, 16 * kMiB, 64 * kMiB, 256 * kMiB, kGiB};
-// Submit blocks the host for more than half of the engine's window. One thread cannot keep both
-// directions busy with such copies.
-constexpr uint64_t kMostDuplexBytes = 64 * kMiB;
 constexpr uint64_t kMostQuickBytes = 16 * kMiB;
 
 constexpr uint64_t kPieceCounts[] = {16, 64, 256, 1024};
@@ -43,7 +40,6 @@ void AddCopies(bool quick, std::vector<BenchCase>& cases) {
   for (const BenchFlow flow : kAllFlows) {
     for (const uint64_t size_bytes : kCopyBytes) {
       if (quick && size_bytes > kMostQuickBytes) continue;
-      if (flow == BenchFlow::kDuplex && size_bytes > kMostDuplexBytes) continue;
       for (const BenchMethod method : kRawAndEngine) {
         cases.push_back({BenchSection::kCopies, flow, method, BenchSetting::kNone,
                          BackToBack(size_bytes), /*pieces=*/1, size_bytes});

@@ -62,17 +62,9 @@ class HostBuffer {
   Tickets tickets_ ABSL_GUARDED_BY(mu_);
 };
 
-// Who bounds the bytes in flight to a device.
-enum class FlowControl {
-  kEngine,  // Submit blocks the host while the engine's window is full
-  kCaller,  // Submit never waits for room: the caller has a bound of its own
-};
-
 class CopyBatch {
  public:
-  // Copies to the host ignore `flow_control`: the pool of pinned blocks bounds them.
-  explicit CopyBatch(CopyDirection direction, FlowControl flow_control = FlowControl::kEngine)
-      : direction_(direction), flow_control_(flow_control) {}
+  explicit CopyBatch(CopyDirection direction) : direction_(direction) {}
   CopyBatch(CopyBatch&&) = default;
   CopyBatch& operator=(CopyBatch&&) = default;
 
@@ -81,10 +73,6 @@ class CopyBatch {
            uint64_t size_bytes);
 
   CopyDirection direction() const { return direction_; }
-  // Returns true if Submit may block the host until the window has room.
-  bool waits_for_room() const {
-    return direction_ == CopyDirection::kHostToDevice && flow_control_ == FlowControl::kEngine;
-  }
   bool empty() const { return pieces_.empty(); }
   uint64_t size_bytes() const { return size_bytes_; }
   absl::Span<const CopyPiece> pieces() const { return pieces_; }
@@ -93,7 +81,6 @@ class CopyBatch {
 
  private:
   CopyDirection direction_;
-  FlowControl flow_control_;
   absl::InlinedVector<CopyPiece, 1> pieces_;
   absl::InlinedVector<std::shared_ptr<HostBuffer>, 1> buffers_;
   uint64_t size_bytes_ = 0;

@@ -144,7 +144,7 @@ struct CopyLane::Progress {
   std::vector<FenceTicket> without_events;
 };
 
-absl::StatusOr<std::unique_ptr<CopyLane>> CopyLane::Create(const Options& options,
+absl::StatusOr<std::unique_ptr<CopyLane>> CopyLane::Create(uint64_t chunk_bytes,
                                                            CopyDirection direction,
                                                            std::shared_ptr<GuardedDevice> device,
                                                            std::shared_ptr<EventPool> events) {
@@ -154,14 +154,14 @@ absl::StatusOr<std::unique_ptr<CopyLane>> CopyLane::Create(const Options& option
   auto timeline =
       std::make_shared<StreamTimeline>(device, stream, StreamTimeline::Ownership::kOwned,
                                        absl::StrCat(name, " on ", device->device().name()));
-  return std::unique_ptr<CopyLane>(
-      new CopyLane(options, direction, std::move(device), std::move(events), std::move(timeline)));
+  return std::unique_ptr<CopyLane>(new CopyLane(chunk_bytes, direction, std::move(device),
+                                                std::move(events), std::move(timeline)));
 }
 
-CopyLane::CopyLane(const Options& options, CopyDirection direction,
+CopyLane::CopyLane(uint64_t chunk_bytes, CopyDirection direction,
                    std::shared_ptr<GuardedDevice> device, std::shared_ptr<EventPool> events,
                    std::shared_ptr<StreamTimeline> timeline)
-    : options_(options),
+    : chunk_bytes_(chunk_bytes),
       direction_(direction),
       device_(std::move(device)),
       events_(std::move(events)),
@@ -183,13 +183,8 @@ void CopyLane::SetTimer(std::shared_ptr<TransferTimer> timer) {
 absl::StatusOr<uint64_t> CopyLane::Submit(const CopyBatch& batch, StreamHandle after) {
   Progress progress(batch, after);
   absl::Status submitted;
-  if (batch.waits_for_room()) {
-    submitted = device_->accepting();
-    // Waiting for room blocks the host, which may break the capture.
-    if (submitted.ok()) submitted = device_->CheckNotCapturing(after);
-  }
   while (submitted.ok() && progress.sent_bytes < batch.size_bytes()) {
-    submitted = batch.waits_for_room() ? SubmitChunkWithinWindow(progress) : SubmitChunk(progress);
+    submitted = SubmitChunk(progress);
     // Outside the turn, so that no other thread waits with this batch.
     for (const FenceTicket& ticket : std::exchange(progress.without_events, {})) {
       if (submitted.ok()) submitted = ticket.timeline->Wait(ticket.value, absl::InfiniteDuration());
@@ -200,18 +195,11 @@ absl::StatusOr<uint64_t> CopyLane::Submit(const CopyBatch& batch, StreamHandle a
   return EndFailedBatch(progress, submitted);
 }
 
-// Waiting for room has a turn of its own, so that other batches need not wait too.
-absl::Status CopyLane::SubmitChunkWithinWindow(Progress& progress) {
-  const FifoTurn::Scope turn(room_turn_);
-  PINION_RETURN_IF_ERROR(WaitForRoom(TotalBytes(progress.Next(options_.chunk_bytes))));
-  return SubmitChunk(progress);
-}
-
 // The copy is the last step that can fail without effect, so its ticket's needs are acquired first.
 absl::Status CopyLane::SubmitChunk(Progress& progress) {
   const FifoTurn::Scope turn(timeline_->turn());
   PINION_RETURN_IF_ERROR(device_->accepting());
-  absl::Span<const CopyPiece> pieces = progress.Next(options_.chunk_bytes);
+  absl::Span<const CopyPiece> pieces = progress.Next(chunk_bytes_);
   const uint64_t chunk_bytes = TotalBytes(pieces);
   timeline_->PollIfMany();
   if (progress.events[Progress::kDone] == nullptr) {
@@ -241,9 +229,9 @@ absl::Status CopyLane::SubmitChunk(Progress& progress) {
   // A device with a sticky error may still write, so its chunk counts as sent.
   if (!copied.ok() && device_->health().ok()) return copied;
   progress.AddSent(pieces);
-  // The last chunk's number covers all chunks, except if each chunk is awaited or timed by itself.
+  // The last chunk's number covers all chunks, except if each chunk is timed by itself.
   const bool is_last = progress.sent_bytes == progress.batch.size_bytes();
-  if (is_last || progress.batch.waits_for_room() || timer_ != nullptr) {
+  if (is_last || timer_ != nullptr) {
     progress.unnumbered.ends_transfer = is_last;
     Number(progress);
   } else if (!std::exchange(progress.is_open, true)) {
@@ -270,20 +258,6 @@ void CopyLane::Number(Progress& progress) {
 void CopyLane::FinishTurns() {
   { const FifoTurn::Scope turn(timeline_->turn()); }
   for (int open = open_batches_; open > 0; open = open_batches_) open_batches_.wait(open);
-}
-
-absl::Status CopyLane::WaitForRoom(uint64_t size_bytes) {
-  const uint64_t allowed_bytes = options_.window_bytes - size_bytes;
-  if (timeline_->NumberToWaitFor(allowed_bytes) == 0) return absl::OkStatus();
-  timeline_->Poll();
-  const uint64_t value = timeline_->NumberToWaitFor(allowed_bytes);
-  if (value == 0 || !kFlowControl.enabled()) return absl::OkStatus();
-  timeline_->CountFlowControlWait();
-  const absl::Status waited = timeline_->WaitWhileHealthy(value);
-  if (!absl::IsDeadlineExceeded(waited)) return waited;
-  return absl::DeadlineExceededError(absl::StrCat("no room for ", HumanBytes(size_bytes), " in a ",
-                                                  "window of ", HumanBytes(options_.window_bytes),
-                                                  ": ", waited.message()));
 }
 
 // Waits once for each timeline that has touched any of the buffers, up to its latest number.

@@ -1,20 +1,14 @@
-// Submits copy batches of one direction: one copy stream, its timeline, chunking and flow control.
+// Submits copy batches of one direction: one copy stream, its timeline, and chunking.
 //
-//   batch ── merge neighbours ──> chunks ──> (wait for room) ──> stream
-//
-// Only batches to the device wait for room, and only if their callers leave flow control to the
-// engine (copy_batch.h).
+//   batch ── merge neighbours ──> chunks ──> stream
 //
 // The first chunk starts after the compute stream's present work, and after other timelines' work
 // on its host buffers, mainly copies of the other direction. If such a timeline has no events, the
 // host waits outside the turn. The other chunks follow in stream order. The last chunk's number
-// covers all of them. Exception: chunks that wait for room, or are timed, have numbers of their
-// own.
+// covers all of them. Exception: chunks that are timed have numbers of their own.
 //
-// Threads take turns per chunk, in order of arrival. So a small batch waits for a window and one
-// chunk of each earlier thread, not for all of a large batch. A batch that waits for room may wait
-// for all of one that does not. A batch that does not wait for room may overtake one that does, so
-// its bytes may exceed the window.
+// Threads take turns per chunk, in order of arrival. So a small batch waits for one chunk of each
+// earlier thread, not for all of a large batch.
 //
 // Thread safety: thread-safe.
 
@@ -73,20 +67,13 @@ uint64_t TotalBytes(absl::Span<const CopyPiece> pieces);
 inline constexpr WaitSite kCopyAfterCompute("kCopyAfterCompute", kEngineWaits);
 // A copy starts after all work with a ticket on its host buffers, such as copies the other way.
 inline constexpr WaitSite kCopyAfterHostBuffer("kCopyAfterHostBuffer", kEngineWaits);
-// The host waits until the bytes in flight to the device are below the bound.
-inline constexpr WaitSite kFlowControl("kFlowControl", kEngineWaits);
 // After a chunk has failed, the host waits for the earlier chunks of its batch.
 inline constexpr WaitSite kFailedBatch("kFailedBatch", kEngineWaits);
 
 class CopyLane {
  public:
-  struct Options {
-    uint64_t window_bytes = 0;  // largest number of bytes in flight, for batches that wait for room
-    uint64_t chunk_bytes = 0;   // at most half a window, so that one is queued while another runs
-  };
-
-  // Creates the lane and its stream.
-  static absl::StatusOr<std::unique_ptr<CopyLane>> Create(const Options& options,
+  // Creates the lane and its stream. Chunks have at most `chunk_bytes` bytes, which is positive.
+  static absl::StatusOr<std::unique_ptr<CopyLane>> Create(uint64_t chunk_bytes,
                                                           CopyDirection direction,
                                                           std::shared_ptr<GuardedDevice> device,
                                                           std::shared_ptr<EventPool> events);
@@ -98,7 +85,7 @@ class CopyLane {
   absl::StatusOr<uint64_t> Submit(const CopyBatch& batch, StreamHandle after);
 
   // Returns once all accepted turns have ended and every sent chunk has a number. A Submit that
-  // still waits for room or its turn is refused later.
+  // still waits for its turn is refused later.
   void FinishTurns();
 
   const std::shared_ptr<StreamTimeline>& timeline() const { return timeline_; }
@@ -111,27 +98,24 @@ class CopyLane {
  private:
   struct Progress;  // of one Submit
 
-  CopyLane(const Options& options, CopyDirection direction, std::shared_ptr<GuardedDevice> device,
+  CopyLane(uint64_t chunk_bytes, CopyDirection direction, std::shared_ptr<GuardedDevice> device,
            std::shared_ptr<EventPool> events, std::shared_ptr<StreamTimeline> timeline);
 
-  absl::Status SubmitChunkWithinWindow(Progress& progress);
   absl::Status SubmitChunk(Progress& progress);
   // Numbers the sent chunks of the batch, within a turn.
   void Number(Progress& progress);
-  absl::Status WaitForRoom(uint64_t size_bytes);
   absl::StatusOr<Prerequisites> OrderBatch(Progress& progress);
   // Returns the number of `other` that the lane's stream already waits for; 0: none.
   uint64_t& WaitsFor(const std::shared_ptr<FenceTimeline>& other);
   // Ensures that nothing of a batch that failed with `error` is written after the return.
   absl::Status EndFailedBatch(Progress& progress, const absl::Status& error);
 
-  const Options options_;
+  const uint64_t chunk_bytes_;
   const CopyDirection direction_;
   const std::shared_ptr<GuardedDevice> device_;
   const std::shared_ptr<EventPool> events_;
   const std::shared_ptr<StreamTimeline> timeline_;
   std::array<std::shared_ptr<StreamTimeline>, 8> timeline_by_group_;  // by group of threads
-  FifoTurn room_turn_;
   std::atomic<int> open_batches_{0};      // batches with sent chunks that have no number
   std::shared_ptr<TransferTimer> timer_;  // null: nothing is timed
   // Highest number of each other timeline that the lane's stream already waits for. Used within a

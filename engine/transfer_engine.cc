@@ -43,11 +43,11 @@ constexpr uint64_t kChunkBytesOfUnknownLink = 64 * kMiB;
 // A program may keep creating and destroying streams: a data loader has some for each epoch.
 constexpr size_t kManyForeignStreams = 64;
 
-uint64_t ChunkBytes(const DeviceInfo& device, uint64_t window_bytes) {
+uint64_t ChunkBytes(const DeviceInfo& device, uint64_t max_chunk_bytes) {
   const uint64_t chunk_bytes = device.rated_gb_per_s > 0
                                    ? static_cast<uint64_t>(device.rated_gb_per_s * 1e6 * kChunkMs)
                                    : kChunkBytesOfUnknownLink;
-  return std::clamp<uint64_t>(window_bytes / 2, 1, std::max(kLeastChunkBytes, chunk_bytes));
+  return std::min(max_chunk_bytes, std::max(kLeastChunkBytes, chunk_bytes));
 }
 
 class TransferEngineImpl final : public TransferEngine {
@@ -227,10 +227,9 @@ void TransferEngineImpl::ForgetIdleStreams() {
 }  // namespace
 
 absl::Status EngineOptions::Validate() const {
-  if (max_in_flight_bytes == 0) {
+  if (max_chunk_bytes == 0) {
     return absl::InvalidArgumentError(
-        "EngineOptions::max_in_flight_bytes is 0; it must be positive, or nothing could be "
-        "submitted");
+        "EngineOptions::max_chunk_bytes is 0; it must be positive, or nothing could be copied");
   }
   if (drain_timeout <= absl::ZeroDuration()) {
     return absl::InvalidArgumentError(absl::StrCat("EngineOptions::drain_timeout is ",
@@ -266,15 +265,13 @@ absl::StatusOr<std::shared_ptr<TransferEngine>> TransferEngine::Create(
   WatchProcess();
   auto guarded = std::make_shared<GuardedDevice>(std::move(device), options.transient_retries);
   auto events = std::make_shared<EventPool>(guarded);
-  const CopyLane::Options lane_options = {
-      .window_bytes = options.max_in_flight_bytes,
-      .chunk_bytes = ChunkBytes(guarded->device().info(), options.max_in_flight_bytes)};
+  const uint64_t chunk_bytes = ChunkBytes(guarded->device().info(), options.max_chunk_bytes);
   PINION_ASSIGN_OR_RETURN(
       std::unique_ptr<CopyLane> h2d,
-      CopyLane::Create(lane_options, CopyDirection::kHostToDevice, guarded, events));
+      CopyLane::Create(chunk_bytes, CopyDirection::kHostToDevice, guarded, events));
   PINION_ASSIGN_OR_RETURN(
       std::unique_ptr<CopyLane> d2h,
-      CopyLane::Create(lane_options, CopyDirection::kDeviceToHost, guarded, events));
+      CopyLane::Create(chunk_bytes, CopyDirection::kDeviceToHost, guarded, events));
   std::shared_ptr<TransferTimer> timer;
   if (options.time_transfers || (options.trace != nullptr && options.trace->WantsTransfers())) {
     PINION_ASSIGN_OR_RETURN(

@@ -20,12 +20,11 @@
 // other direction, and work of other users. If such work has no event, for example reading a file,
 // Submit blocks the host. A Transfer's ticket is its number on the direction's timeline.
 //
-// Flow control: a large batch is copied in chunks of about half a millisecond, at most half a
-// window each, so that other copies on the copy engine get their turn. One Transfer covers all
-// chunks. Copies to the host never wait for the window: their pinned blocks bound them, whose
-// allocation may wait. Copies to the device delay the next fetch that a stream needs, so Submit
-// blocks the host while the window (max_in_flight_bytes) is full. Exception: callers with a bound
-// of their own pass FlowControl::kCaller (copy_batch.h).
+// Chunks: a large batch is copied in chunks of about half a millisecond, so that other copies on
+// the copy engine get their turn. One Transfer covers all chunks.
+//
+// Bounds: the engine has none on bytes in flight, so bound what you submit. A fetch that a stream
+// needs starts after all copies to the device that were submitted before it.
 //
 // Errors: a call that returns Unavailable is repeated at once, `transient_retries` times. If it
 // still fails, or device memory is short, the error is returned, and nothing of that batch is
@@ -63,11 +62,9 @@ namespace pinion {
 class TraceSink;
 
 struct EngineOptions {
-  // The window: Submit blocks the host to keep at most this much in flight to the device, for
-  // batches that leave flow control to the engine. A fetch that a stream needs waits for at most
-  // this many bytes (256 MiB: 5 ms on PCIe 5, 1 ms on NVLink-C2C). The default keeps the fixed cost
-  // of a chunk (at most half a window) below 1 % on the fastest link. Must be positive.
-  uint64_t max_in_flight_bytes = uint64_t{256} << 20;
+  // Upper bound of a chunk, in bytes. Most links have smaller chunks, of about half a millisecond.
+  // Must be positive.
+  uint64_t max_chunk_bytes = uint64_t{128} << 20;
 
   // How long the destructor waits for copies in flight before it leaks them. Must be positive.
   absl::Duration drain_timeout = absl::Seconds(60);
@@ -123,7 +120,7 @@ class TransferEngine {
   virtual ~TransferEngine() = default;
 
   // Enqueues the batch (not empty) after the present work of `after`. FailedPrecondition while
-  // `after` captures a graph. Flow control may block the host without a time limit.
+  // `after` captures a graph.
   virtual absl::StatusOr<Transfer> Submit(const CopyBatch& batch, StreamHandle after) = 0;
 
   // Returns a ticket for the present work of a foreign stream, which must live until the ticket is

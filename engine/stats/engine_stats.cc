@@ -17,9 +17,8 @@ void Print(std::ostream& out, const char* name, const DirectionStats& stats) {
   out << name << ": " << stats.submitted_transfers << " transfers ("
       << HumanBytes(stats.submitted_bytes) << " in " << stats.submitted_pieces << " pieces and "
       << stats.submitted_chunks << " chunks), " << stats.completed_transfers << " completed, "
-      << HumanBytes(stats.in_flight_bytes) << " in flight (peak "
-      << HumanBytes(stats.peak_in_flight_bytes) << "), " << stats.flow_control_waits
-      << " flow control waits, " << stats.failed_submits << " failed submits\n";
+      << HumanBytes(stats.in_flight_bytes) << " in flight, " << stats.failed_submits
+      << " failed submits\n";
   if (stats.copy_time.count + stats.stall_time.count + stats.untimed == 0) return;
   out << "  copies " << stats.copy_time.ToString() << "\n  stalls " << stats.stall_time.ToString()
       << "; " << stats.untimed << " not timed\n";

@@ -69,9 +69,7 @@ struct DirectionStats {
   uint64_t completed_transfers = 0;  // as of the last poll
   uint64_t completed_bytes = 0;
   uint64_t in_flight_bytes = 0;
-  uint64_t peak_in_flight_bytes = 0;
-  uint64_t flow_control_waits = 0;  // times that Submit blocked the host; copies to the device only
-  uint64_t failed_submits = 0;      // Submit calls that returned an error
+  uint64_t failed_submits = 0;  // Submit calls that returned an error
 
   // With EngineOptions::time_transfers, as of the last poll.
   DurationSummary copy_time;   // of chunks, on the device

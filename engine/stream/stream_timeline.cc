@@ -68,23 +68,6 @@ void StreamTimeline::CountFailedSubmit() {
   ++stats_.failed_submits;
 }
 
-void StreamTimeline::CountFlowControlWait() {
-  MutexLock lock(mu_);
-  ++stats_.flow_control_waits;
-}
-
-uint64_t StreamTimeline::NumberToWaitFor(uint64_t allowed_bytes) const {
-  MutexLock lock(mu_);
-  uint64_t in_flight = stats_.in_flight_bytes;
-  uint64_t value = 0;
-  for (const Pending& oldest : pending_) {
-    if (in_flight <= allowed_bytes) break;
-    in_flight -= oldest.copy.size_bytes;
-    value = oldest.value;
-  }
-  return value;
-}
-
 size_t StreamTimeline::pending_count() const {
   const uint64_t completed = Completed();  // first: both only rise
   return last_number() - completed;
@@ -184,7 +167,6 @@ uint64_t StreamTimeline::Append(EventRef event, SubmittedCopy&& copy) {
   stats_.submitted_pieces += copy.pieces;
   stats_.submitted_bytes += copy.size_bytes;
   stats_.in_flight_bytes += copy.size_bytes;
-  stats_.peak_in_flight_bytes = std::max(stats_.peak_in_flight_bytes, stats_.in_flight_bytes);
   const uint64_t value = last_number() + 1;
   pending_.push_back({value, std::move(event), std::move(copy)});
   last_number_.store(value, std::memory_order_release);

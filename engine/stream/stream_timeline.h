@@ -55,7 +55,7 @@ namespace pinion::internal {
 //   FifoTurn::Scope turn(timeline->turn());
 //
 // So code that a device call may run into must never take it. While holding it, wait for nothing
-// else but the device. Exception: a CopyLane's room turn is taken before its timeline's turn.
+// else but the device.
 class FifoTurn {
  public:
   class [[nodiscard]] Scope {
@@ -137,12 +137,9 @@ class StreamTimeline final : public FenceTimeline {
   uint64_t NumberCopy(EventRef event, SubmittedCopy&& copy);
 
   void CountFailedSubmit();
-  void CountFlowControlWait();
 
   // --- Anywhere ---
 
-  // Returns the smallest number whose completion leaves at most `allowed_bytes` in flight, or 0.
-  uint64_t NumberToWaitFor(uint64_t allowed_bytes) const;
   uint64_t last_number() const { return last_number_.load(std::memory_order_acquire); }
   size_t pending_count() const;
   DirectionStats GetStats() const;

@@ -1,14 +1,14 @@
 // Gives a wait a name, so that tests can disable it and must then see a race.
 //
 //   // In the header of the waiting code; kEngineWaits lists the layer's names.
-//   inline constexpr WaitSite kFlowControl("kFlowControl", kEngineWaits);
+//   inline constexpr WaitSite kFailedBatch("kFailedBatch", kEngineWaits);
 //   ...
-//   if (kFlowControl.enabled()) ... wait ...
+//   if (kFailedBatch.enabled()) ... wait ...
 //
 // Every wait between streams, and every wait of the host for a stream, has a site beside its code.
 // A layer lists the names of its sites; a site outside the list does not compile. Tests read the
-// lists and disable one site at a time. They must then see a race, wrong bytes or a broken bound:
-// this proves that each wait is needed. tests/hooks/wait_sites.md says what each site orders.
+// lists and disable one site at a time. They must then see a race or wrong bytes: this proves that
+// each wait is needed. tests/hooks/wait_sites.md says what each site orders.
 //
 // Thread safety: thread-safe.
 
@@ -24,8 +24,8 @@
 namespace pinion {
 
 // The engine's sites.
-inline constexpr std::array<std::string_view, 7> kEngineWaits = {
-    "kCopyAfterCompute", "kCopyAfterHostBuffer", "kCopyWithoutEvent", "kFlowControl",
+inline constexpr std::array<std::string_view, 6> kEngineWaits = {
+    "kCopyAfterCompute", "kCopyAfterHostBuffer", "kCopyWithoutEvent",
     "kFailedBatch",      "kEvictAfterCopyOut",   "kFreeAfterCopy",
 };
 

@@ -54,7 +54,7 @@ absl::Status DeviceTier::PutOut(absl::Span<Departure> departures) {
 
 absl::StatusOr<Transfer> DeviceTier::Fetch(absl::Span<Arrival> arrivals, StreamHandle stream,
                                            GuardedMemories& unneeded) {
-  CopyBatch batch(CopyDirection::kHostToDevice, FlowControl::kCaller);
+  CopyBatch batch(CopyDirection::kHostToDevice);
   for (const Arrival& arrival : arrivals) {
     PINION_ASSIGN_OR_RETURN(std::shared_ptr<HostBuffer> buffer, arrival.claim.parcel().ToRead());
     batch.Add(std::move(buffer), 0, arrival.memory.data(), arrival.claim.parcel().size_bytes);

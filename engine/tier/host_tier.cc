@@ -65,8 +65,7 @@ std::string HostTierOptions::DifferenceTo(const HostTierOptions& other) const {
   compare("allocator.alignment_bytes", a.alignment_bytes, b.alignment_bytes);
   compare("allocator.pageable_fallback", a.pageable_fallback, b.pageable_fallback);
   if (!other.any_engine) {
-    compare("engine.max_in_flight_bytes", engine.max_in_flight_bytes,
-            other.engine.max_in_flight_bytes);
+    compare("engine.max_chunk_bytes", engine.max_chunk_bytes, other.engine.max_chunk_bytes);
     compare("engine.drain_timeout", engine.drain_timeout, other.engine.drain_timeout);
     compare("engine.transient_retries", engine.transient_retries, other.engine.transient_retries);
     compare("engine.trace", engine.trace, other.engine.trace);

@@ -5,8 +5,8 @@
 // same host buffer, and the reuse of blocks. Under every legal execution order the bytes must be
 // those of the program's own order, without races.
 //
-// The seed chooses the program and its world: effect schedule, memory reuse, window sizes (down to
-// chunks of a few bytes), transient faults, and slow copies and kernels. Some worlds have a device
+// The seed chooses the program and its world: effect schedule, memory reuse, chunk sizes (down to
+// 256 bytes), transient faults, and slow copies and kernels. Some worlds have a device
 // that fails permanently or a stream that is stuck forever. The simulation then checks:
 //
 //   an error        nothing of the failed batch is written later: each byte is the old or the new
@@ -33,7 +33,6 @@ struct SimulationResult {
   uint64_t operations = 0;
   uint64_t transfers = 0;
   uint64_t chunks = 0;
-  uint64_t flow_control_waits = 0;
   uint64_t retries = 0;         // by the engines
   uint64_t failed_submits = 0;  // returned an error
   bool lost_device = false;     // failed permanently

@@ -17,7 +17,6 @@ TEST(EngineSimulationTest, EveryClaimHoldsOnEverySeed) {
   uint64_t stuck = 0;
   uint64_t retries = 0;
   uint64_t failed_submits = 0;
-  uint64_t flow_control_waits = 0;
   uint64_t chunked = 0;
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     const SimulationResult result = SimulateEngine(seed);
@@ -27,7 +26,6 @@ TEST(EngineSimulationTest, EveryClaimHoldsOnEverySeed) {
     stuck += result.stuck_device ? 1 : 0;
     retries += result.retries;
     failed_submits += result.failed_submits;
-    flow_control_waits += result.flow_control_waits;
     chunked += result.chunks > result.transfers ? 1 : 0;
   }
   // Guards against scenarios that silently stop occurring.
@@ -36,7 +34,6 @@ TEST(EngineSimulationTest, EveryClaimHoldsOnEverySeed) {
   EXPECT_GT(chunked, kSeeds / 5);
   EXPECT_GT(retries, kSeeds / 3);
   EXPECT_GT(failed_submits, kSeeds / 30);
-  EXPECT_GT(flow_control_waits, kSeeds);
 }
 
 }  // namespace

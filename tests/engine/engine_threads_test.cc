@@ -39,7 +39,7 @@ constexpr int kThreads = 4;
 constexpr int kRounds = 50;
 
 TEST(EngineThreadsTest, ThreadsThatSubmitAndPollMoveTheRightBytes) {
-  EngineWorld world(TestMachineOptions(), Window(3 * kSize));
+  EngineWorld world(TestMachineOptions(), Chunks(kSize / 4));
   std::atomic<bool> stop{false};
   std::thread poller([&] {
     while (!stop.load()) {

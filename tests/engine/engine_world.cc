@@ -53,8 +53,8 @@ EmulatedOptions TestMachineOptions() {
   return options;
 }
 
-EngineOptions Window(uint64_t bytes, EngineOptions options) {
-  options.max_in_flight_bytes = bytes;
+EngineOptions Chunks(uint64_t bytes, EngineOptions options) {
+  options.max_chunk_bytes = bytes;
   return options;
 }
 

@@ -23,8 +23,8 @@ std::vector<uint8_t> Pattern(uint64_t seed, uint64_t size_bytes);
 // Returns options with little memory that collect races instead of aborting.
 EmulatedOptions TestMachineOptions();
 
-// Returns `options` with at most this many bytes in flight per direction.
-EngineOptions Window(uint64_t bytes, EngineOptions options = {});
+// Returns `options` with chunks of at most this many bytes.
+EngineOptions Chunks(uint64_t bytes, EngineOptions options = {});
 
 class EngineWorld {
  public:

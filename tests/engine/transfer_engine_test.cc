@@ -226,32 +226,6 @@ TEST(TransferEngineTest, NeighboursGoToTheDeviceAsOnePiece) {
   EXPECT_EQ(world.ReadHost(*host), Pattern(1, 1000));
 }
 
-TEST(TransferEngineTest, DirectionsDoNotCountAgainstEachOther) {
-  EngineWorld world(TestMachineOptions(), Window(kMiB));
-  world.CopyOut(kMiB);
-  world.CopyIn(kMiB);
-  EXPECT_EQ(world.engine().GetStats().h2d.flow_control_waits, 0u);
-}
-
-TEST(TransferEngineTest, RoomThatNobodyHasAskedForIsNotWaitedFor) {
-  EngineWorld world(TestMachineOptions(), Window(2 * kMiB));
-  for (int i = 0; i < 2; ++i) world.CopyIn(kMiB);
-  ASSERT_THAT(world.machine().SynchronizeDevice(0), IsOk());
-  world.CopyIn(kMiB);
-  EXPECT_EQ(world.engine().GetStats().h2d.flow_control_waits, 0u);
-}
-
-TEST(TransferEngineTest, SubmitWaitsForTheRoomThatItNeedsAndNoMore) {
-  EngineWorld world(TestMachineOptions(), Window(2 * kMiB));
-  for (uint64_t i = 1; i <= 10; ++i) {
-    world.CopyIn(kMiB);
-    const DirectionStats stats = world.engine().GetStats().h2d;
-    EXPECT_EQ(stats.completed_transfers, i <= 2 ? 0 : i - 2);
-    EXPECT_LE(stats.peak_in_flight_bytes, 2 * kMiB);
-    EXPECT_EQ(stats.flow_control_waits > 0, i > 2);
-  }
-}
-
 // Adjacent blocks may belong to different pinned segments.
 TEST(TransferEngineTest, NeighboursInTwoHostBlocksGoToTheDeviceAsTwoPieces) {
   EngineWorld world;
@@ -532,7 +506,7 @@ TEST(TransferEngineTest, TransfersAndTicketsOutliveTheEngine) {
 
 TEST(TransferEngineTest, TheDefaultsAreThoseOfTheDocumentation) {
   const EngineOptions options;
-  EXPECT_EQ(options.max_in_flight_bytes, 256 * kMiB);
+  EXPECT_EQ(options.max_chunk_bytes, 128 * kMiB);
   EXPECT_EQ(options.drain_timeout, absl::Seconds(60));
   EXPECT_EQ(options.transient_retries, 2);
   EXPECT_FALSE(options.time_transfers);
@@ -540,7 +514,7 @@ TEST(TransferEngineTest, TheDefaultsAreThoseOfTheDocumentation) {
 
 TEST(TransferEngineTest, BadOptionsAreRefusedByName) {
   const std::pair<void (*)(EngineOptions&), const char*> rows[] = {
-      {[](auto& options) { options.max_in_flight_bytes = 0; }, "max_in_flight_bytes"},
+      {[](auto& options) { options.max_chunk_bytes = 0; }, "max_chunk_bytes"},
       {[](auto& options) { options.drain_timeout = absl::ZeroDuration(); }, "drain_timeout"},
       {[](auto& options) { options.transient_retries = -1; }, "transient_retries is -1"},
   };

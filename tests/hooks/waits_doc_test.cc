@@ -56,8 +56,8 @@ TEST(WaitsDocTest, ItsRowsAreTheSitesOfEngineAndHooks) {
 
 TEST(WaitsDocTest, EveryRowNamesTestsThatThereAreForItsSite) {
   std::set<std::string> tests;
-  for (const char* program : {"tests/engine/wait_site_mutation_test", "tests/engine/window_test",
-                              "tests/hooks/activations/wait_sites_test"}) {
+  for (const char* program :
+       {"tests/engine/wait_site_mutation_test", "tests/hooks/activations/wait_sites_test"}) {
     tests.merge(TestsOf(program));
   }
   for (const auto& [site, row] : Rows()) {

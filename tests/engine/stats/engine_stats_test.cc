@@ -10,10 +10,10 @@ using ::testing::HasSubstr;
 
 TEST(EngineStatsTest, StatsOfNothingAreAllZero) {
   EXPECT_EQ(EngineStats().ToString(),
-            "D2H: 0 transfers (0 B in 0 pieces and 0 chunks), 0 completed, 0 B in flight (peak "
-            "0 B), 0 flow control waits, 0 failed submits\n"
-            "H2D: 0 transfers (0 B in 0 pieces and 0 chunks), 0 completed, 0 B in flight (peak "
-            "0 B), 0 flow control waits, 0 failed submits\n"
+            "D2H: 0 transfers (0 B in 0 pieces and 0 chunks), 0 completed, 0 B in flight, 0 failed "
+            "submits\n"
+            "H2D: 0 transfers (0 B in 0 pieces and 0 chunks), 0 completed, 0 B in flight, 0 failed "
+            "submits\n"
             "event waits: 0 enqueued, 0 not needed\n"
             "transient retries: 0\n");
 }

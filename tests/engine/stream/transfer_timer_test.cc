@@ -150,7 +150,7 @@ TEST(TransferTimerTest, AWaitForWhatIsDoneStallsForNoLongerThanItsOwnCalls) {
 
 TEST(TransferTimerTest, EachChunkOfALargeTransferIsTimed) {
   auto sink = std::make_shared<RecordingTraceSink>();
-  EngineWorld world(TestMachineOptions(), Window(2 * kMiB, Timed(sink)));
+  EngineWorld world(TestMachineOptions(), Chunks(kMiB, Timed(sink)));
   uint8_t* const data = world.AllocateDevice(8 * kMiB);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kMiB);
   Compute(world, 1, world.compute());

@@ -48,8 +48,6 @@ std::vector<Departure> NewDepartures(TierWorld& tiers, uint64_t count) {
 
 class DeviceTierTest : public ::testing::Test {
  protected:
-  explicit DeviceTierTest(const EngineOptions& options = {})
-      : world_(TestMachineOptions(), options) {}
   ~DeviceTierTest() override { EXPECT_THAT(world_.machine().races(), IsEmpty()); }
 
   DirectionStats Out() { return world_.engine().GetStats().d2h; }
@@ -160,22 +158,6 @@ TEST_F(DeviceTierTest, WhatIsFetchedOnAnotherStreamBelongsToThatStream) {
   EXPECT_EQ(fetched.stream(), other);
   ASSERT_THAT(fetched.copy().WaitOn(tiers_.stream(), kReadAfterCopyIn), IsOk());
   EXPECT_EQ(tiers_.BytesIn(fetched.memory()), Pattern(1, kBytes));
-}
-
-class SmallWindowTest : public DeviceTierTest {
- protected:
-  SmallWindowTest() : DeviceTierTest(Window(kBytes)) {}
-};
-
-// The prefetcher has its own limit.
-TEST_F(SmallWindowTest, AFetchNeverWaitsForRoom) {
-  std::vector<std::shared_ptr<Parcel>> parcels;
-  for (uint64_t i = 0; i < 4; ++i) {
-    parcels.push_back(tiers_.SendAway(Pattern(i, kBytes), 1));
-    tiers_.Fetch(*parcels.back()->ClaimIfAway());
-  }
-  EXPECT_EQ(In().flow_control_waits, 0u);
-  EXPECT_EQ(In().peak_in_flight_bytes, 4 * kBytes);
 }
 
 // --------------------------------------------------------------------------------------- faults

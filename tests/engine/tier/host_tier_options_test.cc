@@ -76,8 +76,8 @@ INSTANTIATE_TEST_SUITE_P(
               "4096 and not 8192"},
         Other{"allocator.pageable_fallback", [](auto& o) { o.allocator.pageable_fallback = true; },
               "false and not true"},
-        Other{"engine.max_in_flight_bytes", [](auto& o) { o.engine.max_in_flight_bytes = 5; },
-              "268435456 and not 5"},
+        Other{"engine.max_chunk_bytes", [](auto& o) { o.engine.max_chunk_bytes = 5; },
+              "134217728 and not 5"},
         Other{"engine.drain_timeout", [](auto& o) { o.engine.drain_timeout = absl::Seconds(1); },
               "1m and not 1s"},
         Other{"engine.transient_retries", [](auto& o) { o.engine.transient_retries = 0; },
@@ -118,8 +118,7 @@ TEST_F(HostTierOptionsTest, EveryFieldOfTheOptionsHasARow) {
   [[maybe_unused]] const auto& [allocator, engine, any_engine] = options;
   [[maybe_unused]] const auto& [warn, high, low, on_ram_level, max_locked, ledger, segment,
                                 max_wait, alignment, pageable] = allocator;
-  [[maybe_unused]] const auto& [max_in_flight, drain_timeout, retries, trace, time_transfers] =
-      engine;
+  [[maybe_unused]] const auto& [max_chunk, drain_timeout, retries, trace, time_transfers] = engine;
   EXPECT_EQ(options.DifferenceTo(HostTierOptions()), "");
 }
 
@@ -180,14 +179,14 @@ TEST_F(HostTierOptionsTest, OnceADeviceIsSetUpItsEngineIsChosen) {
 }
 
 TEST_F(HostTierOptionsTest, OptionsThatCannotWorkAreRefusedWhetherOneLivesOrNot) {
-  HostTierOptions no_window = SmallOptions();
-  no_window.engine.max_in_flight_bytes = 0;
+  HostTierOptions no_chunk = SmallOptions();
+  no_chunk.engine.max_chunk_bytes = 0;
   HostTierOptions no_segment = SmallOptions();
   no_segment.allocator.segment_bytes = 0;
   std::shared_ptr<HostTier> living;
   for (int i = 0; i < 2; ++i) {
-    EXPECT_THAT(OfProcess(no_window), StatusIs(absl::StatusCode::kInvalidArgument,
-                                               HasSubstr("max_in_flight_bytes is 0")));
+    EXPECT_THAT(OfProcess(no_chunk),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("max_chunk_bytes is 0")));
     EXPECT_THAT(OfProcess(no_segment),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("segment_bytes is 0")));
     PINION_ASSERT_OK_AND_ASSIGN(living, OfProcess());

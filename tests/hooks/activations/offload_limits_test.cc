@@ -210,7 +210,7 @@ NetShape TinyNet(DeviceCall call) {
 // Small bounds and slow copies cover every path: chunks, several batches, prefetches, polling.
 OffloadOptions TightOptions() {
   OffloadOptions options = SmallWindows(6 * kKiB);
-  options.engine.max_in_flight_bytes = kKiB;
+  options.engine.max_chunk_bytes = kKiB / 2;
   options.allocator.segment_bytes = 16 * kKiB;
   return options;
 }

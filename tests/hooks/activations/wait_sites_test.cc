@@ -66,7 +66,7 @@ ProbeBackward UseOnAnotherStream(OffloadWorld& world) {
   };
 }
 
-// Each scenario returns its evidence: reported races, or a violated bound.
+// Each scenario returns its evidence: reported races.
 using Evidence = std::vector<std::string>;
 
 Evidence SaveAndUse(const OffloadOptions& options, bool on_another_stream = false) {

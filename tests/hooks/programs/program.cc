@@ -104,7 +104,7 @@ constexpr Setting kSettings[] = {
     {"other_session", &Program::other_session},
     {"heads", &Program::heads},
     {"measured_link", &Program::measured_link},
-    {"in_flight_kib", &Program::in_flight_kib},
+    {"chunk_kib", &Program::chunk_kib},
     {"traces", &Program::traces},
     {"weight_window", &Program::weight_window},
     {"forgets_generators", &Program::forgets_generators},
@@ -171,7 +171,7 @@ void DrawOptions(Draws& draws, Program& program) {
   if (program.target != 2 && draws.OneIn(4)) program.other_session = 1 + draws.Below(3);
   if (draws.OneIn(8)) program.heads = 1 + draws.Below(3);
   if (draws.OneIn(12)) program.measured_link = 1 + draws.Below(2);
-  if (draws.OneIn(8)) program.in_flight_kib = draws.Among({1, 8, 32});
+  if (draws.OneIn(8)) program.chunk_kib = draws.Among({1, 4, 16});
   if (draws.OneIn(12)) program.traces = 1 + draws.Below(2);
   if (draws.OneIn(2)) program.weight_window = 1 + draws.Below(8);
   program.forgets_generators = draws.OneIn(4);

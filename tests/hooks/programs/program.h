@@ -149,7 +149,7 @@ struct Program {
   int other_session = 0;
   int heads = 0;               // 1: the last matrix, 2: all other parameters, 3: both
   int measured_link = 0;       // 1: before the first step, 2: in the first step
-  int in_flight_kib = 0;       // the engine's limit; 0: its default
+  int chunk_kib = 0;           // the engine's largest chunk; 0: its default
   int traces = 0;              // 1: to a sink, 2: transfer times in the statistics alone
   int weight_window = 0;       // in matrices; ignored where `target` is 2
   int forgets_generators = 0;  // in checkpoints whose segments draw no random numbers

@@ -62,7 +62,7 @@ OffloadOptions OptionsOf(const Program& program, const Mode& mode,
     options.prefetch_window_bytes = KibOf(program.prefetch_kib);
   }
   if (program.measured_link != 0) options.link = std::nullopt;
-  if (program.in_flight_kib != 0) options.engine.max_in_flight_bytes = KibOf(program.in_flight_kib);
+  if (program.chunk_kib != 0) options.engine.max_chunk_bytes = KibOf(program.chunk_kib);
   if (program.traces == 1) options.engine.trace = std::make_shared<RecordingTraceSink>();
   options.engine.time_transfers = program.traces == 2;
   SetHostOptions(program, options.allocator);

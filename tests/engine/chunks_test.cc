@@ -1,19 +1,15 @@
-// Bytes in flight to the device never exceed the window. A fetch waits for at most one window,
-// without loss of bandwidth, and nothing else waits for it. All times are exact virtual times.
+// A large batch is copied in chunks, without loss of bandwidth. Other copies wait for one chunk,
+// and the host for none. All times are exact virtual times.
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
-#include <future>
+#include <limits>
 #include <memory>
-#include <random>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -23,9 +19,7 @@
 #include "pinion/device/emulated/cost_model.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/engine/copy_batch.h"
-#include "pinion/engine/copy_lane.h"
 #include "pinion/engine/stats/engine_stats.h"
-#include "pinion/engine/stream/wait_site.h"
 #include "pinion/engine/transfer_engine.h"
 #include "pinion/tests/engine/engine_world.h"
 #include "pinion/tests/engine/faulty_world.h"
@@ -33,7 +27,7 @@
 #include "pinion/tests/support/test_waits.h"
 
 namespace pinion::testing {
-namespace window_test {
+namespace chunks_test {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
@@ -60,14 +54,12 @@ double TransferMs(uint64_t size_bytes, double gb_per_s) {
   return static_cast<double>(size_bytes) / (gb_per_s * 1e6);
 }
 
-// --- The limit ---
-
-TEST(WindowTest, ABatchOfTenWindowsNeverHasMoreThanOneInFlight) {
-  for (const uint64_t window : {uint64_t{1}, uint64_t{100}, 64 * kKiB, 64 * kKiB + 1}) {
+TEST(ChunksTest, EveryByteOfABatchOfManyChunksLandsWhereItBelongs) {
+  for (const uint64_t chunk : {uint64_t{1}, uint64_t{100}, 32 * kKiB, 32 * kKiB + 1}) {
     for (const uint64_t pieces : {1, 7}) {
-      SCOPED_TRACE(std::to_string(pieces) + " pieces, window " + std::to_string(window));
-      EngineWorld world(TestMachineOptions(), Window(window));
-      const uint64_t piece_bytes = 10 * window / pieces + 1;
+      SCOPED_TRACE(std::to_string(pieces) + " pieces, chunks of " + std::to_string(chunk));
+      EngineWorld world(TestMachineOptions(), Chunks(chunk));
+      const uint64_t piece_bytes = 20 * chunk / pieces + 1;
       const uint64_t size_bytes = pieces * piece_bytes;
       uint8_t* const data = world.AllocateDevice(size_bytes);
       const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(Pattern(1, size_bytes));
@@ -83,9 +75,8 @@ TEST(WindowTest, ABatchOfTenWindowsNeverHasMoreThanOneInFlight) {
       const Transfer in = world.Submit(std::move(batch));
 
       const DirectionStats stats = world.engine().GetStats().h2d;
-      EXPECT_LE(stats.peak_in_flight_bytes, window);
       EXPECT_EQ(stats.submitted_transfers, 1u);
-      EXPECT_GE(stats.submitted_chunks, 10u);
+      EXPECT_GT(stats.submitted_chunks, 20u);
       ASSERT_THAT(in.Wait(kLong), IsOk());
       EXPECT_EQ(world.ReadDevice(data, size_bytes), expected);
       EXPECT_EQ(world.engine().GetStats().h2d.in_flight_bytes, 0u);
@@ -95,152 +86,65 @@ TEST(WindowTest, ABatchOfTenWindowsNeverHasMoreThanOneInFlight) {
   }
 }
 
-TEST(WindowTest, OnALinkOfUnknownRateAChunkHas64Mib) {
-  EmulatedOptions options = SlowLink("h100_pcie5");
-  options.preset.link.rated_gb_per_s = 0;
-  options.memory_bytes = 256 * kMiB;
-  EngineWorld world(options);
-  constexpr uint64_t kBytes = 128 * kMiB;
-  const Transfer in = world.CopyIn(kBytes);
-  EXPECT_EQ(world.engine().GetStats().h2d.submitted_chunks, 2u);
-  EXPECT_THAT(in.Wait(kLong), IsOk());
-}
-
-TEST(WindowTest, OneTicketCoversAllChunks) {
-  EngineWorld world(TestMachineOptions(), Window(64 * kKiB));
-  uint8_t* const data = world.AllocateDevice(kMiB);
-  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(Pattern(1, kMiB));
-  const Transfer in = world.CopyIn(host, data);
-  EXPECT_FALSE(in.IsDone());
-  EXPECT_EQ(in.ticket().value, world.engine().GetStats().h2d.submitted_chunks);
-  ASSERT_EQ(host->tickets().size(), 1u);
-  EXPECT_EQ(host->tickets()[0].value, in.ticket().value);
-  ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
-  EXPECT_EQ(world.ReadDevice(data, kMiB), Pattern(1, kMiB));
-  EXPECT_THAT(world.machine().races(), IsEmpty());
-}
-
-// Returns the host's time for submitting a batch that takes much longer on the link.
-double SubmitMs(EngineWorld& world, CopyBatch batch, uint64_t size_bytes) {
-  batch.Add(world.NewHostBuffer(size_bytes), 0, world.AllocateDevice(size_bytes), size_bytes);
-  const double before_ms = world.machine().now_ms();
-  EXPECT_THAT(world.engine().Submit(std::move(batch), world.compute()), IsOk());
-  return world.machine().now_ms() - before_ms;
-}
-
-// Each waiting copy out already owns pinned memory, so the window could limit nothing else.
-TEST(WindowTest, ACopyOutOfTenWindowsNeverBlocksTheHost) {
-  const EmulatedOptions machine = SlowLink("h100_pcie5");
-  EngineWorld world(machine, Window(kMiB / 4));
-  constexpr uint64_t kSize = 10 * kMiB / 4;
-  const double submit_ms = SubmitMs(world, CopyBatch(CopyDirection::kDeviceToHost), kSize);
-  EXPECT_LT(submit_ms, TransferMs(kSize, machine.preset.link.d2h_gb_per_s) / 20);
-  const DirectionStats stats = world.engine().GetStats().d2h;
-  EXPECT_EQ(stats.flow_control_waits, 0u);
-  EXPECT_EQ(stats.submitted_chunks, 20u);
-  EXPECT_EQ(stats.peak_in_flight_bytes, kSize);
-}
-
-TEST(WindowTest, ACopyInBlocksTheHostUnlessItsCallerBoundsWhatItFetches) {
-  const EmulatedOptions machine = SlowLink("h100_pcie5");
-  constexpr uint64_t kSize = 10 * kMiB / 4;
-  const double copy_ms = TransferMs(kSize, machine.preset.link.h2d_gb_per_s);
-  EngineWorld blocked(machine, Window(kMiB / 4));
-  EXPECT_GT(SubmitMs(blocked, CopyBatch(CopyDirection::kHostToDevice), kSize), copy_ms / 2);
-  EXPECT_GT(blocked.engine().GetStats().h2d.flow_control_waits, 0u);
-  EngineWorld free(machine, Window(kMiB / 4));
-  EXPECT_LT(SubmitMs(free, CopyBatch(CopyDirection::kHostToDevice, FlowControl::kCaller), kSize),
-            copy_ms / 20);
-  EXPECT_EQ(free.engine().GetStats().h2d.flow_control_waits, 0u);
-}
-
-// A host wait breaks some captures.
-TEST(WindowTest, ABatchOfACapturingStreamIsRefusedBeforeItWaitsForRoom) {
-  EngineWorld world(SlowLink("h100_pcie5"), Window(kMiB / 4));
-  world.CopyIn(kMiB / 4);
-  uint8_t* const data = world.AllocateDevice(kMiB / 4);
-  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kMiB / 4);
-  const StreamHandle capturing = world.NewStream();
-  ASSERT_THAT(world.machine().SetCapturing(capturing, true), IsOk());
-  EXPECT_THAT(world.TryCopyIn(host, data, capturing),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("captures a graph")));
-  EXPECT_EQ(world.engine().GetStats().h2d.flow_control_waits, 0u);
-  EXPECT_THAT(world.TryCopyIn(host, data), IsOk());
-  EXPECT_GT(world.engine().GetStats().h2d.flow_control_waits, 0u);
-}
-
-// On a stalled device the fetch would be blocked for as long as the stall.
-TEST(WindowTest, ACallersFetchIsNotBlockedByABatchThatWaitsForRoom) {
-  FaultyWorld world(Window(kMiB));
-  uint8_t* const data = world.AllocateDevice(2 * kMiB);
-  world.CopyIn(world.NewHostBuffer(kMiB), data);
-  std::promise<void> blocked;
-  std::promise<void> released;
-  world.DuringCall("WaitEvent", 1, [&] {
-    blocked.set_value();
-    released.get_future().wait();
-  });
-  const std::shared_ptr<HostBuffer> prefetched = world.NewHostBuffer(kMiB);
-  std::thread prefetch([&] { world.CopyIn(prefetched, data); });
-  blocked.get_future().wait();
-  CopyBatch batch(CopyDirection::kHostToDevice, FlowControl::kCaller);
-  batch.Add(world.NewHostBuffer(kMiB), 0, data + kMiB, kMiB);
-  std::future<absl::StatusOr<Transfer>> fetch = std::async(
-      std::launch::async, [&] { return world.engine().Submit(std::move(batch), world.compute()); });
-  EXPECT_EQ(fetch.wait_for(std::chrono::seconds(30)), std::future_status::ready);
-  released.set_value();
-  prefetch.join();
-  EXPECT_THAT(fetch.get(), IsOk());
-}
-
-// Backward needs the fetch at once, behind everything that was prefetched.
-TEST(WindowTest, AFetchIsDoneWithinAWindowAndItsOwnTime) {
-  constexpr uint64_t kWindow = kMiB;
-  for (const std::string preset : {"a100_pcie4", "h100_pcie5", "gh200_c2c"}) {
-    for (uint32_t seed = 1; seed <= 20; ++seed) {
-      SCOPED_TRACE(preset + ", seed " + std::to_string(seed));
-      const EmulatedOptions machine = SlowLink(preset);
-      std::mt19937 random(seed);
-      EngineWorld world(machine, Window(kWindow));
-      uint8_t* const data = world.AllocateDevice(3 * kWindow);
-      const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(3 * kWindow);
-      for (int i = 1 + random() % 4; i > 0; --i) {
-        CopyBatch prefetch(CopyDirection::kHostToDevice);
-        prefetch.Add(host, 0, data, kWindow / 8 + random() % (2 * kWindow));
-        ASSERT_THAT(world.engine().Submit(std::move(prefetch), world.compute()), IsOk());
-      }
-      const uint64_t fetch_bytes = 1 + random() % (kWindow / 4);
-      CopyBatch fetch(CopyDirection::kHostToDevice);
-      fetch.Add(host, 0, data, fetch_bytes);
-      const double before_ms = world.machine().now_ms();
-
-      const Transfer fetched = world.Submit(std::move(fetch));
-      ASSERT_THAT(fetched.Wait(kLong), IsOk());
-
-      // At most ten chunks are in flight, each with a fixed cost and host calls.
-      constexpr double kFixedMs = 0.1;
-      EXPECT_LT(world.machine().now_ms() - before_ms,
-                TransferMs(kWindow + fetch_bytes, machine.preset.link.h2d_gb_per_s) + kFixedMs);
-    }
+TEST(ChunksTest, AChunkTakesHalfAMillisecondAndHas16To128Mib) {
+  struct Row {
+    double rated_gb_per_s;  // 0: unknown
+    uint64_t chunks;
+  };
+  constexpr uint64_t kBytes = 128 * kMiB + 1;
+  for (const Row& row : {Row{0, 3}, Row{1, 9}, Row{64, 5}, Row{450, 2}}) {
+    SCOPED_TRACE(row.rated_gb_per_s);
+    EmulatedOptions options = SlowLink("h100_pcie5");
+    options.preset.link.rated_gb_per_s = row.rated_gb_per_s;
+    options.memory_bytes = 256 * kMiB;
+    EngineWorld world(options);
+    const Transfer in = world.CopyIn(kBytes);
+    EXPECT_EQ(world.engine().GetStats().h2d.submitted_chunks, row.chunks);
+    EXPECT_THAT(in.Wait(kLong), IsOk());
   }
 }
 
-// Without the limit, the same fetch waits for all copies.
-TEST(WindowTest, WithoutFlowControlAFetchWaitsForEverything) {
-  const ScopedDisableWaitSite disabled(pinion::internal::kFlowControl);
-  const EmulatedOptions machine = SlowLink("h100_pcie5");
-  EngineWorld world(machine, Window(kMiB));
-  uint8_t* const data = world.AllocateDevice(4 * kMiB);
-  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(4 * kMiB);
-  const double before_ms = world.machine().now_ms();
-  world.CopyIn(host, data);
-  const Transfer fetched = world.CopyIn(world.NewHostBuffer(100), data);
-  ASSERT_THAT(fetched.Wait(kLong), IsOk());
-  EXPECT_GT(world.machine().now_ms() - before_ms,
-            TransferMs(4 * kMiB, machine.preset.link.h2d_gb_per_s));
+TEST(ChunksTest, OneTicketCoversAllChunks) {
+  for (const bool timed : {false, true}) {
+    SCOPED_TRACE(timed);
+    EngineOptions options = Chunks(32 * kKiB);
+    options.time_transfers = timed;
+    EngineWorld world(TestMachineOptions(), options);
+    uint8_t* const data = world.AllocateDevice(kMiB);
+    const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(Pattern(1, kMiB));
+    const Transfer in = world.CopyIn(host, data);
+    EXPECT_FALSE(in.IsDone());
+    EXPECT_EQ(world.engine().GetStats().h2d.submitted_chunks, 32u);
+    EXPECT_EQ(in.ticket().value, timed ? 32u : 1u);
+    ASSERT_EQ(host->tickets().size(), 1u);
+    EXPECT_EQ(host->tickets()[0].value, in.ticket().value);
+    ASSERT_THAT(in.WaitOn(world.compute(), kReadAfterCopyIn), IsOk());
+    EXPECT_EQ(world.ReadDevice(data, kMiB), Pattern(1, kMiB));
+    EXPECT_THAT(world.machine().races(), IsEmpty());
+  }
 }
 
-// --- Its cost ---
+// --- Their cost ---
+
+// The callers bound what they copy: by pinned memory to the host, by prefetch windows to the
+// device.
+TEST(ChunksTest, NoCopyBlocksTheHostHoweverManyChunksItHas) {
+  const EmulatedOptions machine = SlowLink("h100_pcie5");
+  constexpr uint64_t kSize = 20 * kMiB / 8;
+  for (const CopyDirection direction :
+       {CopyDirection::kHostToDevice, CopyDirection::kDeviceToHost}) {
+    SCOPED_TRACE(CopyDirectionName(direction));
+    EngineWorld world(machine, Chunks(kMiB / 8));
+    CopyBatch batch(direction);
+    batch.Add(world.NewHostBuffer(kSize), 0, world.AllocateDevice(kSize), kSize);
+    const double before_ms = world.machine().now_ms();
+    world.Submit(std::move(batch));
+    EXPECT_LT(world.machine().now_ms() - before_ms,
+              TransferMs(kSize, machine.preset.link.h2d_gb_per_s) / 20);
+    const EngineStats stats = world.engine().GetStats();
+    EXPECT_EQ(stats.h2d.submitted_chunks + stats.d2h.submitted_chunks, 20u);
+  }
+}
 
 // Returns the time of one copy in one driver call, in each of `directions` at once.
 double RawMs(EngineWorld& world, const std::vector<CopyDirection>& directions, uint8_t* data,
@@ -262,13 +166,13 @@ double RawMs(EngineWorld& world, const std::vector<CopyDirection>& directions, u
   return world.machine().now_ms() - before_ms;
 }
 
-TEST(WindowTest, ALargeBatchIsNearlyAsFastAsOneCopy) {
+TEST(ChunksTest, ALargeBatchIsNearlyAsFastAsOneCopy) {
   constexpr uint64_t kSize = 8 * kMiB;  // 2 GiB on the real link
   for (const std::string preset : {"a100_pcie4", "h100_pcie5", "gh200_c2c"}) {
     for (const CopyDirection direction :
          {CopyDirection::kHostToDevice, CopyDirection::kDeviceToHost}) {
       SCOPED_TRACE(preset + ", " + CopyDirectionName(direction));
-      EngineWorld world(SlowLink(preset), Window(kMiB));
+      EngineWorld world(SlowLink(preset), Chunks(kMiB / 2));
       uint8_t* const data = world.AllocateDevice(2 * kSize);
       const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(2 * kSize);
       const double raw_ms = RawMs(world, {direction}, data, *host, kSize);
@@ -284,12 +188,12 @@ TEST(WindowTest, ALargeBatchIsNearlyAsFastAsOneCopy) {
   }
 }
 
-TEST(WindowTest, BothDirectionsTogetherAreNearlyAsFastAsTwoCopies) {
+TEST(ChunksTest, BothDirectionsTogetherAreNearlyAsFastAsTwoCopies) {
   constexpr uint64_t kSize = 8 * kMiB;
   constexpr uint64_t kBatch = kMiB / 4;  // one thread serves both directions in turn
   for (const std::string preset : {"a100_pcie4", "h100_pcie5", "gh200_c2c"}) {
     SCOPED_TRACE(preset);
-    EngineWorld world(SlowLink(preset), Window(kMiB));
+    EngineWorld world(SlowLink(preset), Chunks(kMiB / 2));
     uint8_t* const data = world.AllocateDevice(2 * kSize);
     const std::shared_ptr<HostBuffer> in = world.NewHostBuffer(2 * kSize);
     const std::shared_ptr<HostBuffer> out = world.NewHostBuffer(2 * kSize);
@@ -318,7 +222,7 @@ TEST(WindowTest, BothDirectionsTogetherAreNearlyAsFastAsTwoCopies) {
 
 // A device has one copy engine per direction. In cudf, small copies were delayed by 12 ms behind
 // 200 MB (cudf#15620).
-TEST(WindowTest, ASmallCopyOfSomebodyElseWaitsForOneChunkOnly) {
+TEST(ChunksTest, ASmallCopyOfSomebodyElseWaitsForOneChunkOnly) {
   constexpr uint64_t kSize = 160 * kMiB;
   for (const std::string preset : {"a100_pcie4", "h100_pcie5", "gh200_c2c"}) {
     SCOPED_TRACE(preset);
@@ -347,11 +251,12 @@ TEST(WindowTest, ASmallCopyOfSomebodyElseWaitsForOneChunkOnly) {
 // --- A batch that fails half way ---
 
 constexpr uint64_t kChunk = 64 * kKiB;
+constexpr double kForEver = std::numeric_limits<double>::infinity();
 
-EngineOptions TwoChunksInFlight() { return Window(2 * kChunk, WithoutRetries()); }
+EngineOptions SmallChunks() { return Chunks(kChunk, WithoutRetries()); }
 
-TEST(WindowTest, ABatchThatFailsHalfWayIsOverWhenItReturns) {
-  FaultyWorld world(TwoChunksInFlight());
+TEST(ChunksTest, ABatchThatFailsHalfWayIsOverWhenItReturns) {
+  FaultyWorld world(SmallChunks());
   uint8_t* const data = world.AllocateDevice(Pattern(1, 8 * kChunk));
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kChunk);
   world.FailCall("CopyAsync", 4, Injected());
@@ -374,8 +279,8 @@ TEST(WindowTest, ABatchThatFailsHalfWayIsOverWhenItReturns) {
   EXPECT_EQ(world.ReadHost(*host), Pattern(1, 8 * kChunk));
 }
 
-TEST(WindowTest, AStickyErrorHalfWayLosesTheBatchAndKeepsItsBlocks) {
-  FaultyWorld world(TwoChunksInFlight());
+TEST(ChunksTest, AStickyErrorHalfWayLosesTheBatchAndKeepsItsBlocks) {
+  FaultyWorld world(SmallChunks());
   uint8_t* const data = world.AllocateDevice(8 * kChunk);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(Pattern(1, 8 * kChunk));
   world.FailCall("CopyAsync", 4, DeviceLost());
@@ -386,11 +291,11 @@ TEST(WindowTest, AStickyErrorHalfWayLosesTheBatchAndKeepsItsBlocks) {
 }
 
 // The enqueued chunks have no ticket yet when the device is lost.
-TEST(WindowTest, ACopyOutThatIsLostAtAnyChunkKeepsItsBlocks) {
+TEST(ChunksTest, ACopyOutThatIsLostAtAnyChunkKeepsItsBlocks) {
   for (const auto& [call, chunk] :
        {std::pair("CopyAsync", 1), std::pair("CopyAsync", 4), std::pair("RecordEvent", 8)}) {
     SCOPED_TRACE(std::string(call) + " of chunk " + std::to_string(chunk));
-    FaultyWorld world(TwoChunksInFlight());
+    FaultyWorld world(SmallChunks());
     uint8_t* const data = world.AllocateDevice(8 * kChunk);
     const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kChunk);
     world.device->FailCalls([call = std::string(call), chunk = chunk, copies = 0](
@@ -404,44 +309,60 @@ TEST(WindowTest, ACopyOutThatIsLostAtAnyChunkKeepsItsBlocks) {
   }
 }
 
-// A straggling rank or a debugger may stall the device for minutes before it continues.
-TEST(WindowTest, ABatchThatStandsStillHalfWayIsWaitedFor) {
-  EmulatedOptions machine = TestMachineOptions();
-  machine.faults.stalls = {{.at = 2, .ms = 15 * 60'000}};
-  FaultyWorld world(TwoChunksInFlight(), machine);
-  uint8_t* const data = world.AllocateDevice(Pattern(1, 8 * kChunk));
-  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kChunk);
-
-  const Transfer in = world.CopyIn(host, data);
-  ASSERT_THAT(in.Wait(kLong), IsOk());
-  EXPECT_GT(world.machine().now_ms(), 15 * 60'000);
-  EXPECT_THAT(world.engine().health(), IsOk());
+EmulatedOptions WithStallOfTheSecondCopy(double ms) {
+  EmulatedOptions options = TestMachineOptions();
+  options.faults.stalls = {{.at = 2, .ms = ms}};
+  return options;
 }
 
-TEST(WindowTest, ABatchThatFailedIsWaitedForHoweverLongItsChunksTake) {
-  EmulatedOptions machine = TestMachineOptions();
-  machine.faults.stalls = {{.at = 2, .ms = 15 * 60'000}};
-  FaultyWorld world(TwoChunksInFlight(), machine);
+// A straggling rank or a debugger may stall the device for minutes before it continues.
+TEST(ChunksTest, ABatchThatFailedIsWaitedForHoweverLongItsChunksTakeAndLogsThatLessAndLessOften) {
+  struct Notice {
+    const char* text;
+    int after_minutes;
+  };
+  const Notice kNotices[] = {{"after 1m ", 1}, {"after 10m ", 11}, {"after 1h ", 71}};
+  for (const int minutes : {5, 30, 180}) {
+    SCOPED_TRACE(minutes);
+    FaultyWorld world(SmallChunks(), WithStallOfTheSecondCopy(minutes * 60'000.0));
+    uint8_t* const data = world.AllocateDevice(8 * kChunk);
+    const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kChunk);
+    world.FailCall("CopyAsync", 3, Injected());
+    EXPECT_THAT(world.TryCopyIn(host, data), IsInjected());
+    EXPECT_THAT(world.engine().health(), IsOk());
+    ASSERT_EQ(host->tickets().size(), 1u);
+    EXPECT_TRUE(host->tickets()[0].IsDone());
+    EXPECT_THAT(world.log.text(),
+                AllOf(HasSubstr("H2D on emu:0: after 1m submission 1"),
+                      HasSubstr("its copy has not finished"), HasSubstr("waiting on")));
+    for (const Notice& notice : kNotices) {
+      const bool logged = world.log.text().find(notice.text) != std::string::npos;
+      EXPECT_EQ(logged, minutes > notice.after_minutes) << notice.text;
+    }
+  }
+}
+
+TEST(ChunksTest, AStickyErrorEndsTheWaitForABatchThatFailed) {
+  FaultyWorld world(SmallChunks(), WithStallOfTheSecondCopy(kForEver));
+  uint8_t* const data = world.AllocateDevice(8 * kChunk);
+  world.device->FailCalls([copies = 0, waits = 0](const std::string& call, uint64_t) mutable {
+    if (call == "CopyAsync" && ++copies == 3) return Injected();
+    return call == "WaitEvent" && ++waits == 3 ? DeviceLost() : absl::OkStatus();
+  });
+  EXPECT_THAT(world.TryCopyIn(world.NewHostBuffer(8 * kChunk), data), IsDeviceLost());
+}
+
+// A stuck chunk may write to the memory at any later time, so the memory must not be reused. Only
+// an emulated device knows that it is stuck.
+TEST(ChunksTest, ABatchThatIsStuckHalfWayForEverPoisonsTheEngine) {
+  FaultyWorld world(SmallChunks(), WithStallOfTheSecondCopy(kForEver));
   uint8_t* const data = world.AllocateDevice(8 * kChunk);
   const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kChunk);
   world.FailCall("CopyAsync", 3, Injected());
-  EXPECT_THAT(world.TryCopyIn(host, data), IsInjected());
-  EXPECT_THAT(world.engine().health(), IsOk());
-  ASSERT_EQ(host->tickets().size(), 1u);
-  EXPECT_TRUE(host->tickets()[0].IsDone());
-}
-
-// A stuck chunk may write to the memory at any later time, so the memory must not be reused.
-TEST(WindowTest, ABatchThatIsStuckHalfWayForEverPoisonsTheEngine) {
-  EmulatedOptions machine = TestMachineOptions();
-  machine.faults.stalls = {{.at = 2}};
-  FaultyWorld world(TwoChunksInFlight(), machine);
-  uint8_t* const data = world.AllocateDevice(8 * kChunk);
-  const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(8 * kChunk);
 
   EXPECT_THAT(world.TryCopyIn(host, data),
               StatusIs(absl::StatusCode::kInternal,
-                       AllOf(HasSubstr("neither finished nor taken back"), HasSubstr("no room"),
+                       AllOf(HasSubstr("neither finished nor taken back"), HasSubstr("injected"),
                              HasSubstr("its copy has not finished"))));
 
   EXPECT_THAT(world.engine().health(), StatusIs(absl::StatusCode::kInternal));
@@ -451,7 +372,7 @@ TEST(WindowTest, ABatchThatIsStuckHalfWayForEverPoisonsTheEngine) {
 
 // No device copies across the border of two allocations, wherever it is in the batch. Unmerged
 // pieces are cut at other places than the merged whole, so that each part is aligned.
-TEST(WindowTest, NeighboursThatAreRefusedHalfWayGoOneByOneFromThereAndLoseNoByte) {
+TEST(ChunksTest, NeighboursThatAreRefusedHalfWayGoOneByOneFromThereAndLoseNoByte) {
   struct Row {
     uint64_t piece_bytes;
     int refused_chunk;
@@ -459,7 +380,7 @@ TEST(WindowTest, NeighboursThatAreRefusedHalfWayGoOneByOneFromThereAndLoseNoByte
   constexpr uint64_t kSize = 4 * kChunk - 1;
   for (const Row& row : {Row{kChunk / 4 * 3, 3}, Row{5'000, 1}, Row{5'000, 2}, Row{5'000, 3}}) {
     SCOPED_TRACE(std::to_string(row.piece_bytes) + ", " + std::to_string(row.refused_chunk));
-    FaultyWorld world(TwoChunksInFlight());
+    FaultyWorld world(SmallChunks());
     uint8_t* const data = world.AllocateDevice(Pattern(1, kSize));
     const std::shared_ptr<HostBuffer> host = world.NewHostBuffer(kSize);
     world.FailCall("CopyAsync", row.refused_chunk,
@@ -477,5 +398,5 @@ TEST(WindowTest, NeighboursThatAreRefusedHalfWayGoOneByOneFromThereAndLoseNoByte
   }
 }
 
-}  // namespace window_test
+}  // namespace chunks_test
 }  // namespace pinion::testing
