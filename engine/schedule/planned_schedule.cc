@@ -237,8 +237,7 @@ void PlannedSchedule::ChooseForTarget(std::vector<uint32_t>& deferred) {
   const uint64_t missing_bytes = MissingFor(awaited_bytes_).bytes;
   if (missing_bytes == 0) return;
   EvictAsPlanned();
-  const ScheduledParcel* const read_now = residency_.ParcelOf(matcher_.used_last());
-  uint64_t leaving_bytes = WindowBytesWithout(read_now) + residency_.DueAgainBytes();
+  uint64_t leaving_bytes = LeavingBytes();
   for (const uint32_t id : deferred) leaving_bytes += residency_.SizeBytes(id);
   if (leaving_bytes >= missing_bytes) return;
   for (const auto& [next_access, parcel] : Unread()) leaving_bytes += parcel->size_bytes;
@@ -302,7 +301,7 @@ ScheduledParcels PlannedSchedule::TakeMissing() {
   const ScheduledParcel* const read_now = residency_.ParcelOf(matcher_.used_last());
   const uint64_t beyond_bytes = Beyond(WindowBytesWithout(read_now), missing.bytes);
   // These parcels need no copy out and are evicted anyway.
-  ScheduledParcels taken = TakeDownTo(Beyond(missing.with_weights_bytes, window_bytes()), read_now);
+  ScheduledParcels taken = TakeDownTo(Beyond(missing.most(), window_bytes()), read_now);
   if (beyond_bytes == 0) return taken;
   uint64_t dropped_bytes = 0;
   for (const auto& [next_access, parcel] : Unread()) {
@@ -348,16 +347,24 @@ PlannedSchedule::Missing PlannedSchedule::MissingFor(uint64_t more_bytes) const 
       std::max(streamed_bytes_, Beyond(followed()->memory_bytes(), *options_.memory_bytes));
   const uint64_t step_bytes = Beyond(weights_bytes, *options_.memory_bytes);
   const uint64_t planned_bytes = std::max(step_bytes, followed()->plan().peak_bytes);
-  const uint64_t missing_bytes = Beyond(planned_bytes + streamed_bytes_, wanted_bytes);
-  return {
-      .bytes = missing_bytes,
-      .with_weights_bytes = std::max(missing_bytes, Beyond(*options_.memory_bytes, wanted_bytes))};
+  return {.bytes = Beyond(planned_bytes + streamed_bytes_, wanted_bytes),
+          .beyond_target_bytes = Beyond(*options_.memory_bytes, wanted_bytes)};
+}
+
+uint64_t PlannedSchedule::LeavingBytes() const {
+  return WindowBytesWithout(residency_.ParcelOf(matcher_.used_last())) + residency_.DueAgainBytes();
+}
+
+bool PlannedSchedule::LacksBytesWithWeights() const {
+  if (!IsPlanned()) return false;
+  uint64_t leaving_bytes = LeavingBytes();
+  for (const auto& [next_access, parcel] : Unread()) leaving_bytes += parcel->size_bytes;
+  return MissingFor(awaited_bytes_).beyond_target_bytes > leaving_bytes;
 }
 
 PlannedSchedule::WeightsBeside PlannedSchedule::TakeWeightsBeside() {
   if (std::exchange(begins_unplanned_, false)) return {.most_bytes = 0, .unless_in_use = true};
-  const uint64_t missing_bytes =
-      IsPlanned() ? MissingFor(awaited_bytes_).with_weights_bytes : uint64_t{0};
+  const uint64_t missing_bytes = IsPlanned() ? MissingFor(awaited_bytes_).most() : uint64_t{0};
   if (missing_bytes == 0) return {};
   return {.most_bytes = Beyond(missing_bytes, streamed_bytes_)};
 }

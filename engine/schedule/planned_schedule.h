@@ -55,6 +55,7 @@
 #ifndef PINION_ENGINE_SCHEDULE_PLANNED_SCHEDULE_H_
 #define PINION_ENGINE_SCHEDULE_PLANNED_SCHEDULE_H_
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -170,6 +171,8 @@ class PlannedSchedule final : public OffloadSchedule {
   bool AsksForDeviceBytes() const override { return options_.memory_bytes.has_value(); }
   // Whether the running planned step will exceed the target, by the last device bytes.
   bool LacksBytes() const { return IsPlanned() && MissingFor(awaited_bytes_).bytes > 0; }
+  // Whether it will even if all saved tensors leave that are to.
+  bool LacksBytesWithWeights() const;
   // `growth_bytes`: the most that memory without streamed weights grew since the last access, which
   // may be that of the step before, had evicted and fetched what it was to. Call it before the next
   // access, if the device `exceeds` the target since, or might another time.
@@ -265,12 +268,15 @@ class PlannedSchedule final : public OffloadSchedule {
   // Bytes that the device lacks for `more_bytes` and what the step allocates before its next
   // access.
   struct Missing {
-    uint64_t bytes = 0;               // if streamed weights give way to the plan
-    uint64_t with_weights_bytes = 0;  // if they do not
+    uint64_t bytes = 0;                // if streamed weights give way to the plan
+    uint64_t beyond_target_bytes = 0;  // if they do not
+    uint64_t most() const { return std::max(bytes, beyond_target_bytes); }
   };
   Missing MissingFor(uint64_t more_bytes) const;
   // The most that memory may grow until the next access.
   uint64_t GrowthBytes() const;
+  // What is evicted without being chosen for the target.
+  uint64_t LeavingBytes() const;
 
   const TargetOptions options_;
   const uint64_t small_bytes_;  // tensors of at most this size share parcels

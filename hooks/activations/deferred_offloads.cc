@@ -74,13 +74,17 @@ void OffloadForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Dev
       OffloadLock lock(state);
       beside = state.schedule.target->TakeWeightsBeside();
     }
-    // Weights that are used in the step leave its peak bound free.
+    // Weights that are used in the step leave its peak bound free, as long as that is kept.
     state.share->EvictIdleWeights(beside.most_bytes, beside.unless_in_use,
                                   state.share->used_last());
   }
   const auto lacks_bytes = [&] {
     OffloadLock lock(state);
     return state.schedule.target->LacksBytes();
+  };
+  const auto lacks_bytes_with_weights = [&] {
+    OffloadLock lock(state);
+    return state.schedule.target->LacksBytesWithWeights();
   };
   while (lacks_bytes()) {
     DueRecords due;
@@ -91,7 +95,11 @@ void OffloadForTarget(OffloadState& state, OffloadStatsRecorder& stats, c10::Dev
       state.TellDeviceBytes(device_bytes);
       TakeDeferredOffloads(state, stats, node, due, released);
     }
-    if (due.records.empty() && released.plain.empty()) return;
+    if (due.records.empty() && released.plain.empty()) {
+      // What a step was seen to grow by is in no peak bound.
+      if (lacks_bytes_with_weights()) state.share->EvictIdleWeights(/*most_bytes=*/0);
+      return;
+    }
     departures.CopyOut(due);
   }
 }
