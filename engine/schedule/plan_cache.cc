@@ -76,7 +76,7 @@ CachedPlan::CachedPlan(StepTrace step, StepPlan plan, absl::Status shortfall,
       growth_bytes_[access] = std::max(growth_bytes_[access], growths[access]);
     }
   };
-  if (step_.records.empty()) count(step_.intervals);
+  count(step_.intervals);
   for (const std::vector<StepInterval>& record : step_.records) count(record);
   SumUpGrowths();
 }

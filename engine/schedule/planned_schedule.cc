@@ -239,9 +239,7 @@ void PlannedSchedule::ChooseForTarget(std::vector<uint32_t>& deferred) {
   EvictAsPlanned();
   uint64_t leaving_bytes = LeavingBytes();
   for (const uint32_t id : deferred) leaving_bytes += residency_.SizeBytes(id);
-  if (leaving_bytes >= missing_bytes) return;
-  for (const auto& [next_access, parcel] : Unread()) leaving_bytes += parcel->size_bytes;
-  if (leaving_bytes >= missing_bytes) return;
+  if (Beyond(leaving_bytes, missing_bytes) == 0) return;
   std::vector<std::pair<size_t, uint32_t>> kept;  // with the next access
   for (uint32_t id = 0; id < matcher_.object_count(); ++id) {
     if (!residency_.Stays(id) || id == matcher_.used_last()) continue;
@@ -352,14 +350,14 @@ PlannedSchedule::Missing PlannedSchedule::MissingFor(uint64_t more_bytes) const 
 }
 
 uint64_t PlannedSchedule::LeavingBytes() const {
-  return WindowBytesWithout(residency_.ParcelOf(matcher_.used_last())) + residency_.DueAgainBytes();
+  uint64_t bytes =
+      WindowBytesWithout(residency_.ParcelOf(matcher_.used_last())) + residency_.DueAgainBytes();
+  for (const auto& [next_access, parcel] : Unread()) bytes += parcel->size_bytes;
+  return bytes;
 }
 
 bool PlannedSchedule::LacksBytesWithWeights() const {
-  if (!IsPlanned()) return false;
-  uint64_t leaving_bytes = LeavingBytes();
-  for (const auto& [next_access, parcel] : Unread()) leaving_bytes += parcel->size_bytes;
-  return MissingFor(awaited_bytes_).beyond_target_bytes > leaving_bytes;
+  return IsPlanned() && MissingFor(awaited_bytes_).beyond_target_bytes > LeavingBytes();
 }
 
 PlannedSchedule::WeightsBeside PlannedSchedule::TakeWeightsBeside() {

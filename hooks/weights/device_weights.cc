@@ -169,7 +169,6 @@ void DeviceWeights::FetchAhead(uint32_t index, const BoundStream& stream) {
       // Out of memory, most likely.
     }
   }
-  if (!is_fetched) claim.reset();  // lets the next user of the unit fetch it
   MutexLock lock(mu_);
   // A failing allocation is expensive: LibTorch's CUDA allocator frees its cache.
   if (may_try) is_fetched && !room_was_made ? back_off_.Worked() : back_off_.Refused();
@@ -304,9 +303,7 @@ bool DeviceWeights::Write(uint32_t index, const WritingOperator& op) {
   std::string name;
   {
     MutexLock lock(mu_);
-    const UnitParcel& unit = units_[index].parts;
-    name = unit.name;
-    for (const WeightPiece& piece : unit.pieces) {
+    for (const WeightPiece& piece : units_[index].parts.pieces) {
       const auto storage = piece.storage.lock();
       if (storage.get() == op.written.storage().unsafeGetStorageImpl()) name = piece.name;
     }

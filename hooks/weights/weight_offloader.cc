@@ -120,7 +120,7 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
   for (const at::Tensor& parameter : module.parameters()) {
     const auto found = host_of.find(parameter.unsafeGetTensorImpl());
     offloader->host_parameters_.push_back(found == host_of.end() ? parameter : found->second);
-    if (parameter.defined()) offloader->parameters_.emplace_back(parameter.getIntrusivePtr());
+    offloader->parameters_.emplace_back(parameter.getIntrusivePtr());
   }
   offloader->roots_ = RootsOf(module);
   return offloader;

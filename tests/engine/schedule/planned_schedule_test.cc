@@ -432,6 +432,35 @@ TEST(PlannedSchedule, ItIsKnownThatBytesAreLackingUntilEnoughHasGone) {
   EXPECT_TRUE(schedule.LacksBytes());
 }
 
+TEST(PlannedSchedule, WhatItsReaderHasFetchedIsNotLackingAnyMore) {
+  auto [schedule, player] = WithTarget(3 * kSize, {FourTensors()});
+  player.PlayForward({1, 2, 3, 4});
+  player.ReadAndRelease({3});
+  player.SetOtherBytes(1);
+  player.Read({2, 1});
+  EXPECT_THAT(player.Read(0), Contains("demand 0")) << "the test's premise";
+  ASSERT_NE(schedule.followed(), nullptr);
+  schedule.OnDeviceBytes(3 * kSize, /*streamed_bytes=*/0);
+  EXPECT_FALSE(schedule.LacksBytes());
+  schedule.OnDeviceBytes(3 * kSize + 1, /*streamed_bytes=*/0);
+  EXPECT_TRUE(schedule.LacksBytes());
+}
+
+TEST(PlannedSchedule, WeightsOfTheModelUsedLastGiveWayOnceNothingElseCanLeave) {
+  auto [schedule, player] = WithTarget(4 * kSize, {FourTensors()});
+  player.Save(1);
+  const auto lacks = [&schedule = schedule](uint64_t device_bytes) {
+    schedule.OnDeviceBytes(device_bytes, /*streamed_bytes=*/kSize);
+    return schedule.LacksBytesWithWeights();
+  };
+  EXPECT_FALSE(lacks(3 * kSize)) << "the next one is made";
+  EXPECT_TRUE(lacks(3 * kSize + 1));
+  auto [unknown, other_player] = WithTarget(4 * kSize);
+  other_player.Save(1);
+  unknown.OnDeviceBytes(100 * kSize, /*streamed_bytes=*/kSize);
+  EXPECT_FALSE(unknown.LacksBytesWithWeights());
+}
+
 // It has come to them in another order before it was known to be that step.
 TEST(PlannedSchedule, AStepThatGoesOnAsAnotherOneKnowsWhetherItHasLeftOutUsesOfThat) {
   StepTrace much_at_first = Chain({1, 2, 3, 4});

@@ -7,6 +7,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/dropout.h>
+#include <ATen/ops/eye.h>
 #include <ATen/ops/gelu.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/rand.h>
@@ -14,6 +15,7 @@
 #include <ATen/ops/tanh.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -44,6 +46,7 @@
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/activations/offload_stats.h"
 #include "pinion/hooks/checkpoint/checkpoint_module.h"
+#include "pinion/hooks/checkpoint/forward_state.h"
 #include "pinion/hooks/checkpoint/saved_tensors_hooks.h"
 #include "pinion/hooks/plan/step_recorder.h"
 #include "pinion/tests/hooks/activations/offload_world.h"
@@ -515,6 +518,14 @@ TEST_P(CheckpointTest, InputsOfOtherDevicesInContainersHaveTheRandomNumbersOfFor
 }
 
 // Like threads that reduce among themselves. A backward on the CPU runs on its caller's thread.
+TEST(WaitForTensorTest, OneWithoutAStorageIsNoneOfTheAllocators) {
+  const EmuWorld world;
+  const c10::impl::VirtualGuardImpl guard(world.device().type());
+  const Tensor sparse = at::eye(2).to_sparse();
+  EXPECT_NO_THROW(WaitForTensor(sparse, guard.getStreamFromGlobalPool(world.device()),
+                                guard.getStream(world.device())));
+}
+
 TEST(CheckpointThreadsTest, SegmentsWithoutRandomNumbersMayWaitForEachOther) {
   std::atomic<int> arrived = 0;
   const auto step = [&arrived] {

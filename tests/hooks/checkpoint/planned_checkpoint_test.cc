@@ -284,6 +284,17 @@ TEST(PlannedCheckpoint, WhereTheLinkHidesTheCopiesNothingIsComputedAgain) {
   EXPECT_GT(training.world.session()->GetStats().fetched_bytes, 0u);
 }
 
+TEST(PlannedCheckpoint, OneThatNoPlanMayDecideOnIsComputedAgain) {
+  const Bounds bounds(kQuickLink);
+  Training training(bounds.TargetBytes(50), kQuickLink);
+  const CheckpointOptions always;
+  for (int i = 0; i < 5; ++i) {
+    const Ran step = training.Step(&always, training.world.session());
+    ExpectSameGradients(bounds.plain.gradients, step.gradients);
+    EXPECT_THAT(step.runs, Each(2));
+  }
+}
+
 TEST(PlannedCheckpoint, WithoutAPlanEachIsComputedAgain) {
   Training training;
   const Ran plain = training.PlainStep();

@@ -606,6 +606,14 @@ TEST_F(WeightOffloaderTest, AGraphFromBeforeAStepRaisesAutogradsError) {
   EXPECT_THAT(ErrorOf([&] { loss.backward(); }), HasSubstr("modified by an inplace operation"));
 }
 
+TEST_F(WeightOffloaderTest, AGraphFromBeforeParametersWereReplacedOnTheHostRaisesAutogradsError) {
+  Net net(3);
+  const auto weights = Attach(*net);
+  const Tensor loss = net->forward(X()).sum();
+  weights->WithParametersOnHost([&] { net->parameters()[2].set_data(at::ones({kWidth, kWidth})); });
+  EXPECT_THAT(ErrorOf([&] { loss.backward(); }), HasSubstr("modified by an inplace operation"));
+}
+
 TEST_F(WeightOffloaderTest, LayersThatShareAStorageAreRefusedByName) {
   Net net(2);
   net->parameters()[2].set_data(net->parameters()[0].detach());
