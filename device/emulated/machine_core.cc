@@ -2,9 +2,11 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/device/emulated/engines.h"
+#include "pinion/device/emulated/faults.h"
 #include "pinion/device/host_arithmetic.h"
 
 namespace pinion {
@@ -30,6 +32,7 @@ MachineCore::MachineCore(const EmulatedOptions& options,
 }
 
 absl::Status MachineCore::Enter(int device, DeviceCall call, double cost_us) {
+  PINION_RETURN_IF_ERROR(CheckDeviceIndex(device, options.device_count));
   SpendOnArithmetic(device);
   PINION_RETURN_IF_ERROR(faults.Check(device));
   simulation.Spend(cost_us);
@@ -85,6 +88,11 @@ absl::StatusOr<MachineCore::Place> MachineCore::Locate(const void* data,
   }
   const int device = DeviceOf(data);
   if (device < 0) {
+    const uintptr_t begin = reinterpret_cast<uintptr_t>(data);
+    if (size_bytes > UINTPTR_MAX - begin) {
+      return absl::InvalidArgumentError(absl::StrCat("no memory has ", size_bytes, " bytes from ",
+                                                     begin, " on: pass memory of the host"));
+    }
     const PinnedRanges::Overlap overlap = pinned.Find(data, size_bytes);
     if (overlap != PinnedRanges::Overlap::kPartly) {
       return Place{.pageable = overlap == PinnedRanges::Overlap::kNone};

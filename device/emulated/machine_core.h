@@ -44,8 +44,8 @@ struct MachineCore {
 
   MachineCore(const EmulatedOptions& options, std::vector<std::unique_ptr<MemoryArena>> arenas);
 
-  // Begins a call: checks the latched error, charges the cost, applies random effects, and counts
-  // the call for the fault plan.
+  // Begins a call: checks the index and the latched error, charges the cost, applies random
+  // effects, and counts the call for the fault plan.
   absl::Status Enter(int device, DeviceCall call, double cost_us) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Begins a call that pins `size_bytes`.
   absl::Status EnterPin(int device, uint64_t size_bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);

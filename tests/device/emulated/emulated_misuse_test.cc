@@ -19,6 +19,7 @@
 #include "pinion/device/device.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
+#include "pinion/device/host_arithmetic.h"
 #include "pinion/tests/device/emulated/emulated_fixture.h"
 #include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -65,6 +66,7 @@ TEST_F(EmulatedMisuseTest, ADeviceThatThereIsNotIsRefusedByEachCallThatReturnsAS
   };
   for (const auto& row : rows) {
     for (const int device : {-1, 1, 9, INT32_MIN, INT32_MAX}) {
+      CountHostArithmetic(kMiB);  // a call adds its time to the device's statistics
       EXPECT_THAT(row.call(device),
                   StatusIs(absl::StatusCode::kInvalidArgument,
                            AllOf(HasSubstr("no device emu:" + std::to_string(device) + ";"),
@@ -140,6 +142,11 @@ TEST_F(EmulatedMisuseTest, SizesThatNoMemoryHasAreRefused) {
     }
     EXPECT_THAT(device_->Allocate(size_bytes, compute_),
                 StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("out of memory")));
+  }
+  uint8_t pageable[8] = {};
+  for (uint8_t* const host : {host_, pageable}) {
+    EXPECT_THAT(machine_->Launch(0, compute_, Of({{host, UINT64_MAX}})),
+                IsInvalid("kernel mm: no memory has 18446744073709551615 bytes"));
   }
   EXPECT_THAT(machine_->HostAccess(host_, UINT64_MAX, /*write=*/true),
               IsInvalid("18446744073709551615 bytes"));
