@@ -6,6 +6,7 @@
 # headers. It is analysed, as all else is, so that whatever looks for CUDA finds the wheels.
 # The wheels are those in .venv, since to install them again would be a download of 0.5 GB. Exception: the
 # smallest one, which holds headers of CUDA, is installed into an empty .venv.
+# Before that, checks which bazel and which folder for sandboxes ./bazelw takes on other machines.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -23,6 +24,30 @@ fi
 work=$(mktemp -d)
 # Bazel's output folders are read-only.
 trap 'chmod -R u+w "$work" && rm -rf "$work"' EXIT
+
+# Programs in place of /usr/bin/bazel and of the first bazel on PATH, which print their name and arguments.
+for place in usr path; do
+  mkdir "$work/$place"
+  printf '#!/bin/sh\n[ "$1" = --version ] && echo "bazel $%s_version" || echo "%s $*"\n' $place $place >"$work/$place/bazel"
+  chmod +x "$work/$place/bazel"
+done
+[[ ! -e /usr/bin/bazel ]] || PATH=$work/path:$PATH PINION_SKIP_INSTALL=1 "${hide[@]}" bash -euo pipefail -c '
+  mount --bind "$1" /usr/bin/bazel
+  in_memory=" --bazelrc=tools/sandbox_in_memory.bazelrc"
+  expect() { # expect TEXT, of ./bazelw help
+    local said
+    said=$(./bazelw help 2>&1) || true
+    [[ $said == "$1"* ]] || { echo "check_without_toolkit: ./bazelw said: $said; expected: $1"; exit 1; }
+  }
+  export usr_version=no_version path_version=9.0.0
+  for options in size=3g size=1g size=3g,noexec size=3g,ro; do
+    mount -t tmpfs -o "$options" tmpfs /dev/shm
+    [[ $options == size=3g ]] && expect "usr$in_memory help" || expect "usr help"
+  done
+  usr_version=4.2.3 expect "usr help"
+  usr_version=8.0.0 path_version=4.2.4 expect "path help"
+  usr_version=8.0.0 expect "bazelw: $(type -P bazel) is bazel 9.0.0, and Pinion builds with Bazel 4: apt-get install"
+' choose "$work/usr/bazel"
 
 # A .venv of before a wheel was needed has no marker of it. This one is empty besides.
 mkdir -p "$work/fresh/.venv"
