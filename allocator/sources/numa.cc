@@ -80,7 +80,9 @@ std::string NumaNodeList(const NumaNodeSet& nodes) {
 }
 
 NumaNodeSet NumaNodesOfCpuset(const std::string& proc_root) {
-  const std::string status = ReadFile(absl::StrCat(proc_root, "/self/status"));
+  std::string status = ReadFile(absl::StrCat(proc_root, "/thread-self/status"));
+  // Kernels before 3.17 lack thread-self.
+  if (status.empty()) status = ReadFile(absl::StrCat(proc_root, "/self/status"));
   for (absl::string_view line : absl::StrSplit(status, '\n')) {
     if (absl::ConsumePrefix(&line, "Mems_allowed_list:")) return ParseNodes(std::string(line));
   }
@@ -153,8 +155,10 @@ int NumaNodeOf(const void* data, uint64_t size_bytes, uint64_t stride_bytes) {
 }
 
 absl::Status PreferNumaNode(void* data, uint64_t size_bytes, int node) {
-  PINION_CHECK(node >= 0 && node < kMostNodes)
-      << "PreferNumaNode " << node << "; it must lie between 0 and " << kMostNodes - 1;
+  if (node < 0 || node >= kMostNodes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("PreferNumaNode ", node, "; it must lie between 0 and ", kMostNodes - 1));
+  }
   std::vector<unsigned long> nodes(node / kBitsPerWord + 1);
   nodes.back() = 1ul << (node % kBitsPerWord);
   // The kernel reads one bit less than the given size.

@@ -33,8 +33,8 @@ NumaNodeSet ReadNumaNodes(const std::string& path);
 // Returns "0-1,4", in the kernel's notation, or "none".
 std::string NumaNodeList(const NumaNodeSet& nodes);
 
-// Returns the nodes that the cpuset of this process allows (Mems_allowed), or all nodes if that is
-// unknown.
+// Returns the nodes that the cpuset of the calling thread allows (Mems_allowed), or all nodes if
+// that is unknown.
 NumaNodeSet NumaNodesOfCpuset(const std::string& proc_root = "/proc");
 
 // Returns the nodes of `allowed` that the calling thread's pages can come from. Only MPOL_BIND
@@ -52,7 +52,8 @@ int NumaNodeOf(const void* data, uint64_t size_bytes, uint64_t stride_bytes);
 
 // Makes pages of the range that are touched later come from `node`, or from the nearest nodes once
 // it is full. `data` is page-aligned. Does nothing where a container forbids the call. Returns
-// FailedPrecondition for a node without memory or outside of the cpuset.
+// InvalidArgument for a number that no node can have, and FailedPrecondition for a node without
+// memory or outside of the cpuset.
 absl::Status PreferNumaNode(void* data, uint64_t size_bytes, int node);
 
 // Keeps the calling thread on the CPUs of a node during its lifetime. Does nothing for node -1, and

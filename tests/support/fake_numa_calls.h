@@ -1,4 +1,5 @@
-// Imitates a NUMA host: replaces get_mempolicy(2) and mbind(2) while the object exists.
+// Imitates a NUMA host: replaces get_mempolicy(2) and mbind(2) while the object exists, and
+// move_pages(2) if node_of_page is set.
 //
 //   FakeNumaCalls calls;
 //   calls.policy = MPOL_BIND;
@@ -20,6 +21,7 @@
 #include <cerrno>
 #include <cstdarg>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace pinion::testing {
@@ -47,6 +49,12 @@ class FakeNumaCalls {
       }
       return 0;
     }
+    if (number == SYS_move_pages) {
+      auto* const* pages = reinterpret_cast<void* const*>(arguments[2]);
+      auto* const nodes = reinterpret_cast<int*>(arguments[4]);
+      for (long i = 0; i < arguments[1]; ++i) nodes[i] = node_of_page(pages[i]);
+      return 0;
+    }
     errno = EINVAL;
     if (arguments[2] - 1 < 1024) return -1;  // less than a kernel may have
     *reinterpret_cast<int*>(arguments[0]) = policy;
@@ -55,12 +63,14 @@ class FakeNumaCalls {
     return 0;
   }
 
-  std::atomic<int> count = 0;  // calls of both
-  int error = 0;               // errno of both; 0: success
+  std::atomic<int> count = 0;  // replaced calls
+  int error = 0;               // errno of all; 0: success
   int policy = MPOL_DEFAULT;   // policy of every thread, with its flags
   std::vector<int> policy_nodes;
   uint64_t mbind_bytes = 0;      // range of the last call
   std::vector<int> mbind_nodes;  // nodes of the last call
+  // Returns the node of a page, or -errno. Null: the kernel tells.
+  std::function<int(const void* page)> node_of_page;
 
  private:
   static inline FakeNumaCalls* current_ = nullptr;
@@ -76,7 +86,8 @@ extern "C" long syscall(long number, ...) noexcept {
   for (long& argument : arguments) argument = va_arg(list, long);
   va_end(list);
   auto* const fake = pinion::testing::FakeNumaCalls::current();
-  if (fake != nullptr && (number == SYS_mbind || number == SYS_get_mempolicy)) {
+  if (fake != nullptr && (number == SYS_mbind || number == SYS_get_mempolicy ||
+                          (number == SYS_move_pages && fake->node_of_page != nullptr))) {
     return fake->Answer(number, arguments);
   }
   return next(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4],

@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "pinion/allocator/base/deadline.h"
 #include "pinion/allocator/fence.h"
 
 namespace pinion::testing {
@@ -46,11 +47,11 @@ class FakeTimeline final : public FenceTimeline, public std::enable_shared_from_
 
   absl::Status Wait(uint64_t value, absl::Duration timeout) override {
     ++waits_;
-    const absl::Time deadline = absl::Now() + timeout;
+    const pinion::internal::Deadline deadline(timeout);
     while (true) {
       Raise(completed_, on_device_);
       if (Completed() >= value) return absl::OkStatus();
-      if (absl::Now() >= deadline) return absl::DeadlineExceededError("fake timeline");
+      if (deadline.Left() == absl::ZeroDuration()) return absl::DeadlineExceededError("fake timeline");
       absl::SleepFor(absl::Microseconds(20));
     }
   }

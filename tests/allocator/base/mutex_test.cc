@@ -23,13 +23,16 @@ TEST(MutexTest, AThreadThatWaitsLongSleeps) {
   Mutex mu;
   mu.Lock();
   absl::Duration used, passed;
+  std::atomic<bool> waits = false;
   std::thread waiter([&] {
     const absl::Duration start = TimeOf(CLOCK_MONOTONIC);
+    waits = true;
     mu.Lock();
     used = TimeOf(CLOCK_THREAD_CPUTIME_ID);
     passed = TimeOf(CLOCK_MONOTONIC) - start;
     mu.Unlock();
   });
+  while (!waits) absl::SleepFor(absl::Milliseconds(1));
   absl::SleepFor(absl::Milliseconds(300));
   mu.Unlock();
   waiter.join();

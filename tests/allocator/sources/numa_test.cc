@@ -102,6 +102,14 @@ TEST(NumaTest, TheNodesOfTheCpusetAreThoseThatTheKernelAllows) {
   EXPECT_EQ(NumaNodesOfCpuset(host.root().string()), Nodes({1, 3, 4}));
 }
 
+// A thread may be in another cpuset than the process's first one.
+TEST(NumaTest, TheNodesOfTheCpusetAreThoseOfTheCallingThread) {
+  FakeHost host;
+  host.Write("self/status", "Mems_allowed_list:\t0-3\n");
+  host.Write("thread-self/status", "Mems_allowed_list:\t2\n");
+  EXPECT_EQ(NumaNodesOfCpuset(host.root().string()), Nodes({2}));
+}
+
 TEST(NumaTest, OfAllPoliciesOnlyMpolBindLeavesNodesOut) {
   FakeNumaCalls calls;
   calls.policy_nodes = {1, 70};
@@ -264,20 +272,19 @@ TEST_F(NumaPagesTest, MemoryThatIsPartlyUntouchedLiesOnNoNode) {
   munmap(data, 4 * page_bytes_);
 }
 
-TEST_F(NumaPagesTest, EachPageOfALongRangeCounts) {
+TEST(NumaTest, EachPageOfALongRangeCounts) {
+  constexpr uint64_t kPageBytes = 4096;
+  const char* const data = nullptr;  // nobody reads it
+  FakeNumaCalls calls;
   for (const uint64_t pages : {511, 512, 513, 1024, 1025}) {
-    void* const data = mmap(nullptr, pages * page_bytes_, PROT_READ | PROT_WRITE,
-                            MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    ASSERT_NE(data, MAP_FAILED);
-    madvise(data, pages * page_bytes_, MADV_NOHUGEPAGE);
-    char* const bytes = static_cast<char*>(data);
-    bytes[0] = 1;
-    const int node = NumaNodeOf(data, 1, page_bytes_);
-    for (uint64_t page = 0; page + 1 < pages; ++page) bytes[page * page_bytes_] = 1;
-    EXPECT_EQ(NumaNodeOf(data, (pages - 1) * page_bytes_, page_bytes_), node) << pages;
-    EXPECT_EQ(NumaNodeOf(data, pages * page_bytes_, page_bytes_), -1)
-        << pages << ", the last is untouched";
-    munmap(data, pages * page_bytes_);
+    for (const int last : {3, 2, -ENOENT}) {
+      calls.node_of_page = [&](const void* page) {
+        return page == data + (pages - 1) * kPageBytes ? last : 3;
+      };
+      EXPECT_EQ(NumaNodeOf(data, (pages - 1) * kPageBytes, kPageBytes), 3) << pages;
+      EXPECT_EQ(NumaNodeOf(data, pages * kPageBytes, kPageBytes), last == 3 ? 3 : -1)
+          << pages << ", the last is on " << last;
+    }
   }
 }
 
