@@ -121,6 +121,8 @@ at::Tensor Target::Select(const at::Tensor& output) const {
       break;
     }
     case Kind::kIndices: {
+      TORCH_CHECK(examples > 0, "an output of ", output.sizes(),
+                  " has no example: give at least one to Target::IndexPerExample");
       std::vector<at::Tensor> picked;
       for (size_t n = 0; n < examples; ++n) {
         const at::Tensor selected_of_all =

@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <memory>
 #include <string>
 #include <typeinfo>
 #include <utility>
@@ -86,6 +87,19 @@ absl::Status CheckTorchHas(c10::DeviceType type) {
   return absl::FailedPreconditionError(absl::StrCat("LibTorch's part for \"", name,
                                                     "\" is not loaded: link or load libtorch_",
                                                     name, ".so, as docs/users/install.md says"));
+}
+
+absl::Status CheckIsRegistered(const DeviceBackend& backend, c10::DeviceType type) {
+  if (backend.type_name != "emu") return absl::OkStatus();
+  const absl::StatusOr<std::shared_ptr<Device>> device = backend.Open(0);
+  if (!device.ok()) return absl::OkStatus();
+  const c10::Stream stream(c10::Stream::DEFAULT, c10::Device(type, 0));
+  const absl::Status known = (*device)->IsCapturing(NativeStream(stream)).status();
+  if (!absl::IsInvalidArgument(known)) return absl::OkStatus();  // other errors show in later calls
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the backend is of another machine than LibTorch's \"", backend.type_name,
+      "\": register this machine (RegisterEmuDevice), or make the backend of the registered one (",
+      known.message(), ")"));
 }
 
 c10::Stream CurrentStream(c10::Device device) {

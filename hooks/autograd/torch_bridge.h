@@ -23,6 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "pinion/device/device.h"
+#include "pinion/device/device_backend.h"
 
 namespace pinion {
 
@@ -45,6 +46,11 @@ absl::Status CheckTorchVersion(uint64_t loaded);
 // Returns FailedPrecondition if the library with LibTorch's guard and allocator of this device type
 // is not loaded. Most of LibTorch's functions for the type throw then.
 absl::Status CheckTorchHas(c10::DeviceType type);
+
+// Returns InvalidArgument if LibTorch's devices are of another emulated machine than the backend's,
+// where tensors would stay, because the backend does not know their memory and streams. Returns OK
+// if the backend cannot open a device: later calls return its error. Requires CheckTorchHas(type).
+absl::Status CheckIsRegistered(const DeviceBackend& backend, c10::DeviceType type);
 
 c10::Stream CurrentStream(c10::Device device);
 StreamHandle NativeStream(const c10::Stream& stream);

@@ -178,6 +178,7 @@ absl::StatusOr<std::shared_ptr<StepRecorder>> StepRecorder::Create(DeviceBackend
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
   PINION_RETURN_IF_ERROR(backend.Validate());
   PINION_RETURN_IF_ERROR(CheckTorchHas(type));
+  PINION_RETURN_IF_ERROR(CheckIsRegistered(backend, type));
   if (!TellsAllocatedBytes(type)) {
     return absl::UnimplementedError(absl::StrCat(
         "a step cannot be recorded on \"", backend.type_name,

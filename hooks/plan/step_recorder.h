@@ -58,8 +58,9 @@ namespace pinion {
 
 class StepRecorder {
  public:
-  // InvalidArgument if LibTorch does not know the backend's device type. Unimplemented if its
-  // allocator does not report its bytes.
+  // InvalidArgument if LibTorch does not know the backend's device type, and for a backend of an
+  // emulated machine that is not the registered one. Unimplemented if LibTorch's allocator does not
+  // report its bytes.
   static absl::StatusOr<std::shared_ptr<StepRecorder>> Create(DeviceBackend backend);
   virtual ~StepRecorder() = default;
 

@@ -1,8 +1,5 @@
 #include "pinion/hooks/tier/torch_tier.h"
 
-#include <c10/core/Device.h>
-#include <c10/core/Stream.h>
-
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,23 +10,6 @@
 #include "pinion/hooks/tier/torch_pinned_source.h"
 
 namespace pinion {
-namespace {
-
-// Returns InvalidArgument if LibTorch's devices are of another emulated machine than the backend's,
-// where tensors would stay, because the backend does not know their memory and streams.
-absl::Status CheckIsRegistered(const DeviceBackend& backend, c10::DeviceType type) {
-  if (backend.type_name != "emu") return absl::OkStatus();
-  PINION_ASSIGN_OR_RETURN(const std::shared_ptr<Device> device, backend.Open(0));
-  const c10::Stream stream(c10::Stream::DEFAULT, c10::Device(type, 0));
-  const absl::Status known = device->IsCapturing(NativeStream(stream)).status();
-  if (!absl::IsInvalidArgument(known)) return absl::OkStatus();  // other errors show in later calls
-  return absl::InvalidArgumentError(absl::StrCat(
-      "the backend is of another machine than LibTorch's \"", backend.type_name,
-      "\": register this machine (RegisterEmuDevice), or make the backend of the registered one (",
-      known.message(), ")"));
-}
-
-}  // namespace
 
 absl::StatusOr<std::shared_ptr<HostTier>> TorchHostTier(const HostTierOptions& options,
                                                         const DeviceBackend& backend,

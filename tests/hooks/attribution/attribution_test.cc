@@ -425,6 +425,8 @@ TEST_F(AttributionTest, ATargetThatDoesNotFitTheOutputIsAnErrorThatSaysWhy) {
   EXPECT_THAT(error(Target::IndexPerExample({{1}, {1}}), {2}),
               HasSubstr("a target of 1 indices selects no column of an output of [2]"));
   EXPECT_THAT(error(Target::PerExample({1, 2}), {3, 4}), HasSubstr("2 targets, and 3 examples"));
+  EXPECT_THAT(error(Target::IndexPerExample({}), {0, 4}),
+              HasSubstr("an output of [0, 4] has no example: give at least one"));
   EXPECT_THAT(error(Target::PerExample({1, 2, 3}), {3, 4, 5}), HasSubstr("IndexPerExample"));
   for (const int64_t missing : {4, -1}) {
     EXPECT_THAT(error(Target::PerExample({0, missing}), {2, 4}),
