@@ -41,13 +41,24 @@ class HostMemorySource {
   // another. A copy of such a block must cope with the border.
   virtual bool JoinsAt(const void* /*border*/) const { return false; }
 
-  // Returns a segment of `size_bytes`, a positive multiple of granularity_bytes().
-  // ResourceExhausted if there is not enough memory; an error that the device has latched is
-  // cleared before. Any other code means that the source is broken and a retry is useless.
+  // Returns a segment of `size_bytes`. InvalidArgument unless that is a positive multiple of
+  // granularity_bytes(). ResourceExhausted if there is not enough memory; an error that the device
+  // has latched is cleared before. Any other code means that the source is broken and a retry is
+  // useless.
   virtual absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) = 0;
 
   // Frees a segment of this source that is no longer in use. May synchronise a device.
   virtual absl::Status Free(const HostSegment& segment) = 0;
+
+ protected:
+  // Returns InvalidArgument unless Allocate may return a segment of `size_bytes`.
+  absl::Status CheckSize(uint64_t size_bytes) const {
+    if (size_bytes > 0 && size_bytes % granularity_bytes() == 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(name() + ": " + std::to_string(size_bytes) +
+                                      " bytes are no positive multiple of " +
+                                      std::to_string(granularity_bytes()) +
+                                      ": ask for a positive multiple of granularity_bytes()");
+  }
 };
 
 }  // namespace pinion

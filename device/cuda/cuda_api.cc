@@ -1,5 +1,10 @@
 #include "pinion/device/cuda/cuda_api.h"
 
+#include <algorithm>
+#include <array>
+#include <bit>
+
+#include "absl/strings/str_cat.h"
 #include "pinion/device/cuda/cuda_calls.h"
 
 namespace pinion {
@@ -23,6 +28,17 @@ DriverContexts& Driver() {
 
 }  // namespace
 
+absl::Status CudaApi::Validate() const {
+  // The table holds nothing but pointers to functions.
+  const auto functions = std::bit_cast<std::array<void*, sizeof(CudaApi) / sizeof(void*)>>(*this);
+  const auto missing = std::count(functions.begin(), functions.end(), nullptr);
+  if (missing == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      missing,
+      " functions of CudaApi are null: pass RealCudaApi(), or a copy of it in which some "
+      "functions are others"));
+}
+
 const CudaApi& RealCudaApi() {
   static const CudaApi api = {
       .GetDeviceCount = &cudaGetDeviceCount,
@@ -32,7 +48,6 @@ const CudaApi& RealCudaApi() {
       .DeviceGetPCIBusId = &cudaDeviceGetPCIBusId,
       .GetDeviceProperties = &cudaGetDeviceProperties,
       .ThreadExchangeStreamCaptureMode = &cudaThreadExchangeStreamCaptureMode,
-      .HasContext = [](int device, bool* has) { return Driver().HasContext(device, has); },
       .PushContext = [](int device) { return Driver().PushContext(device); },
       .PopContext = [] { return Driver().PopContext(); },
       .GetLastError = &cudaGetLastError,

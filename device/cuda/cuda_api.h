@@ -10,6 +10,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "absl/status/status.h"
+
 namespace pinion {
 
 struct CudaApi {
@@ -22,10 +24,9 @@ struct CudaApi {
   cudaError_t (*GetDeviceProperties)(cudaDeviceProp* properties, int device);
   decltype(&cudaThreadExchangeStreamCaptureMode) ThreadExchangeStreamCaptureMode;
 
-  // Driver calls on device contexts; the runtime has none. HasContext tells whether a device has a
-  // context yet. CUDA makes it at first use, for example in cudaSetDevice.
-  cudaError_t (*HasContext)(int device, bool* has_context);
-  // Makes the device's context current on this thread. PopContext restores the previous one.
+  // Driver calls on device contexts; the runtime has none. PushContext makes the device's context
+  // current on this thread, and creates it at the device's first use. PopContext restores the
+  // previous one. cudaErrorNotSupported: the driver has no such functions.
   cudaError_t (*PushContext)(int device);
   cudaError_t (*PopContext)();
 
@@ -57,6 +58,9 @@ struct CudaApi {
 
   // Copies.
   decltype(&cudaMemcpyAsync) MemcpyAsync;
+
+  // Returns InvalidArgument unless every function is set.
+  absl::Status Validate() const;
 };
 
 const CudaApi& RealCudaApi();

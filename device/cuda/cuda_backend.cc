@@ -23,6 +23,7 @@ DeviceBackend CudaBackend(const CudaApi& api) {
 }
 
 absl::StatusOr<int> CudaDeviceCount(const CudaApi& api) {
+  PINION_RETURN_IF_ERROR(api.Validate());
   int count = 0;
   const absl::Status counted =
       CudaStatus(api, api.GetDeviceCount(&count), "counting the CUDA devices");

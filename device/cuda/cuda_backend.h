@@ -21,6 +21,7 @@ namespace pinion {
 DeviceBackend CudaBackend(const CudaApi& api = RealCudaApi());
 
 // Returns the number of CUDA devices, at least 1. NotFound: no driver, or no device.
+// InvalidArgument: a function of `api` is null.
 absl::StatusOr<int> CudaDeviceCount(const CudaApi& api = RealCudaApi());
 
 }  // namespace pinion

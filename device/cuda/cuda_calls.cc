@@ -81,10 +81,10 @@ bool HasAttribute(const CudaApi& api, int index, cudaDeviceAttr attribute) {
 CudaDeviceScope::CudaDeviceScope(const CudaApi& api, int index) : api_(api) {
   status_ = CudaStatus(api_, api_.GetDevice(&previous_), "cudaGetDevice");
   if (!status_.ok() || previous_ == index) return;
-  bool has_context = true;
-  if (api_.HasContext(previous_, &has_context) == cudaSuccess && !has_context) {
-    status_ = CudaStatus(api_, api_.PushContext(index),
-                         absl::StrCat("making the context of cuda:", index, " current"));
+  const cudaError_t pushed = api_.PushContext(index);
+  if (pushed != cudaErrorNotSupported) {
+    status_ =
+        CudaStatus(api_, pushed, absl::StrCat("making the context of cuda:", index, " current"));
     if (status_.ok()) restore_ = Restore::kContext;
     return;
   }
@@ -114,24 +114,14 @@ RelaxedCaptureScope::~RelaxedCaptureScope() {
 
 DriverContexts::DriverContexts(void* (*lookup)(const char* name))
     : init_(reinterpret_cast<decltype(init_)>(lookup("cuInit"))),
-      get_state_(reinterpret_cast<decltype(get_state_)>(lookup("cuDevicePrimaryCtxGetState"))),
       retain_(reinterpret_cast<decltype(retain_)>(lookup("cuDevicePrimaryCtxRetain"))),
       push_(reinterpret_cast<decltype(push_)>(lookup("cuCtxPushCurrent"))),
       pop_(reinterpret_cast<decltype(pop_)>(lookup("cuCtxPopCurrent"))),
-      usable_(init_ != nullptr && get_state_ != nullptr && retain_ != nullptr && push_ != nullptr &&
-              pop_ != nullptr && init_(0) == CUDA_SUCCESS) {}
-
-cudaError_t DriverContexts::HasContext(int device, bool* has_context) const {
-  if (!usable_) return cudaErrorNotSupported;
-  unsigned int flags;
-  int active;
-  const CUresult result = get_state_(device, &flags, &active);
-  if (result == CUDA_SUCCESS) *has_context = active != 0;
-  return RuntimeError(result);
-}
+      usable_(init_ != nullptr && retain_ != nullptr && push_ != nullptr && pop_ != nullptr &&
+              init_(0) == CUDA_SUCCESS) {}
 
 cudaError_t DriverContexts::PushContext(int device) {
-  if (!usable_ || device >= kDevices) return cudaErrorNotSupported;
+  if (!usable_ || device < 0 || device >= kDevices) return cudaErrorNotSupported;
   CUcontext context = contexts_[device].load(std::memory_order_acquire);
   if (context == nullptr) {
     const CUresult retained = retain_(&context, device);

@@ -1,5 +1,5 @@
-// Helpers for calls of CUDA. They convert errors, change the calling thread's CUDA state for one
-// call and restore it, and tell which context of the driver is current.
+// Helpers for calls of CUDA. They convert errors, and change the calling thread's CUDA state for
+// one call and restore it.
 //
 //   const CudaDeviceScope scope(api, index);
 //   PINION_RETURN_IF_ERROR(scope.status());
@@ -31,9 +31,12 @@ bool HasAttribute(const CudaApi& api, int index, cudaDeviceAttr attribute);
 
 // Makes a device current. status() tells whether that worked.
 //
-// Restoring by cudaSetDevice would create a context on a previous device that has none yet. On a
-// thread that never chose a device this would cost some hundred MiB of device 0, per rank of a
-// host. In that case the scope pushes the new device's context instead, and the destructor pops it.
+// Pushes the device's context, and the destructor pops it. Exception: if the driver's functions are
+// missing, the scope selects the device and then the previous one by cudaSetDevice. That creates a
+// context on a previous device that has none, which costs some hundred MiB of device memory. It
+// also replaces a green context of the thread.
+//
+// Creates a context on a device without one: begin a RelaxedCaptureScope first.
 class [[nodiscard]] CudaDeviceScope {
  public:
   [[nodiscard]] CudaDeviceScope(const CudaApi& api, int index);
@@ -86,7 +89,7 @@ class [[nodiscard]] PrimaryContextScope {
   const bool is_pushed_;
 };
 
-// Queries and switches CUDA contexts by the driver API; CudaApi documents the calls.
+// Switches CUDA contexts by the driver API; CudaApi documents the calls.
 class DriverContexts {
  public:
   // `lookup` returns a driver function by name, or null. Looking functions up avoids linking
@@ -96,7 +99,6 @@ class DriverContexts {
   DriverContexts(const DriverContexts&) = delete;
   DriverContexts& operator=(const DriverContexts&) = delete;
 
-  cudaError_t HasContext(int device, bool* has_context) const;
   cudaError_t PushContext(int device);
   cudaError_t PopContext() const;
 
@@ -104,7 +106,6 @@ class DriverContexts {
   static constexpr int kDevices = 64;
 
   decltype(&cuInit) init_;
-  decltype(&cuDevicePrimaryCtxGetState) get_state_;
   decltype(&cuDevicePrimaryCtxRetain) retain_;
   decltype(&cuCtxPushCurrent) push_;
   decltype(&cuCtxPopCurrent) pop_;

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
@@ -73,10 +74,9 @@ absl::Status CudaDevice::Call(const char* name, const Function& function) const 
 
 template <typename Function>
 absl::Status CudaDevice::CallRelaxed(const char* name, const Function& function) const {
-  return Call(name, [&] {
-    RelaxedCaptureScope relaxed(api_);
-    return function();
-  });
+  // First: making the device current may create its context.
+  RelaxedCaptureScope relaxed(api_);
+  return Call(name, function);
 }
 
 DeviceInfo CudaDevice::info() const {
@@ -133,8 +133,8 @@ absl::Status CudaDevice::Free(void* data, StreamHandle stream) {
 
 absl::StatusOr<StreamHandle> CudaDevice::CreateStream(const std::string&) {
   cudaStream_t stream = nullptr;
-  const PrimaryContextScope primary(api_, index_);
   PINION_RETURN_IF_ERROR(CallRelaxed("cudaStreamCreateWithFlags", [&] {
+    const PrimaryContextScope primary(api_, index_);
     return api_.StreamCreateWithFlags(&stream, cudaStreamNonBlocking);
   }));
   return StreamHandle(stream);
@@ -264,12 +264,13 @@ absl::Status CudaDevice::CopyAsync(CopyDirection direction, absl::Span<const Cop
 
 CudaPinnedSource::CudaPinnedSource(const CudaApi& api, int index, const std::string& sysfs)
     : api_(api), index_(index), sysfs_(sysfs) {
+  const absl::Status valid = api.Validate();
+  PINION_CHECK(valid.ok()) << valid.message();
   WatchProcess();
 }
 
 absl::StatusOr<HostSegment> CudaPinnedSource::Allocate(uint64_t size_bytes) {
-  PINION_CHECK(size_bytes > 0 && size_bytes % granularity_bytes() == 0)
-      << size_bytes << " bytes are not a multiple of " << granularity_bytes();
+  PINION_RETURN_IF_ERROR(CheckSize(size_bytes));
   if (origin_.InForkedChild()) return origin_.Refusal(name());
   if (ProcessIsExiting()) {
     return absl::FailedPreconditionError(
@@ -281,7 +282,7 @@ absl::StatusOr<HostSegment> CudaPinnedSource::Allocate(uint64_t size_bytes) {
   if (comes_aligned_.load(std::memory_order_relaxed)) {
     PINION_ASSIGN_OR_RETURN(void* data, Pin(size_bytes));
     if (reinterpret_cast<uintptr_t>(data) % granularity_bytes() == 0) {
-      return HostSegment{data, size_bytes, NumaNodeOf(data, size_bytes, granularity_bytes())};
+      return HandOut(data, size_bytes, {data, size_bytes});
     }
     comes_aligned_.store(false, std::memory_order_relaxed);
     if (absl::Status unpinned = Unpin(data, size_bytes); !unpinned.ok()) {
@@ -291,14 +292,25 @@ absl::StatusOr<HostSegment> CudaPinnedSource::Allocate(uint64_t size_bytes) {
     }
   }
   UnpinLeftOver();
-  PINION_ASSIGN_OR_RETURN(void* larger, Pin(size_bytes + granularity_bytes()));
+  const uint64_t larger_bytes = size_bytes + granularity_bytes();
+  if (larger_bytes < size_bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("cudaHostAlloc of ", HumanBytes(size_bytes), ": no host has so much"));
+  }
+  PINION_ASSIGN_OR_RETURN(void* larger, Pin(larger_bytes));
   void* const aligned =
       reinterpret_cast<void*>(AlignUp(reinterpret_cast<uintptr_t>(larger), granularity_bytes()));
+  return HandOut(aligned, size_bytes, {larger, larger_bytes});
+}
+
+HostSegment CudaPinnedSource::HandOut(void* data, uint64_t size_bytes, const Pinned& pinned) {
+  absl::Cleanup unpin = [&] { Unpin(pinned.data, pinned.size_bytes).IgnoreError(); };
   {
     MutexLock lock(mu_);
-    unaligned_[aligned] = larger;
+    in_use_[data] = {size_bytes, pinned};  // may throw
   }
-  return HostSegment{aligned, size_bytes, NumaNodeOf(aligned, size_bytes, granularity_bytes())};
+  std::move(unpin).Cancel();
+  return {data, size_bytes, NumaNodeOf(data, size_bytes, granularity_bytes())};
 }
 
 bool CudaPinnedSource::LocksPages() const {
@@ -306,9 +318,9 @@ bool CudaPinnedSource::LocksPages() const {
 }
 
 absl::StatusOr<void*> CudaPinnedSource::Pin(uint64_t size_bytes) {
+  RelaxedCaptureScope relaxed(api_);
   CudaDeviceScope scope(api_, index_);
   PINION_RETURN_IF_ERROR(scope.status());
-  RelaxedCaptureScope relaxed(api_);
   const int node = PciLinkOf(api_, index_, sysfs_ + "/bus/pci/devices").numa_node;
   const ScopedNumaThread near(node, sysfs_ + "/devices/system/node/");
   void* data = nullptr;
@@ -325,9 +337,9 @@ absl::StatusOr<void*> CudaPinnedSource::Pin(uint64_t size_bytes) {
 }
 
 absl::Status CudaPinnedSource::Unpin(void* data, uint64_t size_bytes) {
+  RelaxedCaptureScope relaxed(api_);
   CudaDeviceScope scope(api_, index_);
   PINION_RETURN_IF_ERROR(scope.status());
-  RelaxedCaptureScope relaxed(api_);
   if (LocksPages()) UnlockPages(data, size_bytes);
   return CudaStatus(api_, api_.FreeHost(data),
                     absl::StrCat("cudaFreeHost of ", HumanBytes(size_bytes)));
@@ -347,17 +359,25 @@ void CudaPinnedSource::UnpinLeftOver() {
 absl::Status CudaPinnedSource::Free(const HostSegment& segment) {
   if (ProcessIsExiting() || origin_.InForkedChild()) return absl::OkStatus();
   UnpinLeftOver();
-  std::map<void*, void*>::node_type unaligned;
+  std::map<void*, InUse>::node_type freed;
   {
     MutexLock lock(mu_);
-    unaligned = unaligned_.extract(segment.data);
+    const auto found = in_use_.find(segment.data);
+    if (found == in_use_.end() || found->second.size_bytes != segment.size_bytes) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "CudaPinnedSource::Free: this source has no segment of ", HumanBytes(segment.size_bytes),
+          " in use at 0x", absl::Hex(reinterpret_cast<uintptr_t>(segment.data)),
+          "; pass each segment that its Allocate returned, unchanged and once"));
+    }
+    // Before the call, behind which another thread may get a segment at this address.
+    freed = in_use_.extract(found);
   }
-  if (unaligned.empty()) return Unpin(segment.data, segment.size_bytes);
-  absl::Status unpinned = Unpin(unaligned.mapped(), segment.size_bytes + granularity_bytes());
+  const Pinned& pinned = freed.mapped().pinned;
+  absl::Status unpinned = Unpin(pinned.data, pinned.size_bytes);
   if (!unpinned.ok()) {
     // The memory is still pinned, and a repeated Free names the same address.
     MutexLock lock(mu_);
-    unaligned_.insert(std::move(unaligned));
+    in_use_.insert(std::move(freed));
   }
   return unpinned;
 }

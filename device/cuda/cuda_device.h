@@ -36,13 +36,15 @@ namespace pinion {
 // source locks the pages itself (mlock2). If the system refuses, pinned() becomes false: copies
 // stay correct, but the system may swap or move the pages.
 //
-// Memory that CUDA refuses to free stays pinned. A repeated Free may free it.
+// Free returns InvalidArgument, and frees nothing, unless the segment is one of this source that is
+// in use. Memory that CUDA refuses to free stays pinned. A repeated Free may free it.
 //
 // While the process exits, and in a child of fork(), Free leaves the memory to the operating
 // system, and Allocate returns FailedPrecondition.
 class CudaPinnedSource final : public HostMemorySource {
  public:
-  // Pins through device `index`; `api` outlives the source. Tests inject another `sysfs`.
+  // Pins through device `index`; `api` outlives the source and has all functions. Tests inject
+  // another `sysfs`.
   CudaPinnedSource(const CudaApi& api, int index, const std::string& sysfs = "/sys");
 
   std::string name() const override { return "cudaHostAlloc"; }
@@ -52,6 +54,16 @@ class CudaPinnedSource final : public HostMemorySource {
   absl::Status Free(const HostSegment& segment) override;
 
  private:
+  struct Pinned {  // what CUDA returned
+    void* data = nullptr;
+    uint64_t size_bytes = 0;
+  };
+  struct InUse {
+    uint64_t size_bytes = 0;  // of the segment, which lies in `pinned`
+    Pinned pinned;
+  };
+
+  HostSegment HandOut(void* data, uint64_t size_bytes, const Pinned& pinned);
   // Returns true if this source has to lock pages, because CUDA does not promise to.
   bool LocksPages() const;
   absl::StatusOr<void*> Pin(uint64_t size_bytes);
@@ -66,8 +78,8 @@ class CudaPinnedSource final : public HostMemorySource {
   std::atomic<bool> is_pinned_{true};      // false once the system has refused to lock pages
   std::atomic<bool> comes_aligned_{true};  // false once CUDA has returned unaligned memory
   Mutex mu_;
-  // CUDA's unaligned allocations, by the aligned address inside that Allocate returned.
-  std::map<void*, void*> unaligned_ ABSL_GUARDED_BY(mu_);
+  // Segments that Allocate returned, by address.
+  std::map<void*, InUse> in_use_ ABSL_GUARDED_BY(mu_);
   // Unaligned allocations, with their sizes, that Allocate could not unpin.
   std::map<void*, uint64_t> left_over_ ABSL_GUARDED_BY(mu_);
 };

@@ -1,14 +1,19 @@
 // The CUDA device, on the fake runtime, while a stream captures a graph.
 
 #include <cstdint>
+#include <functional>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/host_memory_source.h"
 #include "pinion/device/cuda/cuda_api.h"
+#include "pinion/device/cuda/cuda_device.h"
 #include "pinion/device/device.h"
+#include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/tests/device/cuda/cuda_device_fixture.h"
 #include "pinion/tests/device/cuda/fake_cuda.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -63,6 +68,36 @@ TEST_F(CudaCapturesTest, SettingUpDoesNotSpoilSomebodysCapture) {
   EXPECT_FALSE(device_.Allocate(kGiB, stream).ok()) << "the device has less";
   EXPECT_THAT(device_.DestroyStream(stream), IsOk());
   EXPECT_FALSE(fake_.capture_spoiled());
+}
+
+// The first call of a device creates its context.
+TEST(CudaContextDuringACaptureTest, ADevicesFirstCallDoesNotSpoilSomebodysCapture) {
+  for (const char* const missing : {"", "PushContext"}) {  // a function of the driver
+    const struct {
+      const char* name;
+      std::function<absl::Status(CudaDevice& device)> call;
+    } rows[] = {
+        {"CreateStream", [](CudaDevice& device) { return device.CreateStream("s").status(); }},
+        {"CreateEvent", [](CudaDevice& device) { return device.CreateEvent().status(); }},
+        {"pinning",
+         [](CudaDevice& device) { return device.pinned_source()->Allocate(2 * kMiB).status(); }},
+    };
+    for (const auto& [name, call] : rows) {
+      SCOPED_TRACE(absl::StrCat(name, missing));
+      EmulatedOptions options;
+      options.device_count = 2;
+      options.memory_bytes = 64 * kMiB;
+      FakeCuda fake(options);
+      CudaDevice captured(FakeCuda::Api(), 0), device(FakeCuda::Api(), 1);
+      fake.SetCapturing(captured.CreateStream("captured").value(), true);
+      ASSERT_FALSE(fake.has_context(1));
+      fake.FailNext(missing, cudaErrorNotSupported);
+      EXPECT_THAT(call(device), IsOk());
+      EXPECT_TRUE(fake.has_context(1));
+      EXPECT_FALSE(fake.capture_spoiled());
+      EXPECT_EQ(FakeCuda::thread().capture_mode, cudaStreamCaptureModeGlobal);
+    }
+  }
 }
 
 // If the first exchange of the mode fails, a second one would leave the thread relaxed.

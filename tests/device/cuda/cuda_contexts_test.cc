@@ -1,5 +1,7 @@
 // Which device is current during and after a call of the CUDA device; on the fake runtime.
 
+#include <string_view>
+
 #include "absl/status/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -75,11 +77,20 @@ TEST_F(CudaContextsTest, DescribingADeviceOpensNoContext) {
 // Some drivers do not expose the runtime's contexts.
 TEST_F(CudaContextsTest, WithoutTheDriversCallsADeviceIsSelectedAndPutBack) {
   const EventHandle event = device_.CreateEvent().value();
-  const int set = fake_.calls("SetDevice"), pushed = fake_.calls("PushContext");
-  fake_.FailNext("HasContext", cudaErrorNotSupported);
+  const int set = fake_.calls("SetDevice"), popped = fake_.calls("PopContext");
+  fake_.FailNext("PushContext", cudaErrorNotSupported);
   EXPECT_THAT(device_.QueryEvent(event), IsOk());
   EXPECT_EQ(fake_.calls("SetDevice"), set + 2);
-  EXPECT_EQ(fake_.calls("PushContext"), pushed);
+  EXPECT_EQ(fake_.calls("PopContext"), popped);
+  EXPECT_EQ(CurrentDevice(), 0);
+}
+
+TEST_F(CudaContextsTest, ACallOnAnotherDeviceLeavesTheThreadsGreenContextCurrent) {
+  const EventHandle event = device_.CreateEvent().value();
+  ASSERT_EQ(FakeCuda::Api().SetDevice(0), cudaSuccess);
+  fake_.SetGreenContext();
+  EXPECT_THAT(device_.QueryEvent(event), IsOk());
+  EXPECT_TRUE(FakeCuda::green_is_current());
   EXPECT_EQ(CurrentDevice(), 0);
 }
 
@@ -89,7 +100,7 @@ TEST_F(CudaContextsTest, ADeviceThatCannotBeMadeCurrentIsNamedAndNothingIsPutBac
     bool chosen;
     const char* what;
   } cases[] = {{"GetDevice", false, "cudaGetDevice"},
-               {"PushContext", false, "making the context of cuda:1 current"},
+               {"PushContext", true, "making the context of cuda:1 current"},
                {"SetDevice", true, "cudaSetDevice(1)"}};
   for (const auto& [function, chosen, what] : cases) {
     SCOPED_TRACE(function);
@@ -97,13 +108,15 @@ TEST_F(CudaContextsTest, ADeviceThatCannotBeMadeCurrentIsNamedAndNothingIsPutBac
       ASSERT_EQ(FakeCuda::Api().SetDevice(0), cudaSuccess);
     }
     const int set = fake_.calls("SetDevice");
+    const bool selects = std::string_view(function) == "SetDevice";
+    if (selects) fake_.FailNext("PushContext", cudaErrorNotSupported);
     fake_.FailNext(function, cudaErrorDevicesUnavailable);
     EXPECT_THAT(device_.CreateEvent(),
                 StatusIs(absl::StatusCode::kUnavailable,
                          AllOf(HasSubstr(what), HasSubstr("cudaErrorDevicesUnavailable"))));
     EXPECT_EQ(fake_.calls("EventCreateWithFlags"), 0);
     EXPECT_EQ(fake_.calls("PopContext"), 0);
-    EXPECT_EQ(fake_.calls("SetDevice"), set + (chosen ? 1 : 0));
+    EXPECT_EQ(fake_.calls("SetDevice"), set + (selects ? 1 : 0));
     EXPECT_EQ(LatchedError(), cudaSuccess);
   }
 }

@@ -168,6 +168,8 @@ TEST_F(CudaDeviceTest, MemoryThatCameUnalignedOnceIsAskedForWithRoomToAlignIt) {
     EXPECT_TRUE(fake_.machine().IsPinned(static_cast<char*>(segment.data) + 2 * kMiB - 1));
   }
   EXPECT_EQ(fake_.calls("HostAlloc"), 4) << "the first one was pinned twice";
+  EXPECT_THAT(device_.pinned_source()->Allocate(UINT64_MAX - 2 * kMiB + 1),
+              StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
 TEST_F(CudaDeviceTest, MemoryThatCameUnalignedAndCannotBeUnpinnedIsAnError) {
@@ -205,11 +207,37 @@ TEST_F(CudaDeviceTest, MemoryThatCameUnalignedAndIsNotFreedAtOnceIsFreedTheNextT
   EXPECT_FALSE(fake_.machine().IsPinned(segment.data));
 }
 
-TEST_F(CudaDeviceTest, SegmentsThatAreNotMultiplesOfTheGranularityAreACallersBug) {
-  EXPECT_DEATH(device_.pinned_source()->Allocate(0).status().IgnoreError(),
-               "0 bytes are not a multiple");
-  EXPECT_DEATH(device_.pinned_source()->Allocate(kMiB).status().IgnoreError(),
-               "are not a multiple");
+TEST_F(CudaDeviceTest, ASegmentThatIsNoPositiveMultipleOfTheGranularityIsRefused) {
+  const int calls = fake_.calls("HostAlloc");
+  for (const uint64_t size_bytes : {uint64_t{0}, kMiB, 2 * kMiB + 1}) {
+    EXPECT_THAT(device_.pinned_source()->Allocate(size_bytes),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr(std::to_string(size_bytes) + " bytes are no"),
+                               HasSubstr("ask for a positive multiple of granularity_bytes()"))));
+  }
+  EXPECT_EQ(fake_.calls("HostAlloc"), calls);
+}
+
+TEST_F(CudaDeviceTest, OnlyASegmentInUseIsFreedAndOnlyOnce) {
+  for (const bool pages_only : {false, true}) {
+    if (pages_only) fake_.AlignToPagesOnly();
+    const std::shared_ptr<HostMemorySource> source = device_.pinned_source();
+    const HostSegment segment = source->Allocate(4 * kMiB).value();
+    char* const data = static_cast<char*>(segment.data);
+    const int calls = fake_.calls("FreeHost");
+    const auto refused =
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 AllOf(HasSubstr("in use at 0x"), HasSubstr("unchanged and once")));
+    for (const HostSegment& wrong :
+         {HostSegment{}, HostSegment{nullptr, 4 * kMiB}, HostSegment{data, 2 * kMiB},
+          HostSegment{data, 6 * kMiB}, HostSegment{data + 2 * kMiB, 2 * kMiB}}) {
+      EXPECT_THAT(source->Free(wrong), refused);
+    }
+    EXPECT_EQ(fake_.calls("FreeHost"), calls);
+    EXPECT_THAT(source->Free(segment), IsOk());
+    EXPECT_THAT(source->Free(segment), refused);
+    EXPECT_EQ(fake_.live_segments(), 0u);
+  }
 }
 
 TEST_F(CudaDeviceTest, WaitingForAStuckEventEndsWithDeadlineExceeded) {
@@ -313,6 +341,23 @@ TEST_F(CudaDeviceTest, TheBackendHandsOutDevicesThatExist) {
   EXPECT_THAT(backend.device(2), StatusIs(absl::StatusCode::kNotFound,
                                           AllOf(HasSubstr("cuda:2"), HasSubstr("2 device(s)"))));
   EXPECT_THAT(backend.device(-1), StatusIs(absl::StatusCode::kNotFound, HasSubstr("cuda:-1")));
+}
+
+// The table of a program that has set only some functions.
+TEST(CudaApiMisuseTest, AFunctionThatIsMissingIsRefusedWithTheRemedy) {
+  const FakeCuda fake{EmulatedOptions()};
+  CudaApi api = FakeCuda::Api();
+  api.MemcpyAsync = nullptr;
+  const CudaApi none = {};
+  for (const CudaApi& wrong : {api, none}) {
+    const auto refused =
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 AllOf(HasSubstr("of CudaApi are null"), HasSubstr("RealCudaApi()")));
+    EXPECT_THAT(CudaBackend(wrong).device(0), refused);
+    EXPECT_THAT(CudaDeviceCount(wrong), refused);
+    EXPECT_DEATH(CudaPinnedSource(wrong, 0), "of CudaApi are null");
+    EXPECT_DEATH(CudaDevice(wrong, 0), "of CudaApi are null");
+  }
 }
 
 TEST(CudaDeviceCountTest, OneDeviceIsEnough) {

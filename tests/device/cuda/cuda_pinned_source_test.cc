@@ -103,13 +103,13 @@ TEST_F(CudaPinnedSourceTest, WhereCudaLocksThePagesNobodyElseDoes) {
   EXPECT_THAT(source.Free(segment), IsOk());
 }
 
-TEST_F(CudaPinnedSourceTest, ADeviceThatThereIsNotIsNamedByEachCall) {
+TEST_F(CudaPinnedSourceTest, ADeviceThatThereIsNotIsNamedByAllocate) {
   const FakeCuda fake(Machine("h100_pcie5"));
   for (const int index : {-1, 1, 99}) {
     CudaPinnedSource source(FakeCuda::Api(), index);
-    const auto refused = IsInvalid("the context of cuda:" + std::to_string(index) + " current");
-    EXPECT_THAT(source.Allocate(2 * kMiB), refused);
-    EXPECT_THAT(source.Free({nullptr, 2 * kMiB}), refused);
+    EXPECT_THAT(source.Allocate(2 * kMiB),
+                IsInvalid("the context of cuda:" + std::to_string(index) + " current"));
+    EXPECT_THAT(source.Free({nullptr, 2 * kMiB}), IsInvalid("no segment of 2 MiB in use at 0x0"));
   }
 }
 

@@ -166,9 +166,18 @@ absl::Status FakeCuda::DestroyStream(cudaStream_t stream) {
   return current().DestroyStream(ours);
 }
 
-void FakeCuda::AddContext(int device) {
+cudaError_t FakeCuda::AddContext(int device) {
   MutexLock lock(mu_);
+  if (contexts_.contains(device)) return cudaSuccess;
+  if (SpoilsCapture()) return cudaErrorStreamCaptureUnsupported;
   contexts_.insert(device);
+  return cudaSuccess;
+}
+
+bool FakeCuda::SpoilsCapture() {
+  if (capturing_ == 0 || thread().capture_mode == cudaStreamCaptureModeRelaxed) return false;
+  capture_spoiled_ = true;
+  return true;
 }
 
 void FakeCuda::Count(const char* function) {
@@ -238,8 +247,7 @@ cudaError_t FakeCuda::Enter(const char* function, bool uses_device) {
 cudaError_t FakeCuda::EnterUnsafe(const char* function) {
   {
     MutexLock lock(mu_);
-    if (capturing_ > 0 && thread().capture_mode != cudaStreamCaptureModeRelaxed) {
-      capture_spoiled_ = true;
+    if (SpoilsCapture()) {
       thread().last_error = cudaErrorStreamCaptureUnsupported;
       return cudaErrorStreamCaptureUnsupported;
     }

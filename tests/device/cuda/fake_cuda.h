@@ -7,6 +7,7 @@
 // default stream. The fake is as strict as the strictest CUDA runtime and driver:
 //   * a stream is usable only while its device is current;
 //   * a call creates a context on the current device, and cudaSetDevice on the named one;
+//   * cudaSetDevice replaces the thread's green context by the device's own;
 //   * an error stays latched on its thread until it is read;
 //   * every later call of any thread returns a sticky error. Work that other code submits to the
 //     machine itself, such as LibTorch's kernels, continues;
@@ -20,7 +21,7 @@
 //   * an allocation far beyond the device's memory is an invalid value, not a lack of memory;
 //   * while a stream captures a graph, many calls fail and spoil the capture: querying an event,
 //     waiting for a stream, pinning memory, and creating, destroying, allocating or freeing
-//     anything. Exception: a thread that has relaxed its capture mode;
+//     anything, a device's context included. Exception: a thread that has relaxed its capture mode;
 //   * so does any use of the legacy stream while a stream that synchronizes with it captures.
 //
 // Thread safety: the API's functions are thread-safe. At most one FakeCuda exists at a time.
@@ -81,8 +82,11 @@ class FakeCuda {
   void SetIntegrated() { integrated_ = true; }
   // Sets the bus address of every device; without it a device has none.
   void SetBusId(const std::string& bus_id) { bus_id_ = bus_id; }
-  // Makes a green context current on all threads, above their selected device.
-  void SetGreenContext() { has_green_context_ = true; }
+  // Makes a green context of the selected device current on this thread, until the thread selects a
+  // device.
+  void SetGreenContext() { thread().has_green_context = true; }
+  // Returns whether that context is current on this thread.
+  static bool green_is_current() { return thread().has_green_context && thread().pushed.empty(); }
   void SetCapturing(StreamHandle stream, bool capturing);
   // Lets a stream that synchronizes with the legacy stream capture a graph.
   void SetBlockingStreamCaptures() { blocking_stream_captures_ = true; }
@@ -113,8 +117,9 @@ class FakeCuda {
   struct ThreadState {
     int device() const { return pushed.empty() ? selected : pushed.back(); }
 
-    int selected = 0;         // by cudaSetDevice
-    std::vector<int> pushed;  // contexts above it
+    int selected = 0;                // by cudaSetDevice
+    bool has_green_context = false;  // above the selected device
+    std::vector<int> pushed;         // contexts above both
     cudaError_t last_error = cudaSuccess;
     cudaStreamCaptureMode capture_mode = cudaStreamCaptureModeGlobal;
   };
@@ -125,7 +130,9 @@ class FakeCuda {
   StreamHandle Stream(cudaStream_t stream);
   absl::StatusOr<cudaStream_t> CreateStream();
   absl::Status DestroyStream(cudaStream_t stream);
-  void AddContext(int device);
+  // Creates the device's context if it has none. Returns the error that CUDA returns during a
+  // capture, which it spoils.
+  cudaError_t AddContext(int device);
   // Counts a call and returns its injected error.
   cudaError_t Enter(const char* function, bool uses_device = true);
   // Like Enter, for a call that concerns only the thread and ignores broken devices.
@@ -163,7 +170,8 @@ class FakeCuda {
   absl::Status FreeHost(void* data);
 
  private:
-  bool green_is_current() const { return has_green_context_ && thread().pushed.empty(); }
+  // Returns true, and spoils the capture, if this thread may make no unsafe call.
+  bool SpoilsCapture() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Count(const char* function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   cudaError_t Injected(const char* function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -171,7 +179,6 @@ class FakeCuda {
   bool no_driver_ = false;
   bool pages_only_ = false;
   bool integrated_ = false;
-  bool has_green_context_ = false;
   std::string bus_id_;
   cpu_set_t pinning_cpus_ = {};
   bool blocking_stream_captures_ = false;

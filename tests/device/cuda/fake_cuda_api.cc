@@ -43,15 +43,11 @@ cudaError_t SetDevice(int device) {
   // A test that makes PopContext fail leaves the context pushed.
   PINION_CHECK(FakeCuda::thread().pushed.empty() || fake.failed_function() == "PopContext")
       << "SetDevice under a pushed context";
+  if (const cudaError_t error = fake.AddContext(device); error != cudaSuccess) {
+    return fake.Latch(error);
+  }
   FakeCuda::thread().selected = device;
-  fake.AddContext(device);
-  return cudaSuccess;
-}
-
-cudaError_t HasContext(int device, bool* has_context) {
-  FakeCuda& fake = FakeCuda::Get();
-  FAKE_CUDA_RETURN_IF_ERROR(fake.EnterDriver("HasContext"));
-  *has_context = fake.has_context(device);
+  FakeCuda::thread().has_green_context = false;
   return cudaSuccess;
 }
 
@@ -59,8 +55,8 @@ cudaError_t PushContext(int device) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_RETURN_IF_ERROR(fake.EnterDriver("PushContext"));
   if (!HasDevice(fake, device)) return cudaErrorInvalidDevice;  // the driver latches nothing
+  FAKE_CUDA_RETURN_IF_ERROR(fake.AddContext(device));
   FakeCuda::thread().pushed.push_back(device);
-  fake.AddContext(device);
   return cudaSuccess;
 }
 
@@ -282,7 +278,6 @@ const CudaApi& FakeCuda::Api() {
       .DeviceGetPCIBusId = &testing::DeviceGetPCIBusId,
       .GetDeviceProperties = &testing::GetDeviceProperties,
       .ThreadExchangeStreamCaptureMode = &testing::ThreadExchangeStreamCaptureMode,
-      .HasContext = &testing::HasContext,
       .PushContext = &testing::PushContext,
       .PopContext = &testing::PopContext,
       .GetLastError = &testing::GetLastError,

@@ -167,6 +167,28 @@ TEST_F(FakeCudaTest, ADeviceGetsAContextWhenItIsSelectedOrUsed) {
   EXPECT_TRUE(fake_.has_context(1));
 }
 
+TEST_F(FakeCudaTest, SelectingADeviceEndsTheThreadsGreenContextAndPushingOneDoesNot) {
+  fake_.SetGreenContext();
+  ASSERT_EQ(api_.PushContext(1), cudaSuccess);
+  EXPECT_FALSE(FakeCuda::green_is_current());
+  ASSERT_EQ(api_.PopContext(), cudaSuccess);
+  EXPECT_TRUE(FakeCuda::green_is_current());
+  ASSERT_EQ(api_.SetDevice(0), cudaSuccess);
+  EXPECT_FALSE(FakeCuda::green_is_current());
+}
+
+TEST_F(FakeCudaTest, CreatingAContextSpoilsSomebodysCapture) {
+  fake_.SetCapturing(StreamHandle(NewStream()), true);
+  ASSERT_EQ(api_.PushContext(0), cudaSuccess);
+  ASSERT_EQ(api_.PopContext(), cudaSuccess);
+  ASSERT_EQ(api_.SetDevice(0), cudaSuccess);
+  EXPECT_FALSE(fake_.capture_spoiled()) << "the device has a context";
+  EXPECT_EQ(api_.PushContext(1), cudaErrorStreamCaptureUnsupported);
+  EXPECT_TRUE(fake_.capture_spoiled());
+  EXPECT_EQ(api_.SetDevice(1), cudaErrorStreamCaptureUnsupported);
+  EXPECT_FALSE(fake_.has_context(1));
+}
+
 TEST_F(FakeCudaTest, APoppedContextLeavesTheThreadAsItWas) {
   int device = -1;
   ASSERT_EQ(api_.PushContext(1), cudaSuccess);
