@@ -52,8 +52,8 @@ class FenceTimeline {
   // it with a lock held. Has no effect once the device has failed permanently.
   virtual void Poll() = 0;
 
-  // Blocks until Completed() >= value. Errors: DeadlineExceeded after `timeout`, or the device's
-  // error if the timeline can no longer advance.
+  // Blocks until Completed() >= value. Errors: DeadlineExceeded after `timeout`, the device's error
+  // if the timeline can no longer advance, or InvalidArgument for a number that was never given.
   virtual absl::Status Wait(uint64_t value, absl::Duration timeout) = 0;
 
   // Makes later work of `stream` start after number `value`, without blocking the host. The stream

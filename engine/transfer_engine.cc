@@ -107,7 +107,9 @@ TransferEngineImpl::~TransferEngineImpl() {
 }
 
 absl::StatusOr<Transfer> TransferEngineImpl::Submit(const CopyBatch& batch, StreamHandle after) {
-  PINION_CHECK(!batch.empty()) << "Submit of an empty batch";
+  if (batch.empty()) {
+    return absl::InvalidArgumentError("Submit of an empty batch: add a piece, or do not submit it");
+  }
   // Before a sink's lock: a child of fork() may find it taken for ever.
   PINION_RETURN_IF_ERROR(health());
   const ScopedRange range(options_.trace.get(), "pinion.submit", batch.size_bytes());

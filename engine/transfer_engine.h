@@ -119,8 +119,8 @@ class TransferEngine {
                                                                 std::shared_ptr<Device> device);
   virtual ~TransferEngine() = default;
 
-  // Enqueues the batch (not empty) after the present work of `after`. FailedPrecondition while
-  // `after` captures a graph.
+  // Enqueues the batch after the present work of `after`. InvalidArgument if the batch is empty.
+  // FailedPrecondition while `after` captures a graph.
   virtual absl::StatusOr<Transfer> Submit(const CopyBatch& batch, StreamHandle after) = 0;
 
   // Returns a ticket for the present work of a foreign stream, which must live until the ticket is

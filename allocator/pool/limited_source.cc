@@ -52,12 +52,32 @@ absl::StatusOr<HostSegment> LimitedSource::Pin(uint64_t bytes) {
                         absl::StrCat(name(), " failed to provide ", HumanBytes(bytes), ": ",
                                      segment.status().message()));
   }
-  PINION_CHECK(segment->data != nullptr && segment->size_bytes == bytes &&
-               reinterpret_cast<uintptr_t>(segment->data) % granularity_bytes() == 0)
-      << name() << " returned " << segment->size_bytes << " bytes at " << segment->data
-      << " for a request of " << bytes << " aligned to " << granularity_bytes()
-      << ": a source without memory returns ResourceExhausted";
-  return segment;
+  if (segment->data != nullptr && segment->size_bytes == bytes &&
+      reinterpret_cast<uintptr_t>(segment->data) % granularity_bytes() == 0) {
+    return segment;
+  }
+  return Refuse(*segment, bytes);
+}
+
+absl::Status LimitedSource::Refuse(const HostSegment& segment, uint64_t bytes) {
+  absl::Status freed;
+  if (segment.data != nullptr) freed = source_->Free(segment);
+  if (!freed.ok()) LogLeak(segment, freed);
+  {
+    MutexLock lock(mu_);
+    ++stats_.pin_failures;
+    if (!freed.ok()) stats_.leaked_bytes += segment.size_bytes;
+  }
+  return absl::InternalError(
+      absl::StrCat(name(), " returned ", segment.size_bytes, " bytes at 0x",
+                   absl::Hex(reinterpret_cast<uintptr_t>(segment.data)), " for a request of ",
+                   bytes, " aligned to ", granularity_bytes(),
+                   ": correct the source; a source without memory returns ResourceExhausted"));
+}
+
+void LimitedSource::LogLeak(const HostSegment& segment, const absl::Status& why) const {
+  PINION_LOG(kError) << name() << " failed to free " << HumanBytes(segment.size_bytes)
+                     << ", which is leaked: " << why.ToString();
 }
 
 LimitedSource::GivenBack LimitedSource::Unpin(const std::vector<HostSegment>& segments) {
@@ -67,10 +87,7 @@ LimitedSource::GivenBack LimitedSource::Unpin(const std::vector<HostSegment>& se
     const Stopwatch stopwatch;
     const absl::Status status = source_->Free(segment);
     const double ms = absl::ToDoubleMilliseconds(stopwatch.Elapsed());
-    if (!status.ok()) {
-      PINION_LOG(kError) << name() << " failed to free " << HumanBytes(segment.size_bytes)
-                         << ", which is leaked: " << status.ToString();
-    }
+    if (!status.ok()) LogLeak(segment, status);
     given.status.Update(status);
     MutexLock lock(mu_);
     ++stats_.unpin_calls;

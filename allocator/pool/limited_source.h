@@ -39,7 +39,8 @@ class LimitedSource {
   void Unbook(uint64_t bytes);
   uint64_t BytesToLimit() const;
 
-  // Errors are those of HostMemorySource::Allocate, with the source's name.
+  // Errors are those of HostMemorySource::Allocate, with the source's name. Internal if the source
+  // returns memory of another size or alignment, or none; it gets that memory back.
   absl::StatusOr<HostSegment> Pin(uint64_t bytes);
 
   // Frees segments and their bytes of the limit. A segment that the source fails to free is logged
@@ -53,6 +54,10 @@ class LimitedSource {
   SourceStats stats() const;
 
  private:
+  // Gives back a segment that is not what Pin asked for. Returns the error that says so.
+  absl::Status Refuse(const HostSegment& segment, uint64_t bytes);
+  void LogLeak(const HostSegment& segment, const absl::Status& why) const;
+
   const std::shared_ptr<HostMemorySource> source_;
   const uint64_t max_bytes_;
 

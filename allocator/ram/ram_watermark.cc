@@ -50,7 +50,9 @@ RamLevel NextLevel(const AllocatorOptions& options, RamLevel level, double perce
 }  // namespace
 
 RamWatermark::RamWatermark(const AllocatorOptions& options, HostRam ram, MonotonicClock clock)
-    : options_(options), ram_(std::move(ram)), clock_(std::move(clock)) {}
+    : options_(options), ram_(std::move(ram)), clock_(std::move(clock)) {
+  PINION_CHECK(clock_ != nullptr) << "RamWatermark: the clock is null; pass NewStopwatch()";
+}
 
 absl::StatusOr<RamWatermark::Growth> RamWatermark::AdmitGrowth(uint64_t size_bytes,
                                                                absl::Duration& wait_left) {

@@ -35,6 +35,10 @@ void* Map(void* at, uint64_t size_bytes, int protection, int flags) {
 // Returns addresses from a multiple of `alignment_bytes` on, where nothing can be read or written.
 // Null if the system refuses. mmap aligns to pages only: the parts before and after are unmapped.
 char* SetAside(uint64_t size_bytes, uint64_t alignment_bytes) {
+  if (size_bytes > UINT64_MAX - alignment_bytes) {
+    errno = ENOMEM;
+    return nullptr;
+  }
   void* const mapped = Map(nullptr, size_bytes + alignment_bytes, PROT_NONE, MAP_NORESERVE);
   if (mapped == MAP_FAILED) return nullptr;
   char* const begin = static_cast<char*>(mapped);
@@ -121,6 +125,7 @@ AddressRange::~AddressRange() {
 }
 
 char* AddressRange::Take(uint64_t size_bytes) {
+  PINION_CHECK(size_bytes > 0) << "AddressRange::Take of 0 bytes; take 1 or more";
   MutexLock lock(mu_);
   char* free = begin_;
   for (const auto& [data, taken_bytes] : taken_) {
@@ -133,8 +138,14 @@ char* AddressRange::Take(uint64_t size_bytes) {
 }
 
 void AddressRange::Return(char* data) {
-  MutexLock lock(mu_);
-  taken_.erase(data);
+  size_t returned = 0;
+  {
+    MutexLock lock(mu_);
+    returned = taken_.erase(data);
+  }
+  PINION_CHECK(returned == 1) << "AddressRange::Return of " << static_cast<void*>(data)
+                              << ": Take did not return it, or Return had it before: return each "
+                                 "address that Take returned once";
 }
 
 absl::Status MmapOptions::Validate() const {
@@ -173,8 +184,7 @@ absl::Status MmapSource::ReturnAddresses(char* data, uint64_t size_bytes) {
 }
 
 absl::StatusOr<HostSegment> MmapSource::Allocate(uint64_t size_bytes) {
-  PINION_CHECK(size_bytes > 0 && size_bytes % granularity_bytes() == 0)
-      << size_bytes << " bytes are not a multiple of " << granularity_bytes();
+  PINION_RETURN_IF_ERROR(CheckSize(size_bytes));
   if (origin_.InForkedChild()) return origin_.Refusal("a source of mapped memory");
   char* const data = TakeAddresses(size_bytes);
   if (data == nullptr) return NoMemory("mmap", size_bytes, errno);

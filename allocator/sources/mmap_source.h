@@ -85,9 +85,9 @@ class AddressRange {
   AddressRange(const AddressRange&) = delete;
   AddressRange& operator=(const AddressRange&) = delete;
 
-  // Returns null if no free part is long enough.
+  // Returns null if no free part is long enough. size_bytes must be positive.
   char* Take(uint64_t size_bytes);
-  // Returns all that one Take gave.
+  // Returns all that one Take gave. `data` must be what it returned.
   void Return(char* data);
 
   bool Contains(const void* data) const { return data >= begin_ && data < end_; }
@@ -109,8 +109,9 @@ class MmapSource final : public HostMemorySource {
   bool pinned() const override { return options_.lock; }
   uint64_t granularity_bytes() const override { return uint64_t{2} << 20; }
   bool JoinsAt(const void* /*border*/) const override { return true; }
-  // Errors: ResourceExhausted, with the size and the limit to check, if the system has no memory or
-  // no addresses, or locks no more. FailedPrecondition if the cpuset has lost the NUMA node, and in
+  // Errors: InvalidArgument unless size_bytes is a positive multiple of the granularity.
+  // ResourceExhausted, with the size and the limit to check, if the system has no memory or no
+  // addresses, or locks no more. FailedPrecondition if the cpuset has lost the NUMA node, and in
   // a child of fork() that inherited the source.
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override;
   // InvalidArgument, and unmaps nothing, unless the segment is one of this source that is in use.

@@ -36,8 +36,7 @@ class EmulatedPinnedSource : public HostMemorySource {
   bool pinned() const override { return true; }
   uint64_t granularity_bytes() const override { return MachineCore::kPageBytes; }
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
-    PINION_CHECK(size_bytes > 0 && size_bytes % MachineCore::kPageBytes == 0)
-        << "pinned segments are whole pages, not " << size_bytes << " bytes";
+    PINION_RETURN_IF_ERROR(CheckSize(size_bytes));
     {
       MutexLock lock(core_->mu);
       PINION_RETURN_IF_ERROR(core_->EnterPin(device_, size_bytes));

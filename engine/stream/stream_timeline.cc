@@ -79,6 +79,7 @@ DirectionStats StreamTimeline::GetStats() const {
 }
 
 absl::Status StreamTimeline::OrderAfter(uint64_t value, EventWaiter& stream) {
+  PINION_RETURN_IF_ERROR(CheckGiven(value));
   const Events events = EventsOf(value);
   if (events.empty()) return absl::OkStatus();
   // After a device failure the event may never complete, and the stream would be stuck.
@@ -139,6 +140,7 @@ absl::Status StreamTimeline::Wait(uint64_t value, absl::Duration timeout) {
     // Before any lock: a child of fork() may find it taken for ever.
     const absl::Status healthy = device_->health();
     if (!healthy.ok()) return Completed() >= value ? absl::OkStatus() : healthy;
+    PINION_RETURN_IF_ERROR(CheckGiven(value));
     const auto [next, event] = NextOf(value);
     if (event == nullptr) return absl::OkStatus();
     const absl::Status waited = device_->WaitEvent(event->handle(), deadline.Left());
@@ -199,9 +201,16 @@ void StreamTimeline::Complete(uint64_t value) {
   EventRef::LetGoOf(absl::MakeSpan(events));
 }
 
+absl::Status StreamTimeline::CheckGiven(uint64_t value) const {
+  if (value <= last_number()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(name_, ": nothing with the number ", value,
+                   " was submitted; use tickets that the engine returned"));
+}
+
 const StreamTimeline::Pending* StreamTimeline::Find(uint64_t value) const {
-  PINION_CHECK(value <= last_number_)
-      << name_ << ": nothing with the number " << value << " was submitted";
+  const absl::Status given = CheckGiven(value);
+  PINION_CHECK(given.ok()) << given.message();
   return value <= Completed() ? nullptr : &pending_[value - Completed() - 1];
 }
 

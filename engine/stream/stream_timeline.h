@@ -183,7 +183,10 @@ class StreamTimeline final : public FenceTimeline {
   static std::string Describe(const Pending& pending);
   // Describes the obstacle of the oldest submission.
   std::string WhatHolds(const Pending& oldest) const;
-  // Returns null if `value` is done. EventsOf and NextOf return nothing then.
+  // Returns InvalidArgument for a number that no submission has.
+  absl::Status CheckGiven(uint64_t value) const;
+  // Returns null if `value` is done. EventsOf and NextOf return nothing then. `value` must be a
+  // submission's.
   const Pending* Find(uint64_t value) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns the events that complete `value` and its predecessors: the event of `value`. On a
   // foreign handle, which may be two streams, these are all pending events up to it.

@@ -44,6 +44,9 @@ absl::StatusOr<std::shared_ptr<HostMemorySource>> SourceOf(const DeviceBackend& 
 }  // namespace
 
 int FirstInUse(int current, int device_count, const std::function<bool(int)>& in_use) {
+  TORCH_CHECK(in_use != nullptr,
+              "FirstInUse: in_use is null: pass a function that tells which "
+              "devices have a context");
   if (in_use(current)) return current;
   for (int index = 0; index < device_count; ++index) {
     if (in_use(index)) return index;
@@ -103,7 +106,12 @@ absl::Status TorchPinnedSource::Free(const HostSegment& segment) {
     // Before the call, behind which another thread may get a segment at this address.
     const MutexLock lock(mu_);
     node = by_segment_.extract(segment.data);
-    PINION_CHECK(!node.empty()) << segment.data << " is no segment of this source";
+  }
+  if (node.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("0x", absl::Hex(reinterpret_cast<uintptr_t>(segment.data)),
+                     " is no segment of this source in use; pass each segment that its Allocate "
+                     "returned, unchanged and once"));
   }
   const internal::Stopwatch stopwatch;
   absl::Status freed = node.mapped()->Free(segment);

@@ -38,6 +38,7 @@ using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::HeapSource;
 using ::pinion::testing::IsExhausted;
+using ::pinion::testing::IsInvalid;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::RunThreads;
 using ::pinion::testing::SourceAdaptor;
@@ -129,6 +130,15 @@ TEST_P(HostMemorySourceTest, ThreadsMayUseItAtOnce) {
       EXPECT_THAT(source_->Free(*segment), IsOk());
     }
   });
+}
+
+TEST_P(HostMemorySourceTest, ASizeThatIsNoPositiveMultipleOfTheGranularityIsRefused) {
+  const uint64_t unit = source_->granularity_bytes();
+  for (const uint64_t size_bytes : {uint64_t{0}, uint64_t{1}, unit / 2, unit + 1, UINT64_MAX}) {
+    EXPECT_THAT(source_->Allocate(size_bytes),
+                IsInvalid(source_->name() + ": " + std::to_string(size_bytes) + " bytes are no",
+                          "ask for a positive multiple of granularity_bytes()"));
+  }
 }
 
 TEST_P(HostMemorySourceTest, MoreThanAnyHostHasIsResourceExhausted) {

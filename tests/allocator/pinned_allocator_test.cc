@@ -39,10 +39,12 @@ using ::pinion::testing::CheckInvariants;
 using ::pinion::testing::FakeHost;
 using ::pinion::testing::FakeSource;
 using ::pinion::testing::IsExhausted;
+using ::pinion::testing::IsInternalError;
 using ::pinion::testing::IsInvalid;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::kSlack;
 using ::pinion::testing::PinnedAllocatorFixture;
+using ::testing::HasSubstr;
 
 using PinnedAllocatorTest = PinnedAllocatorFixture;
 
@@ -67,32 +69,55 @@ class WrongSource final : public HostMemorySource {
   bool pinned() const override { return true; }
   uint64_t granularity_bytes() const override { return 4096; }
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
+    ++in_use;
     return HostSegment{reinterpret_cast<void*>(address_), size_bytes + more_bytes_, 0};
   }
-  absl::Status Free(const HostSegment&) override { return absl::OkStatus(); }
+  absl::Status Free(const HostSegment& segment) override {
+    EXPECT_EQ(segment.data, reinterpret_cast<void*>(address_));
+    if (fails_to_free) return absl::UnavailableError("not freed");
+    --in_use;
+    return absl::OkStatus();
+  }
+
+  int in_use = 0;
+  bool fails_to_free = false;
 
  private:
   const uint64_t address_;
   const uint64_t more_bytes_;
 };
 
-// Does without the fixture: a child that dies would leave the fixture's files behind.
-TEST(PinnedAllocatorDeathTest, ASourceThatGivesOtherMemoryThanAskedForIsNamed) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
+TEST(WrongSourceTest, ASourceThatGivesOtherMemoryThanAskedForIsNamedAndGetsItBack) {
   constexpr uint64_t kAddress = uint64_t{1} << 40;
-  const struct {
-    std::shared_ptr<WrongSource> source;
-    const char* message;
-  } rows[] = {
-      {std::make_shared<WrongSource>(kAddress, 4096), "wrong returned .* aligned to 4096"},
-      {std::make_shared<WrongSource>(kAddress + 512, 0), "wrong returned .* aligned to 4096"},
-      {std::make_shared<WrongSource>(0, 0),
-       "wrong returned .* a source without memory returns ResourceExhausted"},
-  };
-  for (const auto& row : rows) {
-    const auto allocator = PinnedAllocator::Create({}, row.source, FakeHost().Probe()).value();
-    EXPECT_DEATH((void)allocator->Allocate(kMiB), row.message);
+  const FakeHost host;
+  for (const auto& [address, more_bytes] :
+       {std::pair(kAddress, 4096), std::pair(kAddress + 512, 0), std::pair(uint64_t{0}, 0)}) {
+    const auto source = std::make_shared<WrongSource>(address, more_bytes);
+    AllocatorOptions options;
+    options.max_locked_bytes = options.segment_bytes = 4 * kMiB;
+    const auto allocator = PinnedAllocator::Create(options, source, host.Probe()).value();
+    for (int i = 0; i < 2; ++i) {  // the limit has room for one
+      source->in_use = 0;
+      EXPECT_THAT(allocator->Allocate(4 * kMiB),
+                  IsInternalError("wrong returned", "aligned to 4096",
+                                  "a source without memory returns ResourceExhausted"));
+      EXPECT_EQ(source->in_use, address == 0 ? 1 : 0) << "there is nothing to free at null";
+    }
+    EXPECT_EQ(allocator->GetStats().locked_bytes.current, 0u);
+    EXPECT_EQ(allocator->GetStats().pin_failures, 2u);
+    EXPECT_EQ(allocator->GetStats().leaked_bytes, 0u);
   }
+}
+
+TEST(WrongSourceTest, OtherMemoryThanAskedForThatIsNotFreedIsReportedAsLeaked) {
+  const FakeHost host;
+  const auto source = std::make_shared<WrongSource>(uint64_t{1} << 40, 4096);
+  source->fails_to_free = true;
+  const auto allocator = PinnedAllocator::Create({}, source, host.Probe()).value();
+  const CapturedLog log;
+  EXPECT_THAT(allocator->Allocate(2 * kMiB), IsInternalError("wrong returned"));
+  EXPECT_GT(allocator->GetStats().leaked_bytes, 2 * kMiB);
+  EXPECT_THAT(log.text(), HasSubstr("which is leaked"));
 }
 
 TEST_F(PinnedAllocatorTest, ABlockKnowsItsSizes) {

@@ -531,11 +531,15 @@ TEST(TransferEngineTest, WithoutADeviceThereIsNone) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("device is null; pass")));
 }
 
-TEST(TransferEngineDeathTest, AnEmptyBatchIsTheCallersBug) {
+TEST(TransferEngineTest, AnEmptyBatchIsRefused) {
   EngineWorld world;
-  EXPECT_DEATH(
-      world.engine().Submit(CopyBatch(CopyDirection::kHostToDevice), world.compute()).IgnoreError(),
-      "empty batch");
+  for (const CopyDirection direction :
+       {CopyDirection::kHostToDevice, CopyDirection::kDeviceToHost}) {
+    EXPECT_THAT(world.engine().Submit(CopyBatch(direction), world.compute()),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         HasSubstr("Submit of an empty batch: add a piece")));
+  }
+  EXPECT_EQ(world.engine().GetStats().h2d.failed_submits, 0u);
 }
 
 }  // namespace transfer_engine_test

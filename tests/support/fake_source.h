@@ -23,6 +23,7 @@
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/mutex.h"
+#include "pinion/allocator/base/status_macros.h"
 #include "pinion/allocator/host_memory_source.h"
 
 namespace pinion::testing {
@@ -67,9 +68,9 @@ class FakeSource final : public HostMemorySource {
   uint64_t granularity_bytes() const override { return granularity_bytes_; }
 
   absl::StatusOr<HostSegment> Allocate(uint64_t size_bytes) override {
+    PINION_RETURN_IF_ERROR(CheckSize(size_bytes));
     if (on_allocate) on_allocate();
     MutexLock lock(mu_);
-    PINION_CHECK(size_bytes != 0 && size_bytes % granularity_bytes_ == 0);
     const auto failing = failing_.find(calls_++);
     if (failing != failing_.end()) return absl::Status(failing->second, "told to fail");
     if (size_bytes > limit_bytes_ || outstanding_bytes_ > limit_bytes_ - size_bytes) {

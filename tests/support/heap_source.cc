@@ -4,7 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "pinion/allocator/base/bytes.h"
-#include "pinion/allocator/base/check.h"
+#include "pinion/allocator/base/status_macros.h"
 
 namespace pinion::testing {
 namespace {
@@ -15,8 +15,7 @@ constexpr uint64_t kMostBytes = uint64_t{1} << 40;
 }  // namespace
 
 absl::StatusOr<HostSegment> HeapSource::Allocate(uint64_t size_bytes) {
-  PINION_CHECK(size_bytes > 0 && size_bytes % granularity_bytes() == 0)
-      << size_bytes << " bytes are not a multiple of " << granularity_bytes();
+  PINION_RETURN_IF_ERROR(CheckSize(size_bytes));
   void* const data =
       size_bytes > kMostBytes
           ? nullptr

@@ -82,6 +82,10 @@ class RamWatermarkTest : public ::testing::Test {
   const CapturedLog log_;
 };
 
+TEST_F(RamWatermarkTest, AClockThatIsNullIsNamedWithTheRemedy) {
+  EXPECT_DEATH(RamWatermark(options_, host_.Ram(), nullptr), "the clock is null; pass NewStopwatch");
+}
+
 TEST_F(RamWatermarkTest, AHostThatCannotBeReadHasNoMarks) {
   RamWatermark watermark(options_, host_.Ram());
   EXPECT_THAT(watermark.AdmitGrowth(1000 * kGiB), IsOk());

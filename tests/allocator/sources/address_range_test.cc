@@ -108,6 +108,28 @@ TEST_F(AddressRangeTest, MoreAddressesThanThereAreMakeAnEmptyRange) {
   EXPECT_FALSE(range.Contains(nullptr));
 }
 
+TEST_F(AddressRangeTest, ASizeThatNoAddressesHaveMakesAnEmptyRange) {
+  for (const uint64_t size_bytes : {uint64_t{0}, UINT64_MAX, UINT64_MAX - kGiB + 1}) {
+    AddressRange range(size_bytes);
+    EXPECT_EQ(range.Take(1), nullptr) << size_bytes;
+    EXPECT_FALSE(range.Contains(nullptr)) << size_bytes;
+  }
+}
+
+using AddressRangeDeathTest = AddressRangeTest;
+
+TEST_F(AddressRangeDeathTest, NoAddressesAndAddressesThatWereNotTakenAreNamed) {
+  AddressRange range(8 * kMiB);
+  EXPECT_DEATH((void)range.Take(0), "AddressRange::Take of 0 bytes; take 1 or more");
+  char* const data = range.Take(4 * kMiB);
+  const char* const refused = "Take did not return it, or Return had it before: return each";
+  for (char* const wrong : {static_cast<char*>(nullptr), data + 2 * kMiB, data + 4 * kMiB}) {
+    EXPECT_DEATH(range.Return(wrong), refused);
+  }
+  range.Return(data);
+  EXPECT_DEATH(range.Return(data), refused);
+}
+
 TEST_F(AddressRangeTest, WhereAddressesAreLimitedNoneAreSetAside) {
   ChildProcess child([] {
     const rlimit limit = {uint64_t{1} << 60, uint64_t{1} << 60};

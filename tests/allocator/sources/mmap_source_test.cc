@@ -457,15 +457,11 @@ TEST(MmapSourceTest, ThreadsAreFrom0To1024) {
   EXPECT_THAT(MmapOptions{.touch_threads = 1025}.Validate(), Not(IsOk()));
 }
 
-TEST(MmapSourceDeathTest, SegmentsThatAreNotMultiplesOfTheGranularityAreACallersBug) {
-  const auto source = MmapSource::Create().value();
-  EXPECT_DEATH(source->Allocate(0).status().IgnoreError(), "0 bytes are not a multiple");
-  EXPECT_DEATH(source->Allocate(kMiB).status().IgnoreError(), "are not a multiple");
-}
-
 TEST(MmapSourceTest, WhatTheSystemRefusesIsResourceExhausted) {
-  EXPECT_THAT(MmapSource::Create().value()->Allocate(uint64_t{1} << 60),
-              IsExhausted("Cannot allocate memory"));
+  for (const uint64_t size_bytes : {uint64_t{1} << 60, UINT64_MAX - 2 * kMiB + 1}) {
+    EXPECT_THAT(MmapSource::Create().value()->Allocate(size_bytes),
+                IsExhausted("Cannot allocate memory"));
+  }
 }
 
 TEST(MmapSourceTest, ALimitOfAddressSpaceIsNamedAsTheRemedy) {

@@ -237,9 +237,15 @@ TEST_F(EmulatedCallsTest, ACopyAcrossTheLinkHasAnEndOnTheHost) {
   }
 }
 
-TEST_F(EmulatedCallsTest, PinningIsTheCallersBugUnlessItIsOfWholePages) {
-  EXPECT_DEATH(source_->Allocate(0).status().IgnoreError(), "whole pages, not 0 bytes");
-  EXPECT_DEATH(source_->Allocate(kPage + 1).status().IgnoreError(), "whole pages");
+TEST_F(EmulatedCallsTest, WholePagesAlonePin) {
+  const uint64_t calls = machine_->calls(DeviceCall::kPin);
+  for (const uint64_t size_bytes : {uint64_t{0}, kPage + 1}) {
+    EXPECT_THAT(source_->Allocate(size_bytes),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr(std::to_string(size_bytes) + " bytes are no"),
+                               HasSubstr("ask for a positive multiple"))));
+  }
+  EXPECT_EQ(machine_->calls(DeviceCall::kPin), calls);
 }
 
 TEST_F(EmulatedCallsTest, OnlyASegmentOfTheMachineIsFreedAndOnlyOnce) {

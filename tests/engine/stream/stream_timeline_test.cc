@@ -28,6 +28,7 @@ using ::pinion::internal::EventPool;
 using ::pinion::internal::FifoTurn;
 using ::pinion::internal::GuardedDevice;
 using ::pinion::internal::StreamTimeline;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 void LaunchLongWork(EmulatedMachine& machine, StreamHandle stream) {
@@ -181,16 +182,27 @@ TEST_F(StreamTimelineTest, OfAFailedDeviceNothingIsDestroyedNorReported) {
   EXPECT_EQ(log.text(), "");
 }
 
-using StreamTimelineDeathTest = StreamTimelineTest;
-
-TEST_F(StreamTimelineDeathTest, ANumberThatWasNeverGivenIsTheCallersBug) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a device does not survive fork
+TEST_F(StreamTimelineTest, ANumberThatWasNeverGivenIsRefused) {
   Mark();
   const StreamHandle later = guarded_->CreateStream("later").value();
-  const char* const refused = "test: nothing with the number 2 was submitted";
-  EXPECT_DEATH(timeline_->Wait(2, absl::Seconds(1)).IgnoreError(), refused);
-  EXPECT_DEATH(guarded_->StreamWaitTicket(later, *timeline_, 2).IgnoreError(), refused);
-  EXPECT_DEATH((void)timeline_->WhyPending(2), refused);
+  for (const uint64_t value : {uint64_t{2}, UINT64_MAX}) {
+    const auto refused =
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 AllOf(HasSubstr("test: nothing with the number " + std::to_string(value) +
+                                 " was submitted"),
+                       HasSubstr("use tickets that the engine returned")));
+    EXPECT_THAT(timeline_->Wait(value, absl::Seconds(1)), refused);
+    EXPECT_THAT(guarded_->StreamWaitTicket(later, *timeline_, value), refused);
+  }
+  EXPECT_THAT(timeline_->Wait(1, absl::Seconds(1)), IsOk());
+}
+
+using StreamTimelineDeathTest = StreamTimelineTest;
+
+TEST_F(StreamTimelineDeathTest, AskedWhyANumberThatWasNeverGivenIsPendingItIsNamed) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a device does not survive fork
+  Mark();
+  EXPECT_DEATH((void)timeline_->WhyPending(2), "test: nothing with the number 2 was submitted");
 }
 
 // The thread that finds a destroyed engine's last events done destroys them. It may use the

@@ -28,6 +28,7 @@
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/hooks/emulated/emu_device.h"
+#include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/support/forwarding_device.h"
 #include "pinion/tests/support/source_adaptor.h"
 #include "pinion/tests/support/status_matchers.h"
@@ -35,10 +36,12 @@
 namespace pinion {
 namespace {
 
+using ::pinion::testing::ErrorOf;
 using ::pinion::testing::ForwardingDevice;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::SourceAdaptor;
 using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Pair;
@@ -62,6 +65,11 @@ TEST(TorchPinnedSource, NoContextIsOpenedOnTheCurrentDeviceWhereAnotherIsInUse) 
 
 TEST(TorchPinnedSource, TheCurrentDevicePinsWhereNoneIsInUseYet) {
   EXPECT_EQ(DeviceWith({}, 2), 2);
+}
+
+TEST(TorchPinnedSource, WithoutAFunctionThatTellsWhatIsInUseThereIsAnErrorWithTheRemedy) {
+  EXPECT_THAT(ErrorOf([] { FirstInUse(0, kDevices, nullptr); }),
+              AllOf(HasSubstr("in_use is null"), HasSubstr("pass a function")));
 }
 
 // The devices of a machine registered as "emu".
@@ -88,12 +96,17 @@ TEST(TorchPinnedSource, WithoutADeviceOfLibTorchsThereIsNothingToPinWith) {
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("no device to pin with")));
 }
 
-TEST(TorchPinnedSourceDeathTest, ASegmentOfAnotherSourceIsNotFreed) {
+TEST(TorchPinnedSource, ASegmentOfAnotherSourceIsNotFreed) {
   const DeviceBackend backend = Registered();
   const auto source = TorchPinnedSource::Create(backend, c10::kPrivateUse1).value();
   const auto own = backend.device(0).value()->pinned_source();
   const HostSegment segment = own->Allocate(own->granularity_bytes()).value();
-  EXPECT_DEATH((void)source->Free(segment), "no segment of this source");
+  for (const HostSegment& wrong : {segment, HostSegment{}}) {
+    EXPECT_THAT(source->Free(wrong),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr("is no segment of this source in use"),
+                               HasSubstr("each segment that its Allocate returned"))));
+  }
   EXPECT_THAT(own->Free(segment), IsOk());
 }
 
