@@ -74,6 +74,11 @@ class TwoModels {
     }
   }
 
+  void ForgetScoring() {
+    scores_.reset();
+    scoring_ = nullptr;
+  }
+
   uint64_t peak_bytes() { return world_.peak_device_bytes(); }
   int64_t refusals() const { return Refusals() - refusals_before_; }
   WeightStats scoring() const { return scores_->GetStats(); }
@@ -236,6 +241,18 @@ TEST_P(SeenGrowth, IsLeftFreeByWeightsThatWereNotThereThen) {
 INSTANTIATE_TEST_SUITE_P(, SeenGrowth, ::testing::Values("N", "P"), [](const auto& scoring) {
   return scoring.param == "N" ? "BetweenForwardAndBackward" : "WithinTheForward";
 });
+
+TEST(IdleWeightsOfTwoModels, HaveNoRoomInPlansOnceTheirModelHasGone) {
+  const uint64_t target_bytes = LeastOf(Trained::kOnDevice, "T");
+  for (const bool has_gone : {false, true}) {
+    TwoModels models(Trained::kOnDevice, Window(1), target_bytes);
+    models.Run("S");
+    if (has_gone) models.ForgetScoring();
+    models.Run("TTTT");
+    EXPECT_EQ(models.world().session()->Explain(0).find("streamed weights") == std::string::npos,
+              has_gone);
+  }
+}
 
 TEST(IdleWeightsOfTwoModels, StayWhileAnOperatorUsesThem) {
   const uint64_t target_bytes = LeastOf(Trained::kStreamed, "S") + 2 * kUnitBytes;
