@@ -1,4 +1,4 @@
-"""Finds LibTorch: TORCH_PATH, else the torch wheel in the repository's .venv.
+"""Finds LibTorch: TORCH_PATH, else the torch wheel of TORCH_VERSION or the tested one in .venv.
 
 Targets:
   @libtorch//:torch_cpu   headers, libc10 and libtorch_cpu: all that Pinion links
@@ -28,7 +28,7 @@ cc_library(
 )
 """
 
-_REMEDY = "Run ./bazelw, which installs the torch wheel into .venv, or set TORCH_PATH to a directory with include/ and lib/ of LibTorch 2.11."
+_REMEDY = "Run ./bazelw, which installs the torch wheel into .venv, or set TORCH_PATH to a directory with include/ and lib/ of LibTorch."
 
 def _torch_root(ctx):
     given = ctx.os.environ.get("TORCH_PATH", "")
@@ -39,20 +39,22 @@ def _torch_root(ctx):
         if not root.get_child("include").get_child("c10").exists:
             fail("TORCH_PATH=%s has no include/c10. %s" % (given, _REMEDY))
         return root
-    workspace = ctx.path(Label("//:WORKSPACE")).dirname
-    lib = workspace.get_child(".venv").get_child("lib")
-    if lib.exists:
-        for python in lib.readdir():
-            root = python.get_child("site-packages").get_child("torch")
-            if root.get_child("include").get_child("c10").exists:
-                return root
+    venv = ctx.path(Label("//:WORKSPACE")).dirname.get_child(".venv")
+    version = ctx.os.environ.get("TORCH_VERSION", "")
+    lib = venv.get_child("lib")
+    if version:
+        roots = [venv.get_child("torch-" + version).get_child("torch")]
+    elif lib.exists:
+        roots = [python.get_child("site-packages").get_child("torch") for python in lib.readdir()]
+    else:
+        roots = []
+    for root in roots:
+        if root.get_child("include").get_child("c10").exists:
+            return root
     fail("LibTorch was not found. " + _REMEDY)
 
 def _libtorch_configure_impl(ctx):
     root = _torch_root(ctx)
-    version = root.get_child("version.py")
-    if version.exists and "'2.11." not in ctx.read(version):
-        fail("%s is not LibTorch 2.11, the version that Pinion is built and tested against. %s" % (root, _REMEDY))
     ctx.symlink(root.get_child("include"), "torch/include")
     libs = []
     for name in ["libc10.so", "libtorch_cpu.so", "libgomp.so.1"]:
@@ -75,5 +77,5 @@ def _libtorch_configure_impl(ctx):
 libtorch_configure = repository_rule(
     implementation = _libtorch_configure_impl,
     local = True,
-    environ = ["TORCH_PATH"],
+    environ = ["TORCH_PATH", "TORCH_VERSION"],
 )
