@@ -24,6 +24,7 @@
 
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/hooks/autograd/libtorch_compat.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 
@@ -185,7 +186,7 @@ class SavingNode final : public torch::autograd::TraceableFunction {
   void Save(const at::Tensor& tensor) { saved_ = SavedVariable(tensor, /*is_output=*/false); }
 
   variable_list apply(variable_list&& gradients) override {
-    PINION_CHECK(saved_.unpack(shared_from_this()).defined());
+    PINION_CHECK(saved_.unpack(getptr()).defined());
     return std::move(gradients);
   }
   void release_variables() override { saved_.reset_data(); }
@@ -224,13 +225,13 @@ double SavingStep::RunUs(const MakeScope& make_scope) const {
   const at::Tensor gradient = at::ones({1});
   const auto start = std::chrono::steady_clock::now();
   {
-    std::shared_ptr<Node> last(new FirstNode(gradient), torch::autograd::deleteNode);
+    NodePtr last = MakeNode<FirstNode>(gradient);
     {
       const std::shared_ptr<void> scope = make_scope();
       for (int i = 0; i < tensors; ++i) {
         const at::Tensor made = NewNullTensor(tensor_bytes);
         torch::autograd::impl::set_gradient_edge(made, {last, 0});
-        std::shared_ptr<SavingNode> node(new SavingNode(gradient), torch::autograd::deleteNode);
+        auto node = MakeNode<SavingNode>(gradient);
         node->add_next_edge(Edge(std::move(last), 0));
         node->Save(made);
         last = std::move(node);

@@ -6,6 +6,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 #include <link.h>
+#include <torch/headeronly/version.h>
 
 #include <algorithm>
 #include <chrono>
@@ -63,11 +64,12 @@ absl::Status LoadTorchCuda(const std::string& torch_lib_dir) {
   const std::string path = absl::StrCat(torch_lib_dir, "/libtorch_cuda.so");
   const std::string reason = WhyNotLoaded(path, RTLD_NOW | RTLD_GLOBAL);
   if (reason.empty()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "cannot load ", path, " (", reason,
-      "): install LibTorch with its CUDA libraries (pip install torch==2.11.0 in .venv), or name ",
-      "one with TORCH_PATH, which ./bazelw and programs in a portable folder read",
-      kEmulatedRemedy));
+  return absl::FailedPreconditionError(
+      absl::StrCat("cannot load ", path, " (", reason,
+                   "): install LibTorch with its CUDA libraries (pip install torch==" TORCH_VERSION
+                   " in .venv), or name ",
+                   "one with TORCH_PATH, which ./bazelw and programs in a portable folder read",
+                   kEmulatedRemedy));
 }
 
 absl::Status CannotUseCuda(const absl::Status& why) {

@@ -20,13 +20,13 @@
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/status_macros.h"
 #include "pinion/engine/planner/liveness.h"
+#include "pinion/hooks/autograd/libtorch_compat.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 
 namespace pinion {
 namespace {
 
 using torch::autograd::Edge;
-using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
@@ -153,7 +153,7 @@ class Replay final : public ReplayedStep {
     made_.assign(step_.objects.size(), at::Tensor());
     made_count_ = 0;
     saves_.resize(step_.accesses.size());
-    std::shared_ptr<Node> root;
+    NodePtr root;
     {
       const std::shared_ptr<void> scope = make_scope();
       root = Forward();
@@ -188,15 +188,15 @@ class Replay final : public ReplayedStep {
   };
 
   // Runs forward, and returns backward's first node; each node leads to the next.
-  std::shared_ptr<Node> Forward() {
+  NodePtr Forward() {
     const size_t turn = script_.forward.empty() ? 0 : script_.forward.back().end;
-    std::vector<std::shared_ptr<OperatorNode>> by_use(step_.accesses.size());
+    std::vector<NodeRef<OperatorNode>> by_use(step_.accesses.size());
     // What is saved has a history, as activations have; what the program keeps is an input.
-    std::shared_ptr<OperatorNode> node = NewNode();
+    NodeRef<OperatorNode> node = NewNode();
     for (const Operator& saves : script_.forward) {
       Pass(saves.begin);
       DropHeldBefore(saves.begin);
-      const std::shared_ptr<OperatorNode> maker = std::exchange(node, NewNode());
+      const NodeRef<OperatorNode> maker = std::exchange(node, NewNode());
       for (size_t use = saves.begin; use < saves.end; ++use) {
         if (use > saves.begin) Pass(use);
         const at::Tensor saved = PartOf(made_[step_.accesses[use]], script_.parts[use]);
@@ -209,10 +209,10 @@ class Replay final : public ReplayedStep {
     }
     Pass(turn);
     DropHeldBefore(turn);
-    std::vector<std::shared_ptr<OperatorNode>> nodes;
+    std::vector<NodeRef<OperatorNode>> nodes;
     for (const Operator& reads : script_.backward) {
-      std::shared_ptr<OperatorNode>& of_save = by_use[script_.saved_at[reads.begin]];
-      std::shared_ptr<OperatorNode> node = std::exchange(of_save, nullptr);
+      NodeRef<OperatorNode>& of_save = by_use[script_.saved_at[reads.begin]];
+      NodeRef<OperatorNode> node = std::exchange(of_save, nullptr);
       const bool is_taken = std::find(nodes.begin(), nodes.end(), node) != nodes.end();
       if (node == nullptr || is_taken) node = NewNode();
       node->Reads(reads);
@@ -298,9 +298,7 @@ class Replay final : public ReplayedStep {
     return at::empty({static_cast<int64_t>(size_bytes)},
                      at::TensorOptions(device_).dtype(at::kByte));
   }
-  std::shared_ptr<OperatorNode> NewNode() {
-    return {new OperatorNode(*this, gradient_), torch::autograd::deleteNode};
-  }
+  NodeRef<OperatorNode> NewNode() { return MakeNode<OperatorNode>(*this, gradient_); }
 
   const StepTrace step_;
   const Script script_;

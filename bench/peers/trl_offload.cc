@@ -129,7 +129,7 @@ class TrlState : public std::enable_shared_from_this<TrlState> {
 
   bool is_first_unpack_ = true;  // in this backward
   int64_t backward_ = -1;
-  std::weak_ptr<torch::autograd::Node> node_;                   // the last reading node
+  std::pair<uint64_t, uint64_t> node_;  // the last reading node's thread and sequence number
   std::vector<std::pair<int64_t, at::Tensor>> backward_stash_;  // in the order of copies back
   std::map<int64_t, TrlStreams::Record> read_;                  // by completed nodes
 };
@@ -239,10 +239,11 @@ at::Tensor TrlState::Unpack(int64_t id) {
 }
 
 at::Tensor TrlState::Read(int64_t id, const Tracked& tracked) {
-  const std::shared_ptr<torch::autograd::Node> reader = torch::autograd::get_current_node();
+  const auto reader = torch::autograd::get_current_node();
+  const std::pair<uint64_t, uint64_t> node(reader->thread_id(), reader->sequence_nr());
   std::vector<int64_t> previous_ids;
-  if (CurrentBackward() == backward_ && node_.lock() != reader) {
-    node_ = reader;
+  if (CurrentBackward() == backward_ && node_ != node) {
+    node_ = node;
     for (const auto& [stashed_id, tensor] : backward_stash_) previous_ids.push_back(stashed_id);
   }
   const auto stashed = forward_stash_.find(id);

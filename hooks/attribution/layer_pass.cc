@@ -25,6 +25,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/hooks/attribution/tap.h"
+#include "pinion/hooks/autograd/libtorch_compat.h"
 
 namespace pinion {
 namespace {
@@ -221,7 +222,7 @@ at::Tensor LayerCapture::Watch(LayerPart part, const at::Tensor& tensor, LayerPi
       if (tensor.is_leaf()) tensor.requires_grad_(false);
     });
   } else if (!tensor.requires_grad()) {
-    const auto begin = std::make_shared<HistoryBegin>();
+    const NodePtr begin = MakeNode<HistoryBegin>();
     torch::autograd::set_history(tensor, begin);
     c10::weak_intrusive_ptr<c10::TensorImpl> weak(tensor.getIntrusivePtr());
     Undo([weak = std::move(weak), begin] {

@@ -23,7 +23,7 @@ namespace {
 
 namespace profiler = torch::profiler::impl;
 
-constexpr c10::DebugInfoKind kSlot = c10::DebugInfoKind::PROFILER_STATE;
+c10::DebugInfoKind Slot() { return c10::DebugInfoKind::PROFILER_STATE; }
 
 }  // namespace
 
@@ -43,8 +43,8 @@ class MemoryReporter final : public profiler::ProfilerStateBase,
       return reporter != nullptr && reporter->HasEnded();
     };
     try {
-      while (has_ended(c10::ThreadLocalDebugInfo::get(kSlot))) {
-        c10::ThreadLocalDebugInfo::_pop(kSlot);
+      while (has_ended(c10::ThreadLocalDebugInfo::get(Slot()))) {
+        c10::ThreadLocalDebugInfo::_pop(Slot());
       }
     } catch (const c10::Error&) {
       // Other debug info lies above the reporter; a later scope or the thread's end removes it.
@@ -55,13 +55,13 @@ class MemoryReporter final : public profiler::ProfilerStateBase,
   static std::shared_ptr<MemoryReporter> Push(std::shared_ptr<MemoryObserver> observer) {
     DropEnded();
     std::shared_ptr<MemoryReporter> outer;
-    if (c10::DebugInfoBase* const profiler = c10::ThreadLocalDebugInfo::get(kSlot)) {
+    if (c10::DebugInfoBase* const profiler = c10::ThreadLocalDebugInfo::get(Slot())) {
       auto* const reporter = dynamic_cast<MemoryReporter*>(profiler);
       if (reporter == nullptr || reporter->ReportsTo(*observer)) return nullptr;
       outer = reporter->shared_from_this();
     }
     auto pushed = std::make_shared<MemoryReporter>(std::move(observer), std::move(outer));
-    c10::ThreadLocalDebugInfo::_push(kSlot, pushed);
+    c10::ThreadLocalDebugInfo::_push(Slot(), pushed);
     return pushed;
   }
 

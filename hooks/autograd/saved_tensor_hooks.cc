@@ -11,13 +11,11 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
-#include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/library.h>
-#include <torch/version.h>
 
 #include <atomic>
 #include <cstddef>
@@ -27,11 +25,8 @@
 #include <utility>
 #include <vector>
 
-#if TORCH_VERSION_MAJOR != 2 || TORCH_VERSION_MINOR != 11
-#error "Pinion's hooks into autograd were checked against LibTorch 2.11 only."
-#endif
-
 #include "pinion/allocator/base/slab.h"
+#include "pinion/hooks/autograd/libtorch_compat.h"
 #include "pinion/hooks/autograd/memory_observer.h"
 #include "pinion/hooks/autograd/scope_mark.h"
 
@@ -86,24 +81,25 @@ struct ScopeInfo final : public c10::DebugInfoBase, public std::enable_shared_fr
 };
 
 // No other library uses this slot: LibTorch reserves it for its own tests.
-constexpr c10::DebugInfoKind kScopeSlot = c10::DebugInfoKind::TEST_INFO_2;
+c10::DebugInfoKind ScopeSlot() { return c10::DebugInfoKind::TEST_INFO_2; }
 
 ScopeInfo* ScopeInSlot() {
-  return static_cast<ScopeInfo*>(c10::ThreadLocalDebugInfo::get(kScopeSlot));
+  return static_cast<ScopeInfo*>(c10::ThreadLocalDebugInfo::get(ScopeSlot()));
 }
+
+// Returns the kind of an entry of debug info. LibTorch has no accessor. Only an explicit
+// instantiation may name a private field.
+c10::DebugInfoKind KindOf(const c10::ThreadLocalDebugInfo& entry);
+template <c10::DebugInfoKind c10::ThreadLocalDebugInfo::*kind>
+struct KindField {
+  friend c10::DebugInfoKind KindOf(const c10::ThreadLocalDebugInfo& entry) { return entry.*kind; }
+};
+template struct KindField<&c10::ThreadLocalDebugInfo::kind_>;
 
 // Pops the newest entry of the thread's debug info, which must not be empty.
 std::pair<c10::DebugInfoKind, std::shared_ptr<c10::DebugInfoBase>> PopDebugInfo() {
-  for (auto number = static_cast<int>(c10::DebugInfoKind::TEST_INFO_2); number >= 0; --number) {
-    const auto kind = static_cast<c10::DebugInfoKind>(number);
-    // LibTorch cannot tell the kind of the newest entry.
-    if (kind == kScopeSlot || c10::ThreadLocalDebugInfo::get(kind) == nullptr) continue;
-    try {
-      return {kind, c10::ThreadLocalDebugInfo::_pop(kind)};
-    } catch (const c10::Error&) {
-    }
-  }
-  return {kScopeSlot, c10::ThreadLocalDebugInfo::_pop(kScopeSlot)};
+  const c10::DebugInfoKind kind = KindOf(*c10::ThreadLocalDebugInfo::current());
+  return {kind, c10::ThreadLocalDebugInfo::_pop(kind)};
 }
 
 // Replaces the scope in the slot; null empties it. The scope becomes the bottom entry, because
@@ -112,9 +108,9 @@ void SetScope(std::shared_ptr<ScopeInfo> scope) {
   std::vector<std::pair<c10::DebugInfoKind, std::shared_ptr<c10::DebugInfoBase>>> others;
   while (c10::ThreadLocalDebugInfo::current() != nullptr) {
     auto entry = PopDebugInfo();
-    if (entry.first != kScopeSlot) others.push_back(std::move(entry));
+    if (entry.first != ScopeSlot()) others.push_back(std::move(entry));
   }
-  if (scope != nullptr) c10::ThreadLocalDebugInfo::_push(kScopeSlot, std::move(scope));
+  if (scope != nullptr) c10::ThreadLocalDebugInfo::_push(ScopeSlot(), std::move(scope));
   for (; !others.empty(); others.pop_back()) {
     c10::ThreadLocalDebugInfo::_push(others.back().first, std::move(others.back().second));
   }
@@ -169,7 +165,7 @@ bool Packs(const ScopeInfo& scope) {
 GraphPlace PlaceOf(const at::Tensor& tensor) {
   GraphPlace place;
   place.node = CurrentNode();
-  const std::shared_ptr<torch::autograd::Node>& made_by = tensor.grad_fn();
+  const NodePtr& made_by = tensor.grad_fn();
   // The thread is compared too: sequence numbers repeat between threads.
   place.is_output = made_by != nullptr && made_by->sequence_nr() + 1 == place.node.sequence &&
                     made_by->thread_id() == at::RecordFunction::currentThreadId();
@@ -199,28 +195,17 @@ class Hooks final : public torch::autograd::SavedVariableHooks, public SlabObjec
 
 // Delegates to the previous default engine (LibTorch's or Python's), so that there remains one set
 // of worker threads.
-class ProxyEngine : public Engine {
+class ProxyEngine : public ForwardingEngine {
  public:
-  explicit ProxyEngine(Engine& previous) : previous_(previous) {}
+  using ForwardingEngine::ForwardingEngine;
 
   torch::autograd::variable_list execute(const torch::autograd::edge_list& roots,
                                          const torch::autograd::variable_list& inputs,
                                          bool keep_graph, bool create_graph, bool accumulate_grad,
                                          const torch::autograd::edge_list& outputs) override {
     const BackwardScope observed;
-    return previous_.execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
-  }
-
-  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
-      const std::shared_ptr<torch::autograd::GraphTask>& graph_task,
-      std::shared_ptr<torch::autograd::Node> graph_root,
-      torch::autograd::InputBuffer&& input_buffer) override {
-    return previous_.execute_with_graph_task(graph_task, std::move(graph_root),
-                                             std::move(input_buffer));
-  }
-
-  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
-    return previous_.make_anomaly_metadata();
+    return ForwardingEngine::execute(roots, inputs, keep_graph, create_graph, accumulate_grad,
+                                     outputs);
   }
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
@@ -230,11 +215,8 @@ class ProxyEngine : public Engine {
         return std::make_unique<Hooks>(scope->packer, scope->watcher);
       }
     }
-    return previous_.get_default_saved_variable_hooks();
+    return ForwardingEngine::get_default_saved_variable_hooks();
   }
-
- private:
-  Engine& previous_;
 };
 
 std::atomic<ProxyEngine*> the_proxy{nullptr};
@@ -361,13 +343,13 @@ bool HasReturned(const NodeId& node, const NodeId& current) {
 }
 
 uint64_t CurrentBackwardNode() {
-  const std::shared_ptr<torch::autograd::Node> node = torch::autograd::get_current_node();
+  const NodePtr node = torch::autograd::get_current_node();
   return node == nullptr ? 0 : node->sequence_nr();
 }
 
 bool IsReadByUserCode() {
   if (is_user_read) return true;
-  const std::shared_ptr<torch::autograd::Node> node = torch::autograd::get_current_node();
+  const NodePtr node = torch::autograd::get_current_node();
   return dynamic_cast<const torch::autograd::TraceableFunction*>(node.get()) == nullptr;
 }
 

@@ -5,8 +5,8 @@
 //   SavedTensorScope scope(std::make_shared<KeepOnDevice>());
 //
 // LibTorch offers default hooks to Python alone. A proxy over its autograd Engine offers them to
-// C++. No other file that runs on a GPU touches LibTorch's unstable internals. Checked against
-// LibTorch 2.11, the only version that hooks/BUILD.bazel accepts.
+// C++. No other file that runs on a GPU touches LibTorch's unstable internals. Compiles for the
+// releases that libtorch_compat.h names.
 //
 // The innermost of all scopes and Python hooks packs. A profiler may start and stop inside a scope
 // or around it. A WatchScope records what a step saves and reads without replacing the packer.
@@ -204,8 +204,8 @@ class [[nodiscard]] WatchScope {
 // Stop a function here rather than in Pack: a custom function whose Pack throws keeps a reference
 // to itself and leaks. LibTorch expects that any kernel may throw.
 //
-// The scope uses DispatchKey::Fake, which LibTorch reserves for torchdistx: a process cannot use
-// both.
+// The scope uses DispatchKey::Fake, which LibTorch reserves for fake tensors of C++: a process that
+// has a kernel of theirs cannot use both. LibTorch itself has none.
 class [[nodiscard]] KernelScope {
  public:
   [[nodiscard]] KernelScope();

@@ -10,14 +10,10 @@
 #include <c10/core/TensorImpl.h>
 
 #include <cstdint>
-#include <memory>
 #include <string>
+#include <typeinfo>
 
 #include "absl/functional/function_ref.h"
-
-namespace torch::autograd {
-struct Node;
-}
 
 namespace pinion {
 
@@ -39,9 +35,9 @@ class SavedVersion {
  private:
   c10::VariableVersion counter_;
   uint32_t saved_;
-  // The operator that made the tensor, for the message. Weak, so that it does not keep the graph
-  // alive.
-  std::weak_ptr<torch::autograd::Node> producer_;
+  // The class of the node that made the tensor, for the message; null without one. No reference: a
+  // strong one keeps the graph alive, and in some releases a weak one keeps the node.
+  const std::type_info* producer_ = nullptr;
   uint32_t output_ = 0;  // index among the producer's outputs
 };
 

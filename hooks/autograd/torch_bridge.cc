@@ -181,7 +181,9 @@ bool IsPlainTensor(const at::TensorBase& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   const bool is_plain_impl = typeid(impl) == typeid(c10::TensorImpl) ||
                              dynamic_cast<const PlainTensorImpl*>(&impl) != nullptr;
-  return is_plain_impl && impl.has_storage() && !impl.key_set().has(c10::DispatchKey::Python);
+  // Fake tensors of C++ are TensorImpls whose storage has no memory.
+  constexpr c10::DispatchKeySet kWrappers({c10::DispatchKey::Python, c10::DispatchKey::Fake});
+  return is_plain_impl && impl.has_storage() && !impl.key_set().has_any(kWrappers);
 }
 
 at::Tensor DetachedAlias(const at::Tensor& tensor) {

@@ -18,6 +18,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "pinion/allocator/base/mutex.h"
 #include "pinion/hooks/autograd/lent_tensors.h"
+#include "pinion/hooks/autograd/libtorch_compat.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 #include "pinion/hooks/checkpoint/forward_state.h"
@@ -90,7 +91,7 @@ class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegm
       : options_(options),
         forward_(inputs, options.preserve_rng_state),
         run_(std::move(run)),
-        inputs_(std::make_shared<CheckpointInputs>(inputs)) {}
+        inputs_(MakeNode<CheckpointInputs>(inputs)) {}
 
   // Returns whether the calling thread's innermost running segment has
   // CheckpointOptions::if_planned.
@@ -146,7 +147,7 @@ class CheckpointedSegment : public std::enable_shared_from_this<CheckpointedSegm
   const CheckpointOptions options_;
   const ForwardState forward_;
   const RunAgain run_;
-  const std::shared_ptr<CheckpointInputs> inputs_;
+  const NodeRef<CheckpointInputs> inputs_;
 
   // Held during a recomputation. Recursive, since a backward inside it may recompute the segment.
   std::recursive_mutex computing_;

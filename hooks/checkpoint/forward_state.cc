@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "pinion/allocator/base/check.h"
+#include "pinion/hooks/autograd/libtorch_compat.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
 #include "pinion/hooks/autograd/torch_bridge.h"
 
@@ -155,7 +156,7 @@ torch::autograd::variable_list CheckpointInputs::apply(torch::autograd::variable
 
 std::vector<at::Tensor> CheckpointInputs::Unpack() {
   const UserReadScope for_the_segment;
-  const std::shared_ptr<Node> end(new EndOfSegment, torch::autograd::deleteNode);
+  const NodePtr end = MakeNode<EndOfSegment>();
   std::vector<at::Tensor> inputs;
   for (const torch::autograd::SavedVariable& saved : saved_) {
     // Before NoGradGuard: unpack hooks must see whether this backward builds a graph.

@@ -102,7 +102,7 @@ class [[nodiscard]] ForwardState::Mode {
 
 // Saves the inputs of a checkpointed segment, as an operator saves its arguments.
 //
-//   const auto inputs = std::make_shared<CheckpointInputs>(tensors);  // packs them
+//   const auto inputs = MakeNode<CheckpointInputs>(tensors);  // packs them
 //   segment(inputs->Unpack());
 //
 // Thread safety: that of torch::autograd::SavedVariable.

@@ -5,12 +5,7 @@
 namespace pinion::emu {
 
 void RegisterAutocast(torch::Library& m) {  // LibTorch's macros say `m`
-  // LibTorch's macros also name these types.
-  using at::DimnameList;
-  using at::IntArrayRef;
-  using at::Scalar;
-  using at::ScalarType;
-  using at::Tensor;
+  using namespace at;  // for LibTorch's macros, which name types that differ between releases
 #define PINION_LOWER_PRECISION(...) KERNEL_PRIVATEUSEONE(__VA_ARGS__, lower_precision_fp)
   AT_FORALL_LOWER_PRECISION_FP(PINION_LOWER_PRECISION)
 #undef PINION_LOWER_PRECISION

@@ -116,7 +116,7 @@ bool HostGradients::Shows(size_t index, const ShownGradient& shown) const {
 }
 
 bool HostGradients::IsAccumulating(size_t index) const {
-  const std::shared_ptr<autograd::Node> node = autograd::get_current_node();
+  const auto node = autograd::get_current_node();
   const auto* const accumulating = dynamic_cast<const autograd::AccumulateGrad*>(node.get());
   if (accumulating == nullptr) return false;
   const at::Tensor& parameter = accumulating->variable;

@@ -39,6 +39,10 @@ struct Read {
   bool is_output = false;  // of the reading node
 };
 
+// Identifies a node by the sequence number that its thread gave it.
+using NodeNumber = std::pair<uint64_t, uint64_t>;
+NodeNumber NumberOf(const Node& node) { return {node.thread_id(), node.sequence_nr()}; }
+
 class PlacePacker : public SavedTensorPacker {
  public:
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace& place) override {
@@ -53,15 +57,14 @@ class PlacePacker : public SavedTensorPacker {
   class Saved : public SavedTensor {
    public:
     Saved(PlacePacker& packer, const at::Tensor& tensor, const GraphPlace& place)
-        : packer_(packer),
-          tensor_(DetachedAlias(tensor)),
-          place_(place),
-          made_by_(tensor.grad_fn()) {}
+        : packer_(packer), tensor_(DetachedAlias(tensor)), place_(place) {
+      if (tensor.grad_fn() != nullptr) made_by_ = NumberOf(*tensor.grad_fn());
+    }
 
     at::Tensor Unpack() override {
-      const std::shared_ptr<Node> reader = torch::autograd::get_current_node();
+      const auto reader = torch::autograd::get_current_node();
       packer_.reads.push_back(
-          {reader->name(), place_, reader->sequence_nr() + 1, made_by_.lock() == reader});
+          {reader->name(), place_, reader->sequence_nr() + 1, made_by_ == NumberOf(*reader)});
       return tensor_;
     }
 
@@ -69,7 +72,7 @@ class PlacePacker : public SavedTensorPacker {
     PlacePacker& packer_;
     const at::Tensor tensor_;
     const GraphPlace place_;
-    const std::weak_ptr<Node> made_by_;
+    std::optional<NodeNumber> made_by_;  // nothing for a leaf
   };
 };
 

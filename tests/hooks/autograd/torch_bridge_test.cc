@@ -1,10 +1,13 @@
-// Checks what is read of LibTorch's allocators, and the upper bound of memory that nobody reported.
-// Bytes of bounds are small numbers here.
+// Checks what is read of LibTorch's allocators, the upper bound of memory that nobody reported, and
+// which tensors are plain. Bytes of bounds are small numbers here.
 
 #include "pinion/hooks/autograd/torch_bridge.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/DispatchKey.h>
+#include <c10/core/Storage.h>
+#include <c10/core/TensorImpl.h>
 
 #include "gtest/gtest.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
@@ -26,6 +29,15 @@ TEST(AllocatorBytesOf, CountsWhatIsThereAndWhatWasFreed) {
   EXPECT_EQ(end.peak, end.current + 1024);
   ASSERT_TRUE(end.frees.has_value());
   EXPECT_EQ(*end.frees - begin.frees.value_or(0), 1);
+}
+
+// Since LibTorch 2.13 they are TensorImpls with a storage, as plain tensors are.
+TEST(IsPlainTensor, AFakeTensorOfCppIsNot) {
+  const at::Tensor tensor = at::empty({4});
+  EXPECT_TRUE(IsPlainTensor(tensor));
+  const at::Tensor fake = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(tensor.storage()), tensor.key_set().add(c10::DispatchKey::Fake), tensor.dtype());
+  EXPECT_FALSE(IsPlainTensor(fake));
 }
 
 constexpr AllocatorBytes kBegin = {.current = 10, .peak = 50, .allocated = 100};

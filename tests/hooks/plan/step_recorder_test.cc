@@ -863,7 +863,7 @@ TEST_F(StepRecorderTest, ReadsOfABackwardThatMakesAGraphAreMarked) {
 TEST_F(StepRecorderTest, AReadOutsideOfABackwardIsNoneOfABackwardThatMakesAGraph) {
   at::Tensor y =
       RecordForward([&] { return OwnFormula::apply(activation().requires_grad_(true).sin()); });
-  const auto node = std::dynamic_pointer_cast<torch::autograd::CppNode<OwnFormula>>(y.grad_fn());
+  auto* const node = dynamic_cast<torch::autograd::CppNode<OwnFormula>*>(y.grad_fn().get());
   ASSERT_NE(node, nullptr);
   node->ctx_.get_saved_variables();
   y.sum().backward();

@@ -13,6 +13,8 @@
 
 #include <utility>
 
+#include "pinion/hooks/autograd/libtorch_compat.h"
+
 namespace pinion::testing {
 namespace {
 
@@ -45,8 +47,7 @@ class ProbeNode : public torch::autograd::TraceableFunction {
 
 at::Tensor Probe(const at::Tensor& carrier, const std::vector<at::Tensor>& saved,
                  ProbeBackward backward, const std::function<at::Tensor()>& compute) {
-  const auto node = std::shared_ptr<ProbeNode>(new ProbeNode(saved, std::move(backward)),
-                                               torch::autograd::deleteNode);
+  const NodePtr node = MakeNode<ProbeNode>(saved, std::move(backward));
   node->set_next_edges(torch::autograd::collect_next_edges(carrier));
   at::Tensor output;
   if (compute != nullptr) {
