@@ -129,9 +129,8 @@ TEST(FenceTicketMisuseTest, ATicketOfNoTimelineIsDoneHoweverLargeItsNumber) {
 TEST(NumaMisuseTest, ANodeOrAStrideThatThereIsNotIsNamed) {
   char page[1];
   for (const int node : {-1, -64, 1024, INT_MIN, INT_MAX}) {
-    EXPECT_THAT(
-        PreferNumaNode(page, 1, node),
-        IsInvalid("PreferNumaNode " + std::to_string(node) + "; it must lie between 0 and 1023"));
+    EXPECT_THAT(PreferNumaNode(page, 1, node), IsInvalid("PreferNumaNode " + std::to_string(node) +
+                                                         "; it must lie between 0 and 1023"));
     const ScopedNumaThread anywhere(node, "/no/such/directory/");
   }
   EXPECT_DEATH((void)NumaNodeOf(page, 1, 0), "stride_bytes is 0");

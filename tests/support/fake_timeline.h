@@ -51,7 +51,8 @@ class FakeTimeline final : public FenceTimeline, public std::enable_shared_from_
     while (true) {
       Raise(completed_, on_device_);
       if (Completed() >= value) return absl::OkStatus();
-      if (deadline.Left() == absl::ZeroDuration()) return absl::DeadlineExceededError("fake timeline");
+      if (deadline.Left() == absl::ZeroDuration())
+        return absl::DeadlineExceededError("fake timeline");
       absl::SleepFor(absl::Microseconds(20));
     }
   }

@@ -83,7 +83,8 @@ class RamWatermarkTest : public ::testing::Test {
 };
 
 TEST_F(RamWatermarkTest, AClockThatIsNullIsNamedWithTheRemedy) {
-  EXPECT_DEATH(RamWatermark(options_, host_.Ram(), nullptr), "the clock is null; pass NewStopwatch");
+  EXPECT_DEATH(RamWatermark(options_, host_.Ram(), nullptr),
+               "the clock is null; pass NewStopwatch");
 }
 
 TEST_F(RamWatermarkTest, AHostThatCannotBeReadHasNoMarks) {

@@ -186,11 +186,10 @@ TEST_F(StreamTimelineTest, ANumberThatWasNeverGivenIsRefused) {
   Mark();
   const StreamHandle later = guarded_->CreateStream("later").value();
   for (const uint64_t value : {uint64_t{2}, UINT64_MAX}) {
-    const auto refused =
-        StatusIs(absl::StatusCode::kInvalidArgument,
-                 AllOf(HasSubstr("test: nothing with the number " + std::to_string(value) +
-                                 " was submitted"),
-                       HasSubstr("use tickets that the engine returned")));
+    const auto refused = StatusIs(absl::StatusCode::kInvalidArgument,
+                                  AllOf(HasSubstr("test: nothing with the number " +
+                                                  std::to_string(value) + " was submitted"),
+                                        HasSubstr("use tickets that the engine returned")));
     EXPECT_THAT(timeline_->Wait(value, absl::Seconds(1)), refused);
     EXPECT_THAT(guarded_->StreamWaitTicket(later, *timeline_, value), refused);
   }

@@ -614,6 +614,21 @@ TEST_F(WeightOffloaderTest, AGraphFromBeforeParametersWereReplacedOnTheHostRaise
   EXPECT_THAT(ErrorOf([&] { loss.backward(); }), HasSubstr("modified by an inplace operation"));
 }
 
+TEST_F(WeightOffloaderTest, AGradientThatIsSetOnTheHostAfterOthersWereForgottenIsShownInTheModel) {
+  Net net(1);
+  const auto weights = Attach(*net);
+  net->forward(X()).sum().backward();
+  weights->WaitForGradients();
+  weights->ZeroGrad();
+  weights->WaitForGradients();
+  Tensor master = weights->host_parameters()[0];
+  EXPECT_FALSE(net->parameters()[0].grad().defined());
+  master.mutable_grad() = at::ones_like(master);
+  weights->WaitForGradients();
+  ASSERT_TRUE(net->parameters()[0].grad().defined());
+  EXPECT_TRUE(SameBytes(net->parameters()[0].grad().cpu(), at::ones_like(master)));
+}
+
 TEST_F(WeightOffloaderTest, LayersThatShareAStorageAreRefusedByName) {
   Net net(2);
   net->parameters()[2].set_data(net->parameters()[0].detach());
