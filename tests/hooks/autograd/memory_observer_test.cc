@@ -349,6 +349,7 @@ TEST_F(MemoryObserverTest, TheOutermostNodeIsTheOneThatRunsABackwardOfItsOwn) {
 struct LendingPacker final : public SavedTensorPacker {
   struct Lending final : public SavedTensor {
     at::Tensor Unpack() override {
+      ++packer->unpacks;
       const at::Tensor copy = saved.clone();
       packer->lent = copy.storage().getWeakStorageImpl();
       return Lend(copy, /*node_gets_copy=*/true);
@@ -362,6 +363,7 @@ struct LendingPacker final : public SavedTensorPacker {
     lending->packer = this;
     return lending;
   }
+  int unpacks = 0;
   c10::weak_intrusive_ptr<c10::StorageImpl> lent{c10::intrusive_ptr<c10::StorageImpl>()};
 };
 
@@ -384,6 +386,7 @@ TEST_F(MemoryObserverTest, WhatAnObservedNodeWasLentIsFreeWhenTheNextOneBegins) 
     return grad;
   });
   y.sum().backward();
+  EXPECT_EQ(packer->unpacks, 1);
   EXPECT_FALSE(was_lent);
   EXPECT_TRUE(is_free);
 }
