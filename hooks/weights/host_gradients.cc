@@ -128,6 +128,7 @@ bool HostGradients::IsAccumulating(size_t index) const {
 at::Tensor HostGradients::Value(size_t index) {
   Arrive();
   const Weight& weight = weights_[index];
+  weight.watch->NoteGradient();  // an optimizer may be reading it
   if (weight.on_host == nullptr || !HostShows(weight)) return weight.master.grad();
   return weight.has_graph ? ParameterOf(weight).grad().detach() : weight.sum;
 }
@@ -216,6 +217,7 @@ void HostGradients::Follow() {
   for (size_t index = 0; index < weights_.size(); ++index) {
     Weight& weight = weights_[index];
     Publish(weight);
+    if (weight.master.grad().defined()) weight.watch->NoteGradient();
     const at::Tensor parameter = ParameterOf(weight);
     if (!parameter.defined()) continue;
     if (!weight.master.grad().defined() && weight.in_parameter != nullptr) {

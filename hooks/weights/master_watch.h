@@ -44,7 +44,7 @@ class MasterWatch {
     has_gradient_.store(false, kRelaxed);
     return false;
   }
-  // A backward has made a gradient: an optimizer may change the weight.
+  // A backward has made a gradient, or a program may read one: an optimizer may change the weight.
   void NoteGradient() { has_gradient_.store(true, kRelaxed); }
   // Takes the present value as the one that the device has.
   void Accept() {

@@ -19,6 +19,8 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -578,6 +580,60 @@ TEST_F(WeightOffloaderTest, AnOptimizerThatStepsOutsideStepIsNamedByTheNextForwa
     optimizer->zero_grad();
     EXPECT_LT(net->forward(X()).pow(2).mean().item<float>(), loss.item<float>());
   }
+}
+
+// Takes the place of Pinion's hook, so that the gradient stays in the parameter.
+struct OwnHook final : torch::autograd::PostAccumulateGradHook {
+  void operator()(const Tensor&) override {}
+};
+
+TEST_F(WeightOffloaderTest, AnOptimizerThatStepsOutsideStepIsNamedWhereverItsGradientsComeFrom) {
+  const auto loss = [this](Net& net) { return net->forward(X()).pow(2).mean(); };
+  const std::vector<std::function<void(Net&, WeightOffloader&)>> ways = {
+      [&](Net& net, WeightOffloader& weights) {
+        const Tensors parameters = net->parameters();
+        const Tensors gradients = torch::autograd::grad({loss(net)}, parameters);
+        for (size_t i = 0; i < parameters.size(); ++i) parameters[i].mutable_grad() = gradients[i];
+        weights.WaitForGradients();
+      },
+      [&](Net& net, WeightOffloader& weights) {
+        for (const Tensor& parameter : net->parameters()) {
+          torch::autograd::impl::set_post_acc_grad_hooks(parameter, std::make_unique<OwnHook>());
+        }
+        loss(net).backward();
+        weights.WaitForGradients();
+      },
+      [&](Net&, WeightOffloader& weights) {
+        for (const Tensor& master : weights.host_parameters()) {
+          master.mutable_grad() = at::ones(master.sizes());
+        }
+        weights.WaitForGradients();
+      },
+      // An evaluation compares the weights before the optimizer steps.
+      [&](Net& net, WeightOffloader&) {
+        loss(net).backward();
+        const at::NoGradGuard no_grad;
+        net->forward(X());
+      }};
+  for (size_t way = 0; way < ways.size(); ++way) {
+    SCOPED_TRACE(way);
+    Net net(3);
+    const auto weights = Attach(*net);
+    torch::optim::SGD sgd(weights->host_parameters(), torch::optim::SGDOptions(0.1));
+    ways[way](net, *weights);
+    sgd.step();
+    EXPECT_THAT(ErrorOf([&] { net->forward(X()); }),
+                AllOf(HasSubstr("blocks.0.linear.weight was changed"), HasSubstr("within Step")));
+  }
+}
+
+// Without an optimizer that reads the gradient.
+TEST_F(WeightOffloaderTest, AWriteThroughDataAfterABackwardIsNamedByTheNextForward) {
+  Net net(3);
+  const auto weights = Attach(*net);
+  net->forward(X()).sum().backward();
+  weights->host_parameters()[0].variable_data().mul_(2);
+  EXPECT_THAT(ErrorOf([&] { net->forward(X()); }), HasSubstr("blocks.0.linear.weight was changed"));
 }
 
 TEST_F(WeightOffloaderTest, WhatWithParametersOnHostChangesIsNoChangeBehindTheDevicesBack) {
