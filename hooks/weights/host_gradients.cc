@@ -41,7 +41,6 @@ class CollectGradient final : public autograd::PostAccumulateGradHook {
 };
 
 at::Tensor Dense(const at::Tensor& gradient) {
-  if (gradient.layout() != at::kStrided) return gradient.to_dense().contiguous();
   const at::Tensor plain = gradient.resolve_conj().resolve_neg();
   return plain.is_non_overlapping_and_dense() ? plain : plain.contiguous();
 }
@@ -251,6 +250,11 @@ void HostGradients::BeginLeaving(size_t index, const at::Tensor& gradient) {
 }
 
 void HostGradients::Add(size_t index, const at::Tensor& gradient) {
+  // A dense copy would change what an optimizer for sparse gradients does.
+  TORCH_CHECK(gradient.layout() == at::kStrided, "the gradient of ", weights_[index].name, " is ",
+              gradient.layout(),
+              ", and the host has dense gradients of streamed weights: make its embedding with "
+              "sparse=false");
   const at::NoGradGuard no_grad;
   BeginLeaving(index, gradient);
   Weight& weight = weights_[index];

@@ -79,7 +79,8 @@ class HostGradients : public std::enable_shared_from_this<HostGradients> {
   bool IsAccumulating(size_t index) const;
   // Returns the complete gradient, or an undefined tensor.
   at::Tensor Value(size_t index);
-  // Adds a gradient that is on the device, and that is not changed afterwards.
+  // Adds a gradient that is on the device, and that is not changed afterwards. Throws, and names
+  // the weight, if it is sparse.
   void Add(size_t index, const at::Tensor& gradient);
   void Zero(size_t index);
 

@@ -18,6 +18,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -53,6 +55,8 @@
 #include "pinion/hooks/activations/offload_session.h"
 #include "pinion/hooks/checkpoint/checkpoint.h"
 #include "pinion/hooks/tier/torch_tier.h"
+#include "pinion/hooks/weights/host_gradients.h"
+#include "pinion/hooks/weights/master_watch.h"
 #include "pinion/tests/hooks/support/autocast_region.h"
 #include "pinion/tests/hooks/support/counting_allocator.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
@@ -634,6 +638,28 @@ TEST_F(WeightOffloaderTest, AWriteThroughDataAfterABackwardIsNamedByTheNextForwa
   net->forward(X()).sum().backward();
   weights->host_parameters()[0].variable_data().mul_(2);
   EXPECT_THAT(ErrorOf([&] { net->forward(X()); }), HasSubstr("blocks.0.linear.weight was changed"));
+}
+
+// The emulated device has no sparse tensors, so this one is on the host.
+TEST_F(WeightOffloaderTest, ASparseGradientIsRefusedByName) {
+  const auto host = TorchHostTier(SmallTier(), world_.backend(), world_.device().type());
+  ASSERT_THAT(host, IsOk());
+  const auto tier = (*host)->ForDevice(0);
+  ASSERT_THAT(tier, IsOk());
+  const Tensor master = at::zeros({8, 2});
+  const StreamedWeight weight = {
+      .name = "embedding.weight",
+      .parameter = c10::weak_intrusive_ptr<c10::TensorImpl>(master.getIntrusivePtr()),
+      .storage = master.storage().getWeakStorageImpl(),
+      .master = master,
+      .watch = std::make_shared<MasterWatch>("embedding.weight", master)};
+  const auto gradients = std::make_shared<HostGradients>(*tier, std::vector{weight},
+                                                         /*most_leaving=*/1, /*stay=*/false);
+  EXPECT_THAT(ErrorOf([&] {
+                gradients->Add(0, at::ones({8, 2}).to_sparse());
+              }),
+              AllOf(HasSubstr("gradient of embedding.weight"), HasSubstr("sparse=false")));
+  EXPECT_FALSE(master.grad().defined());
 }
 
 TEST_F(WeightOffloaderTest, WhatWithParametersOnHostChangesIsNoChangeBehindTheDevicesBack) {
