@@ -193,6 +193,7 @@ void ProgramNet::RunOps(size_t begin, size_t end, bool odd_step, Registers& regi
     if (odd_step && program_.odd_steps_skip == static_cast<int>(i) + 1) continue;
     if (!IsCheckpoint(op.kind)) {
       registers[op.out] = Apply(op, registers[op.in], registers[op.other]);
+      after_operator_();
       continue;
     }
     const size_t segment_end = std::min(i + 2 + static_cast<size_t>(op.extra) % 8, end);

@@ -9,6 +9,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "pinion/tests/hooks/programs/program.h"
@@ -34,6 +36,9 @@ class ProgramNet {
   // null.
   at::Tensor Loss(const at::Tensor& input, int step, Registers* results);
 
+  // Is called after each operator, also in recomputations.
+  void set_after_operator(std::function<void()> call) { after_operator_ = std::move(call); }
+
   // Adds a metric of `a` to metrics(), by temporary memory (Program::odd_steps_measure). Saves
   // nothing.
   void Measure(const at::Tensor& a);
@@ -56,7 +61,8 @@ class ProgramNet {
   torch::nn::ParameterList parameters_;
   at::Tensor running_mean_, running_variance_;
   int64_t metrics_ = 0;
-  int guards_ = 0;            // of segments that have run
+  int guards_ = 0;  // of segments that have run
+  std::function<void()> after_operator_ = [] {};
   at::Tensor guards_at_end_;  // those whose operator was called; undefined without guards
 };
 

@@ -26,6 +26,7 @@ struct Mode {
   // Where the program's target is a number.
   std::optional<uint64_t> target_bytes = std::nullopt;
   std::optional<uint64_t> limit_bytes = std::nullopt;  // of the device
+  bool limits_from_first_save = false;  // in each micro-batch, the limit begins with a saved tensor
 };
 
 // False where weights are streamed or the backing is slow: both fail without host memory.

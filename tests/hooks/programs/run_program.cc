@@ -226,8 +226,9 @@ Verdict RunProgram(const Program& program) {
   const uint64_t target_bytes = *mode.target_bytes;
   Run run;
   Verdict verdict;
+  const bool has_weights = program.streams_weights != 0 || program.other_model != 0;
   // Another least is named where a later step needs more.
-  for (bool is_too_small = true; is_too_small;) {
+  for (bool is_too_small = true, has_idle_weights = false; is_too_small || has_idle_weights;) {
     const CapturedLog log;
     mode.limit_bytes = mode.target_bytes;
     run = RunIn(program, mode);
@@ -235,6 +236,11 @@ Verdict RunProgram(const Program& program) {
     const uint64_t named_bytes = LeastNamedIn(log.text());
     is_too_small = verdict.kind == FailureKind::kOutOfMemory && named_bytes > *mode.target_bytes;
     if (is_too_small) mode.target_bytes = named_bytes;
+    // Streamed weights of the step before keep their room until a tensor is saved
+    // (docs/users/limits.md). The rest of the program has to keep to the target.
+    has_idle_weights = !is_too_small && verdict.kind == FailureKind::kOutOfMemory && has_weights &&
+                       run.is_before_first_save && run.refusals == 0 &&
+                       !std::exchange(mode.limits_from_first_save, true);
     // Checksums come on top. Metrics between forward and backward count as never freed
     // (docs/users/limits.md).
     const bool may_name_more =
@@ -243,6 +249,11 @@ Verdict RunProgram(const Program& program) {
       return {FailureKind::kError, absl::StrCat("the least that is named, ", named_bytes,
                                                 ", is more than all of it: ", most_bytes)};
     }
+  }
+  verdict.has_limit_from_first_save = mode.limits_from_first_save;
+  if (verdict.kind == FailureKind::kNone && mode.limits_from_first_save) {
+    verdict.what = "ran out of memory before it saved a tensor, and kept to the target from there";
+    return verdict;
   }
   if (verdict.kind == FailureKind::kNone && run.steps_over_target > 0) {
     return {FailureKind::kError, "a step counts as over a target that the device never exceeds"};
@@ -258,9 +269,6 @@ Verdict RunProgram(const Program& program) {
     mode.limit_bytes = std::nullopt;
     return Compare(plain, RunIn(program, mode));
   }
-  // Streamed weights of the step before keep their room until then (docs/users/limits.md).
-  const bool has_weights = program.streams_weights != 0 || program.other_model != 0;
-  if (run.is_before_first_save && has_weights) return {FailureKind::kNone, verdict.what};
   verdict.what = absl::StrCat("target ", *mode.target_bytes, " of ", least.peak_bytes, " to ",
                               plain.peak_bytes, ": ", verdict.what);
   const uint64_t more_bytes = MostBeyond(program, *mode.target_bytes);

@@ -27,6 +27,7 @@ struct Verdict {
   // (docs/users/limits.md).
   std::string what;
   uint64_t refusals = 0;  // saved tensors that stayed on the device for want of host memory
+  bool has_limit_from_first_save = false;  // it failed before, as idle streamed weights may
 
   std::string ToString() const;
 };

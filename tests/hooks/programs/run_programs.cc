@@ -55,9 +55,15 @@ Program Draw(int seed) {
   return program;
 }
 
-bool Fails(const Program& program, const std::string& name, int* refused) {
+struct Counts {
+  int refused = 0;       // programs with tensors for which the host had no room
+  int idle_weights = 0;  // whose limit begins with the first saved tensor
+};
+
+bool Fails(const Program& program, const std::string& name, Counts& counts) {
   const Verdict verdict = pinion::testing::RunProgram(program);
-  *refused += verdict.refusals > 0 ? 1 : 0;
+  counts.refused += verdict.refusals > 0 ? 1 : 0;
+  counts.idle_weights += verdict.has_limit_from_first_save ? 1 : 0;
   if (verdict.kind == FailureKind::kNone && verdict.what.empty()) return false;
   std::printf("%s: %s\n", name.c_str(), verdict.ToString().c_str());
   std::fflush(stdout);
@@ -72,11 +78,11 @@ bool Fails(const Program& program, const std::string& name, int* refused) {
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
-  int refused = 0;  // programs with tensors for which the host had no room
+  Counts counts;
   if (const std::string text = absl::GetFlag(FLAGS_program); !text.empty()) {
     Program program;
     PINION_CHECK(program.Add(text).ok()) << text;
-    return Fails(program, "the program", &refused) ? 1 : 0;
+    return Fails(program, "the program", counts) ? 1 : 0;
   }
   const auto start = std::chrono::steady_clock::now();
   int failures = 0;
@@ -85,10 +91,12 @@ int main(int argc, char** argv) {
   for (; seed < end && failures < absl::GetFlag(FLAGS_failures); ++seed) {
     std::printf("seed %d\r", seed);
     std::fflush(stdout);
-    failures += Fails(Draw(seed), "seed " + std::to_string(seed), &refused);
+    failures += Fails(Draw(seed), "seed " + std::to_string(seed), counts);
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  std::printf("seeds %d to %d in %.0f s: %d failed; the host had no room in %d\n", first, seed - 1,
-              seconds.count(), failures, refused);
+  std::printf(
+      "seeds %d to %d in %.0f s: %d failed; the host had no room in %d; the limit began with the "
+      "first saved tensor in %d\n",
+      first, seed - 1, seconds.count(), failures, counts.refused, counts.idle_weights);
   return failures == 0 ? 0 : 1;
 }

@@ -79,9 +79,15 @@ struct Halve final : torch::autograd::PostAccumulateGradHook {
 
 Training::Training(const Program& program, const Mode& mode,
                    std::shared_ptr<EmulatedMachine> machine)
-    : program_(program), limit_bytes_(mode.limit_bytes), machine_(std::move(machine)) {
+    : program_(program),
+      limit_bytes_(mode.limit_bytes),
+      limits_from_first_save_(mode.limits_from_first_save),
+      machine_(std::move(machine)) {
   SeedFor(-1, 0, 0);
   net_ = std::make_unique<ProgramNet>(program, /*checkpoints=*/mode.offload);
+  net_->set_after_operator([this] {
+    if (!IsBeforeFirstSave()) LimitFromFirstSave();
+  });
   net_->MoveBuffers(device_);
   const OffloadOptions options = OptionsOf(program, mode, machine_);
   if (mode.offload && program.session != 0) CreateSessions(options, mode);
@@ -191,13 +197,27 @@ void Training::Step() {
 }
 
 void Training::WithoutLimit(absl::FunctionRef<void()> run) {
-  if (!limit_bytes_.has_value()) return run();
-  PINION_CHECK(machine_->SetMemoryLimit(0, machine_->options().memory_bytes).ok());
+  if (!limit_bytes_.has_value() || is_limit_lifted_) return run();
+  LiftLimit();
   run();
+  RestoreLimit();
+}
+
+void Training::LiftLimit() {
+  is_limit_lifted_ = true;
+  PINION_CHECK(machine_->SetMemoryLimit(0, machine_->options().memory_bytes).ok());
+}
+
+void Training::RestoreLimit() {
+  is_limit_lifted_ = false;
   PINION_CHECK(machine_->SynchronizeDevice(0).ok());
   PINION_CHECK(machine_->SetMemoryLimit(0, *limit_bytes_).ok());
   // Pinion bounds what it cannot observe by LibTorch's peak (docs/users/limits.md).
   machine_->ResetPeakMemory(0);
+}
+
+void Training::LimitFromFirstSave() {
+  if (std::exchange(awaits_first_save_, false)) RestoreLimit();
 }
 
 uint64_t Training::StepsOverTarget() const {
@@ -219,6 +239,8 @@ bool Training::IsBeforeFirstSave() const {
 void Training::MicroBatch(int micro) {
   packed_before_ = Packed();
   runs_forward_ = true;
+  awaits_first_save_ = limits_from_first_save_ && !is_limit_lifted_;
+  if (awaits_first_save_) LiftLimit();
   StayAheadOfWorkers();
   struct Forward {
     Tensor input, loss;
@@ -245,6 +267,7 @@ void Training::MicroBatch(int micro) {
   if (program_.swaps_weights != 0 && program_.streams_weights == 0) SwapWeights();
   phase_ = "backward";
   runs_forward_ = false;
+  LimitFromFirstSave();
   for (Forward& forward : forwards) {
     Backward(forward.loss);
     Keep("loss", 0, forward.loss);

@@ -57,6 +57,9 @@ class Training {
   void SetHostRoom() const;
   void Step();
   void WithoutLimit(absl::FunctionRef<void()> run);
+  void LiftLimit();
+  void RestoreLimit();
+  void LimitFromFirstSave();
   uint64_t StepsOverTarget() const;
   uint64_t Packed() const;
   void BeginStep();
@@ -73,6 +76,7 @@ class Training {
 
   const Program& program_;
   const std::optional<uint64_t> limit_bytes_;  // of the device
+  const bool limits_from_first_save_;
   const std::shared_ptr<EmulatedMachine> machine_;
   const at::Device device_{"emu:0"};
   std::unique_ptr<ProgramNet> net_;
@@ -87,6 +91,8 @@ class Training {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::vector<Result> results_;
   uint64_t excused_steps_over_ = 0;
+  bool is_limit_lifted_ = false;
+  bool awaits_first_save_ = false;  // of a micro-batch, before which there is no limit
   bool runs_forward_ = false;
   uint64_t packed_before_ = 0;  // Packed() when the micro-batch began
   int step_ = 0;
