@@ -54,7 +54,8 @@ std::unique_ptr<torch::optim::Optimizer> NewOptimizer(int kind,
 
 // Autograd adds up gradients in the order of their nodes' numbers, which each thread counts by
 // itself. Those of forward stay ahead of those that a backward makes on its worker, so that equal
-// programs add in equal order.
+// programs add in equal order. Otherwise a checkpoint, whose recomputation makes more nodes on the
+// worker, may change the order in a double backward (docs/users/checkpoints.md).
 void StayAheadOfWorkers() {
   constexpr int kMoreThanABackwardMakes = 20000;
   for (int i = 0; i < kMoreThanABackwardMakes; ++i) at::sequence_number::get_and_increment();
