@@ -277,8 +277,9 @@ void StepLearner::RaisePlans(const at::Tensor& tensor, uint64_t place) {
   const uint64_t size_bytes =
       ExtentToSave(ExtentOf(tensor), tensor.storage().nbytes()).size_bytes();
   const uint64_t signature = SignatureOf(tensor, place, size_bytes);
-  const auto device_bytes =
-      static_cast<uint64_t>(AllocatedBytes(device_)) - share_->streamed_bytes();
+  // Streamed weights count before they are allocated.
+  const auto all_bytes = static_cast<uint64_t>(AllocatedBytes(device_));
+  const uint64_t device_bytes = all_bytes - std::min(all_bytes, share_->streamed_bytes());
   std::vector<std::shared_ptr<const CachedPlan>> too_low;
   bool is_off = false;
   {

@@ -22,12 +22,15 @@
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/engine/planner/explain_plan.h"
 #include "pinion/engine/schedule/plan_validator.h"
+#include "pinion/engine/tier/device_share.h"
 #include "pinion/hooks/activations/offload_options.h"
 #include "pinion/hooks/activations/offload_session.h"
+#include "pinion/hooks/tier/torch_tier.h"
 #include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/support/cpu_profiler.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
 #include "pinion/tests/hooks/support/probe.h"
+#include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/status_matchers.h"
 
 namespace pinion::testing {
@@ -177,6 +180,27 @@ TEST_F(OffloadTargetSteps, StepsThatBeginWithTooMuchLeaveThePlanToOthers) {
       EXPECT_EQ(moved_bytes(), planned_bytes) << odd << ", after " << in_a_row;
     }
   }
+}
+
+// Streamed weights count from before their allocation, by another thread for example.
+TEST_F(OffloadTargetSteps, AStepThatBeginsWhileWeightsAreBeingFetchedIsNotPlannedForMore) {
+  const std::shared_ptr<OffloadSession> session = NewSession(PlainPeakBytes() - kTensorBytes);
+  RunSteps(session, kSteps);
+  const auto host = TorchHostTier(SmallTier(), world_.backend(), world_.device().type());
+  ASSERT_THAT(host, IsOk());
+  const auto tier = (*host)->ForDevice(0);
+  ASSERT_THAT(tier, IsOk());
+  const CapturedLog log;
+  const at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
+    {
+      const StreamedBytes fetched((*tier)->share(), std::make_shared<StreamedModel>(), 64 * kMiB);
+      y = Chain(y, 0, 1);
+    }
+    y = Chain(y, 1, kNodes - 1);
+  });
+  Backward(y);
+  RunSteps(session, 4);
+  EXPECT_EQ(log.text(), "");
 }
 
 // For example metrics in every fourth step. The allocations are freed at once.
