@@ -13,6 +13,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/time/time.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/device/allocation_bytes.h"
 #include "pinion/device/trace/trace_sink.h"
 #include "pinion/engine/link/packing.h"
 #include "pinion/hooks/autograd/gather.h"
@@ -149,7 +150,7 @@ absl::InlinedVector<TensorDepartures::ParcelDraft, 1> TensorDepartures::PlanParc
       // it.
       for (const c10::Storage& source : draft.sources) RecordOnStream(source, stream.torch);
       if (options_.verify) TakeChecksums(draft, stream);
-      if (group.gather || HoldsMuchMore(draft)) {
+      if ((group.gather || HoldsMuchMore(draft)) && FitsTarget(group.size_bytes)) {
         if (c10::Storage gathered = Gather(draft, stream)) {
           draft.parcel->gathered = true;
           draft.sources.clear();  // later work of the pack stream may reuse them
@@ -181,6 +182,12 @@ bool TensorDepartures::HoldsMuchMore(const ParcelDraft& draft) {
   }
   OffloadLock lock(state_);
   return held_bytes >= std::max(state_.schedule->BatchBytes(), 2 * draft.parcel->size_bytes);
+}
+
+bool TensorDepartures::FitsTarget(uint64_t size_bytes) const {
+  if (!state_.asks_for_device_bytes) return true;
+  return state_.DeviceBytes(device_) + AllocationBytes(size_bytes) <=
+         *state_.planner->memory_bytes();
 }
 
 void TensorDepartures::TakeChecksums(const ParcelDraft& draft, const BoundStream& stream) {

@@ -106,6 +106,8 @@ class TensorDepartures {
                                                   absl::Span<c10::Storage> sources);
   // Returns whether the tensors are small slices of storages that are far larger than the parcel.
   bool HoldsMuchMore(const ParcelDraft& draft);
+  // Returns whether the device may have so much more: no plan counts a gather.
+  bool FitsTarget(uint64_t size_bytes) const;
   // Returns an empty storage on failure; the pieces can then be copied one by one.
   c10::Storage Gather(const ParcelDraft& draft, const BoundStream& stream);
   void TakeChecksums(const ParcelDraft& draft, const BoundStream& stream);
