@@ -213,6 +213,21 @@ BytesOnDevice TensorReturns::CastAgain(StorageRecord& record, const Reading& by,
   return bytes;
 }
 
+c10::Storage TensorReturns::AllocateOrNameTarget(const BoundStream& stream,
+                                                 uint64_t size_bytes) const {
+  try {
+    return AllocateStorage(stream.torch, size_bytes);
+  } catch (c10::OutOfMemoryError& error) {
+    if (state_.asks_for_device_bytes) {
+      error.add_context(c10::str("fetching ", size_bytes, " bytes for backward: the device has ",
+                                 state_.DeviceBytes(stream.torch.device()),
+                                 " bytes, and OffloadOptions::memory_target_bytes is ",
+                                 options_.memory_target_bytes));
+    }
+    throw;
+  }
+}
+
 void TensorReturns::FetchNow(SavedParcel& parcel, FetchClaim claim, const Reading& by) {
   const BoundStream& stream = by.stream;
   const ScopedRange range(trace(), "pinion.fetch", parcel.size_bytes);
@@ -222,7 +237,7 @@ void TensorReturns::FetchNow(SavedParcel& parcel, FetchClaim claim, const Readin
     storage = AllocateStorage(stream.torch, parcel.size_bytes);
   } catch (const c10::OutOfMemoryError&) {
     FreeUnneeded();
-    storage = AllocateStorage(stream.torch, parcel.size_bytes);
+    storage = AllocateOrNameTarget(stream, parcel.size_bytes);
   }
   Arrival arrival = {std::move(claim), TorchMemory(std::move(storage))};
   GuardedMemories unneeded;

@@ -88,6 +88,8 @@ class TensorReturns {
   // transfers.
   void Verify(const StorageRecord& record, const BytesOnDevice& bytes,
               absl::FunctionRef<std::string()> tell);
+  // Like AllocateStorage; with a target, the error of a device without memory names it.
+  c10::Storage AllocateOrNameTarget(const BoundStream& stream, uint64_t size_bytes) const;
   void FetchNow(SavedParcel& parcel, FetchClaim claim, const Reading& by);
   // Returns false on failure, which stops prefetching for now. Device errors are left to a fetch on
   // demand to report.

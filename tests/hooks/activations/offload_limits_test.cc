@@ -20,12 +20,14 @@
 #include "pinion/tests/hooks/activations/offload_fixture.h"
 #include "pinion/tests/hooks/activations/offload_world.h"
 #include "pinion/tests/hooks/support/emu_fixture.h"
+#include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/probe.h"
 #include "pinion/tests/hooks/support/test_net.h"
 
 namespace pinion::testing {
 namespace offload_limits_test {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr uint64_t kTensorBytes = 64 * kKiB;
@@ -165,6 +167,17 @@ TEST(OffloadDeviceMemory, ATensorThatDoesNotFitAtAllIsAnOutOfMemoryErrorThatPass
   world.LeaveRoom(2 * kTensorBytes);
   y.backward();
   EXPECT_TRUE(SameBytes(seen[0], ActivationValues(KiB(64), 1)));
+}
+
+TEST(OffloadDeviceMemory, ATensorThatDoesNotFitBesideATargetNamesTheTarget) {
+  OffloadWorld world(WithTarget(kMiB));
+  std::vector<at::Tensor> seen;
+  const at::Tensor y = InScope(
+      world.session(), [&] { return Observe(world.carrier, {world.activation(64, 1)}, &seen); });
+  world.LeaveRoom(kTensorBytes / 2);
+  EXPECT_THAT(ErrorOf([&] { y.backward(); }),
+              AllOf(HasSubstr("memory_target_bytes is 1048576"),
+                    HasSubstr("fetching 65536 bytes for backward: the device has ")));
 }
 
 // Nothing depends on a prefetch, so its errors are left to the fetch on demand.
