@@ -96,9 +96,9 @@ TEST(WrongSourceTest, ASourceThatGivesOtherMemoryThanAskedForIsNamedAndGetsItBac
     AllocatorOptions options;
     options.max_locked_bytes = options.segment_bytes = 4 * kMiB;
     const auto allocator = PinnedAllocator::Create(options, source, host.Probe()).value();
-    for (int i = 0; i < 2; ++i) {  // the limit has room for one
+    for (int i = 0; i < 2; ++i) {  // the limit has room for one segment
       source->in_use = 0;
-      EXPECT_THAT(allocator->Allocate(4 * kMiB),
+      EXPECT_THAT(allocator->Allocate(2 * kMiB),
                   IsInternalError("wrong returned", "aligned to 4096",
                                   "a source without memory returns ResourceExhausted"));
       EXPECT_EQ(source->in_use, address == 0 ? 1 : 0) << "there is nothing to free at null";
