@@ -50,9 +50,12 @@ struct PathPoints {
   std::vector<double> weights;
 };
 
-// Returns points and weights for `n_steps + overlap` steps. c10::Error for fewer than 2 steps
-// (kGaussLegendre: 1), and for n_steps above 2^24 (kGaussLegendre, whose time grows as the square:
-// 10,000). c10::Error for an overlap below 0 or above n_steps.
+// Returns points and weights for `n_steps + overlap` steps.
+//
+// n_steps: 2 to 2^24. kGaussLegendre: 1 to 10,000, since its time grows as the square.
+// overlap: 0 to n_steps.
+//
+// Other numbers are a c10::Error.
 PathPoints PointsOf(Quadrature quadrature, int64_t n_steps, int64_t overlap = 0);
 
 struct PathOptions {

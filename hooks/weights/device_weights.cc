@@ -169,6 +169,9 @@ void DeviceWeights::FetchAhead(uint32_t index, const BoundStream& stream) {
       // Out of memory, most likely.
     }
   }
+  // Lets the next user fetch the unit. Comes before OnFetchRefused, which asks whether anybody
+  // does.
+  if (!is_fetched) claim.reset();
   MutexLock lock(mu_);
   // A failing allocation is expensive: LibTorch's CUDA allocator frees its cache.
   if (may_try) is_fetched && !room_was_made ? back_off_.Worked() : back_off_.Refused();

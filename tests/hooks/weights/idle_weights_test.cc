@@ -64,9 +64,11 @@ class TwoModels {
   void Limit(uint64_t size_bytes) {
     EXPECT_THAT(world_.machine().SetMemoryLimit(0, size_bytes), IsOk());
   }
-  // Runs a program: T trains a step, S scores a batch, N trains a step that scores two batches
-  // between forward and backward, M one that allocates kMeasuredBytes behind its last save, and P
-  // one that does so and scores a batch before that save.
+  // Runs a program, a letter a part. S scores a batch. The others train a step:
+  //   T  no more than that
+  //   N  scores two batches between forward and backward
+  //   M  allocates kMeasuredBytes behind its last save
+  //   P  like M, and scores a batch before that save
   void Run(const std::string& program) {
     for (const char part : program) {
       if (part == 'S') Score();
