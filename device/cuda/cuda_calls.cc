@@ -81,6 +81,7 @@ bool HasAttribute(const CudaApi& api, int index, cudaDeviceAttr attribute) {
 CudaDeviceScope::CudaDeviceScope(const CudaApi& api, int index) : api_(api) {
   status_ = CudaStatus(api_, api_.GetDevice(&previous_), "cudaGetDevice");
   if (!status_.ok() || previous_ == index) return;
+  const RelaxedCaptureScope relaxed(api_);  // the device may get its context now
   const cudaError_t pushed = api_.PushContext(index);
   if (pushed != cudaErrorNotSupported) {
     status_ =

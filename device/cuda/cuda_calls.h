@@ -29,6 +29,21 @@ absl::Status CudaStatus(const CudaApi& api, cudaError_t error, const std::string
 // Returns whether a device has the attribute; false if CUDA does not tell.
 bool HasAttribute(const CudaApi& api, int index, cudaDeviceAttr attribute);
 
+// Permits calls that CUDA considers potentially unsafe while another stream captures a graph in
+// "global" mode. Without this scope CUDA would refuse the call and invalidate the capture.
+class [[nodiscard]] RelaxedCaptureScope {
+ public:
+  [[nodiscard]] explicit RelaxedCaptureScope(const CudaApi& api);
+  ~RelaxedCaptureScope();
+  RelaxedCaptureScope(const RelaxedCaptureScope&) = delete;
+  RelaxedCaptureScope& operator=(const RelaxedCaptureScope&) = delete;
+
+ private:
+  const CudaApi& api_;
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+  const bool is_relaxed_;
+};
+
 // Makes a device current. status() tells whether that worked.
 //
 // Pushes the device's context, and the destructor pops it. Exception: if the driver's functions are
@@ -36,7 +51,7 @@ bool HasAttribute(const CudaApi& api, int index, cudaDeviceAttr attribute);
 // context on a previous device that has none, which costs some hundred MiB of device memory. It
 // also replaces a green context of the thread.
 //
-// Creates a context on a device without one: begin a RelaxedCaptureScope first.
+// Creates a context on a device without one, which breaks no capture.
 class [[nodiscard]] CudaDeviceScope {
  public:
   [[nodiscard]] CudaDeviceScope(const CudaApi& api, int index);
@@ -53,21 +68,6 @@ class [[nodiscard]] CudaDeviceScope {
   int previous_ = -1;
   Restore restore_ = Restore::kNothing;
   absl::Status status_;
-};
-
-// Permits calls that CUDA considers potentially unsafe while another stream captures a graph in
-// "global" mode. Without this scope CUDA would refuse the call and invalidate the capture.
-class [[nodiscard]] RelaxedCaptureScope {
- public:
-  [[nodiscard]] explicit RelaxedCaptureScope(const CudaApi& api);
-  ~RelaxedCaptureScope();
-  RelaxedCaptureScope(const RelaxedCaptureScope&) = delete;
-  RelaxedCaptureScope& operator=(const RelaxedCaptureScope&) = delete;
-
- private:
-  const CudaApi& api_;
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-  const bool is_relaxed_;
 };
 
 // Makes the device's primary context current for creating a stream or an event. A stream created

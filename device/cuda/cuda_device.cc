@@ -74,8 +74,7 @@ absl::Status CudaDevice::Call(const char* name, const Function& function) const 
 
 template <typename Function>
 absl::Status CudaDevice::CallRelaxed(const char* name, const Function& function) const {
-  // First: making the device current may create its context.
-  RelaxedCaptureScope relaxed(api_);
+  const RelaxedCaptureScope relaxed(api_);
   return Call(name, function);
 }
 

@@ -77,6 +77,8 @@ TEST(CudaContextDuringACaptureTest, ADevicesFirstCallDoesNotSpoilSomebodysCaptur
       const char* name;
       std::function<absl::Status(CudaDevice& device)> call;
     } rows[] = {
+        {"IsCapturing",
+         [](CudaDevice& device) { return device.IsCapturing(StreamHandle(nullptr)).status(); }},
         {"CreateStream", [](CudaDevice& device) { return device.CreateStream("s").status(); }},
         {"CreateEvent", [](CudaDevice& device) { return device.CreateEvent().status(); }},
         {"pinning",
