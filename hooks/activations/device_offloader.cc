@@ -1,6 +1,7 @@
 #include "pinion/hooks/activations/device_offloader.h"
 
 #include <c10/core/Storage.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <atomic>
@@ -119,7 +120,13 @@ DeviceOffloader::Packed DeviceOffloader::Pack(const at::Tensor& tensor, const No
   if (cast != nullptr && !TryRecordOnStream(storage, stream.torch)) cast.reset();
   // Before the operator returns: operators do not write the weights that they save.
   TensorChecksum checksum;
-  if (cast != nullptr && options_.verify) checksum = TensorChecksum::Of(storage, extent);
+  if (cast != nullptr && options_.verify) {
+    try {
+      checksum = TensorChecksum::Of(storage, extent);
+    } catch (const c10::OutOfMemoryError&) {
+      cast.reset();  // an operator's save must not fail
+    }
+  }
   RecordPtr record;
   DueRecords due;
   bool is_new = false;

@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "pinion/allocator/base/bytes.h"
 #include "pinion/allocator/base/check.h"
+#include "pinion/engine/planner/liveness.h"
 #include "pinion/engine/planner/plan_step.h"
 #include "pinion/engine/planner/step_trace.h"
 #include "pinion/engine/schedule/plan_cache.h"
@@ -372,7 +373,11 @@ void StepLearner::Learn(DeviceRecording& recording, bool had_gradients,
     return;
   }
   // A step of which nothing came back has no order of reading.
-  if (step->accesses.size() <= step->objects.size()) return;
+  const std::vector<ObjectLiveness> lives = LivenessOf(*step);
+  const auto came_back = [](const ObjectLiveness& life) {
+    return life.accesses.size() > life.saves;
+  };
+  if (std::none_of(lives.begin(), lives.end(), came_back)) return;
   step->begins_with_gradients = had_gradients;
   RecomputeTrials::Note(log, *step);
   bool may_recompute = false;

@@ -529,6 +529,24 @@ TEST_F(OffloadCastVerify, WhatIsCastAgainIsComparedWithWhatWasSaved) {
                     HasSubstr("BFloat16 [128, 128]"), HasSubstr("raises no version")));
 }
 
+TEST_F(OffloadCastVerify, ACastWithoutMemoryForItsChecksumIsSavedLikeAnyOther) {
+  const at::Tensor weight = LearnedWeight();
+  constexpr uint64_t kForOutput = 4 << 10;
+  at::Tensor expected;
+  const at::Tensor y = InScope(world_.session(), [&] {
+    at::Tensor cast = Cast(weight);
+    expected = OnHost(cast);
+    EXPECT_TRUE(world_.machine().SetMemoryLimit(0, world_.device_bytes() + kForOutput).ok());
+    at::Tensor out = Observe(carrier_, {std::exchange(cast, at::Tensor())}, &seen_);
+    EXPECT_TRUE(world_.machine().SetMemoryLimit(0, MachineOptions().memory_bytes).ok());
+    return out;
+  });
+  y.backward();
+  EXPECT_TRUE(SameBytes(seen_.back(), expected));
+  EXPECT_EQ(stats().cast_again, 0u);
+  EXPECT_EQ(stats().offloaded, 2u) << "the first one when the weight was learned";
+}
+
 // ------------------------------------------------------------------------------- streams, memory
 
 TEST_F(OffloadCast, ReadersOnTwoStreamsShareACast) {

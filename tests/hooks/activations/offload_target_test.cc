@@ -132,6 +132,19 @@ TEST(OffloadTarget, NoStepHasMoreOnTheDeviceAndAllAreExact) {
   }
 }
 
+// For example a forward whose loss is not finite.
+TEST(OffloadTarget, AForwardWithoutBackwardIsNotPlanned) {
+  Training world(Plain().peak_bytes * 3 / 4);
+  for (int i = 0; i < 2; ++i) {
+    const OffloadScope scope(world.session());
+    world.net.Loss();
+  }
+  EXPECT_THAT(world.session()->PlannedSteps(0), SizeIs(0));
+  world.Run();
+  world.Run();
+  EXPECT_THAT(world.session()->PlannedSteps(0), SizeIs(1));
+}
+
 TEST(OffloadTarget, WhatNeedNotLeaveIsNotCopied) {
   const TargetWorld::Step plain = Plain();
   Training world(plain.peak_bytes * 3 / 4);

@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -56,7 +57,8 @@ struct Program {
   Forward loss = nullptr;  // applied after the scope to forward's result; null: that is the loss
   bool scope_is_around_all = false;  // including backward
   std::function<void(const Tensor& x)> between_steps = nullptr;
-  uint64_t targets = 6;  // between the least and all
+  uint64_t targets = 6;            // between the least and all
+  uint64_t scoped_steps = kSteps;  // a forward that is given up is a step as well
 };
 
 Tensor Layers(Tensor h, const Tensors& weights) {
@@ -245,6 +247,38 @@ Program HookWithinTheScope() {
   return program;
 }
 
+// In every second step, in the middle of the backward. The program drops the step.
+Program AHookThrows() {
+  return {"AHookThrows", Chain,
+          [](const Tensor& loss, const Tensors& weights, int step) {
+            if (step % 2 != 0) return loss.backward();
+            const unsigned hook = weights[3].register_hook(
+                [](const Tensor&) -> Tensor { throw std::runtime_error("not finite"); });
+            EXPECT_ANY_THROW(loss.backward());
+            weights[3].remove_hook(hook);
+          },
+          NewAdam};
+}
+// In every second step, after three layers. The program runs the forward again.
+Program ALayerThrows() {
+  Program program = {"ALayerThrows",
+                     [calls = std::make_shared<int>()](const Tensor& x, const Tensors& weights) {
+                       static_assert(kSteps % 2 == 0,
+                                     "each run begins with an even number of calls");
+                       const auto throws = [&] {
+                         const Tensor y = Layers(x, {weights[0], weights[1], weights[2]});
+                         throw std::runtime_error("not finite");
+                       };
+                       if (++*calls % 2 == 0) {
+                         EXPECT_ANY_THROW(throws());
+                       }
+                       return Layers(x, weights);
+                     },
+                     CallBackward, NewAdam};
+  program.scoped_steps = kSteps + kSteps / 2;
+  return program;
+}
+
 // A scope around a whole step, and then an evaluation that allocates more than any target in total,
 // but little at a time.
 Program BackwardWithinTheScope() {
@@ -332,7 +366,7 @@ void TargetPrograms::ExpectWithinEachTarget(bool is_limit) {
   const Ran plain = Run(std::nullopt, /*is_limit=*/false);
   const Ran least = Run(1, /*is_limit=*/false);
   ASSERT_LT(least.peak_bytes, plain.peak_bytes);
-  EXPECT_EQ(least.stats.steps_over_target, static_cast<uint64_t>(kSteps));
+  EXPECT_EQ(least.stats.steps_over_target, GetParam().scoped_steps);
   EXPECT_EQ(least.stats.most_bytes_over_target, least.peak_bytes - 1);
   const uint64_t targets = GetParam().targets;
   for (uint64_t i = 0; i <= targets; ++i) {
@@ -376,7 +410,7 @@ INSTANTIATE_TEST_SUITE_P(
                       HookOnAWeight("HookOnAWeight", CallBackward),
                       HookOnAWeight("HookByGrad", ByGrad().backward),
                       HookOnAWeight("HookByTheBaseEngine", ByTheBaseEngine().backward),
-                      HookWithinTheScope(), SmallViews()),
+                      HookWithinTheScope(), AHookThrows(), ALayerThrows(), SmallViews()),
     [](const auto& info) { return info.param.name; });
 
 }  // namespace target_programs_test
