@@ -68,14 +68,12 @@ bool SetLock(int fd, int16_t type, off_t begin, off_t end) {
   return fcntl(fd, F_OFD_SETLK, &lock) == 0;
 }
 
-// Returns whether locks can be set, with or without the placement lock. Errors are in errno.
-bool TakePlacementLock(int fd) {
+// Reservations work without the placement lock as well. Where no lock can be set, they fail.
+void TakePlacementLock(int fd) {
   for (int tries = 0; tries < kMostPlacementTries; ++tries) {
-    if (SetLock(fd, F_WRLCK, 0, kFirstByte)) return true;
-    if (errno != EAGAIN) return false;
+    if (SetLock(fd, F_WRLCK, 0, kFirstByte) || errno != EAGAIN) return;
     absl::SleepFor(kNextPlacementTry);
   }
-  return true;
 }
 
 // Visits all ranges in [begin, end) that other descriptors lock during the whole call. The kernel
@@ -157,7 +155,7 @@ absl::StatusOr<HostLedger::Reservation> HostLedger::TryReserve(uint64_t size_byt
   PINION_ASSIGN_OR_RETURN(const int fd, OpenFile(path_));
   Reservation reservation(fd);
   const auto length = static_cast<off_t>(std::clamp(size_bytes, uint64_t{1}, kMostBytes));
-  if (!TakePlacementLock(fd)) return SystemError("fcntl(F_OFD_SETLK)", path_);
+  TakePlacementLock(fd);
   for (int attempts = 0; attempts < kMostAttempts; ++attempts) {
     off_t begin = kFirstByte;
     const auto place_behind = [&](off_t, off_t end) { begin = std::max(begin, end); };

@@ -6,14 +6,13 @@
 #include <map>
 #include <optional>
 #include <span>
-#include <sstream>
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "pinion/allocator/base/check.h"
 #include "pinion/allocator/base/read_file.h"
@@ -40,16 +39,14 @@ uint64_t SaturatingSubtract(uint64_t a, uint64_t b) { return a - std::min(a, b);
 // Reads lines like "MemTotal:  16 kB", "Node 0 MemTotal:  16 kB" and "active_file 4096".
 Fields ReadFields(const std::string& path) {
   Fields fields;
-  std::istringstream lines(ReadFile(path));
-  lines.exceptions(std::ios::badbit);  // set if memory runs out
-  for (std::string line; std::getline(lines, line);) {
-    if (absl::StartsWith(line, "Node ")) line.erase(0, line.find(' ', sizeof("Node ") - 1));
-    std::istringstream words(line);
-    std::string name;
-    std::string unit;
+  const std::string text = ReadFile(path);
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
+    std::vector<absl::string_view> words = absl::StrSplit(line, ' ', absl::SkipEmpty());
+    if (words.size() > 2 && words[0] == "Node") words.erase(words.begin(), words.begin() + 2);
     uint64_t value = 0;
-    words >> name >> value >> unit;
-    fields[std::string(absl::StripSuffix(name, ":"))] = unit == "kB" ? value * 1024 : value;
+    if (words.size() < 2 || !absl::SimpleAtoi(words[1], &value)) continue;
+    const bool is_kib = words.size() > 2 && words[2] == "kB";
+    fields[std::string(absl::StripSuffix(words[0], ":"))] = is_kib ? value * 1024 : value;
   }
   return fields;
 }
@@ -212,9 +209,8 @@ RamSample RamProbe::Sample(double percent) const {
   RamSample sample;
   ReadHost(proc_root_, &sample);
   ApplyNumaNodes(percent, &sample);
-  std::istringstream lines(ReadFile(absl::StrCat(proc_root_, "/self/cgroup")));
-  lines.exceptions(std::ios::badbit);
-  for (std::string line; std::getline(lines, line);) {
+  const std::string text = ReadFile(absl::StrCat(proc_root_, "/self/cgroup"));
+  for (const absl::string_view line : absl::StrSplit(text, '\n')) {
     // "0::/a/b" in v2, "7:cpu,memory:/a/b" in v1. The path may contain colons.
     const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
     if (parts.size() != 3 || parts[2][0] != '/') continue;

@@ -41,8 +41,8 @@ bool IsAboveLimits() {
   uint64_t capabilities = 0;
   if (!absl::SimpleHexAtoi(StatusOfProcess("CapEff:"), &capabilities)) return false;
   char user_namespace[32] = {};
-  const ssize_t length = readlink("/proc/self/ns/user", user_namespace, sizeof(user_namespace) - 1);
-  return (capabilities >> CAP_IPC_LOCK & 1) != 0 && length > 0 &&
+  return (capabilities >> CAP_IPC_LOCK & 1) != 0 &&
+         readlink("/proc/self/ns/user", user_namespace, sizeof(user_namespace) - 1) > 0 &&
          std::strcmp(user_namespace, kFirstUserNamespace) == 0;
 }
 

@@ -113,10 +113,12 @@ TEST(WrongSourceTest, OtherMemoryThanAskedForThatIsNotFreedIsReportedAsLeaked) {
   const FakeHost host;
   const auto source = std::make_shared<WrongSource>(uint64_t{1} << 40, 4096);
   source->fails_to_free = true;
-  const auto allocator = PinnedAllocator::Create({}, source, host.Probe()).value();
+  AllocatorOptions options;
+  options.segment_bytes = 4 * kMiB;
+  const auto allocator = PinnedAllocator::Create(options, source, host.Probe()).value();
   const CapturedLog log;
   EXPECT_THAT(allocator->Allocate(2 * kMiB), IsInternalError("wrong returned"));
-  EXPECT_GT(allocator->GetStats().leaked_bytes, 2 * kMiB);
+  EXPECT_EQ(allocator->GetStats().leaked_bytes, 4 * kMiB + 4096);
   EXPECT_THAT(log.text(), HasSubstr("which is leaked"));
 }
 

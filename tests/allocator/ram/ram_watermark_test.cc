@@ -333,6 +333,11 @@ TEST_F(RamWatermarkTest, BytesToGiveBackGoDownToTheLowMarkOrMakeRoomForTheGrowth
   }
 }
 
+TEST_F(RamWatermarkTest, APartOfAByteAboveTheMarkIsAByteToGiveBack) {
+  host_.SetMeminfo(3 * kKiB, 0);
+  EXPECT_EQ(RamWatermark(options_, host_.Ram()).BytesToGiveBack(0), 461u) << "15 % are 460.8";
+}
+
 // Whatever the marks and the host are: what BytesToGiveBack says lets the refused growth pass.
 TEST_F(RamWatermarkTest, AfterTheBytesWereGivenBackTheGrowthPasses) {
   const uint64_t seed = std::random_device()();

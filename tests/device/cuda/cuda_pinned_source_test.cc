@@ -30,7 +30,8 @@ bool refuses_to_lock = false;
 std::map<const void*, size_t> locked;
 }  // namespace
 
-extern "C" int mlock2(const void* data, size_t size_bytes, unsigned) noexcept {
+extern "C" int mlock2(const void* data, size_t size_bytes, unsigned flags) noexcept {
+  EXPECT_EQ(flags, 0u) << "with MLOCK_ONFAULT pages would come as they are touched";
   if (refuses_to_lock) {
     errno = ENOMEM;
     return -1;

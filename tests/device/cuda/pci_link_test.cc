@@ -64,6 +64,7 @@ void ExpectUnknown(const PciLink& link) {
 
 TEST_F(PciLinkTest, WhatSysfsDoesNotKnowStaysUnknown) {
   ExpectUnknown(PciLink());
+  EXPECT_EQ(PciLink().lanes, 0);
   ExpectUnknown(Read());  // no such device
   EXPECT_EQ(Read().lanes, 0);
   Write("numa_node", "unknown");
