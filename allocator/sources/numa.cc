@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -132,20 +133,26 @@ absl::Status CheckNumaNode(int node, const std::string& root, const std::string&
 
 int NumaNodeOf(const void* data, uint64_t size_bytes, uint64_t stride_bytes) {
   PINION_CHECK(stride_bytes > 0) << "NumaNodeOf: stride_bytes is 0; it must be positive";
-  std::vector<const void*> pages;
-  for (uint64_t offset = 0; offset < size_bytes;
-       offset += std::min(stride_bytes, size_bytes - offset)) {
-    pages.push_back(static_cast<const char*>(data) + offset);
+  constexpr size_t kPagesOfACall = 512;
+  std::optional<int> node;
+  for (uint64_t offset = 0; offset < size_bytes;) {
+    std::vector<const void*> pages;
+    while (offset < size_bytes && pages.size() < kPagesOfACall) {
+      pages.push_back(static_cast<const char*>(data) + offset);
+      offset += std::min(stride_bytes, size_bytes - offset);
+    }
+    std::vector<int> nodes(pages.size(), -1);
+    // Without target nodes, move_pages moves nothing and reports where pages are. If it fails,
+    // `nodes` keeps -1.
+    syscall(SYS_move_pages, /*pid=*/0, pages.size(), pages.data(), nullptr, nodes.data(),
+            /*flags=*/0);
+    if (!node.has_value()) node = nodes.front();
+    if (*node < 0) return -1;  // -errno of the page
+    if (std::any_of(nodes.begin(), nodes.end(), [&](int other) { return other != *node; })) {
+      return -1;
+    }
   }
-  if (pages.empty()) return -1;
-  std::vector<int> nodes(pages.size(), -1);
-  // Without target nodes, move_pages moves nothing and reports where pages are. If it fails,
-  // `nodes` keeps -1.
-  syscall(SYS_move_pages, /*pid=*/0, pages.size(), pages.data(), nullptr, nodes.data(),
-          /*flags=*/0);
-  const bool same =
-      std::all_of(nodes.begin(), nodes.end(), [&nodes](int node) { return node == nodes.front(); });
-  return same && nodes.front() >= 0 ? nodes.front() : -1;  // below 0: -errno of the page
+  return node.value_or(-1);
 }
 
 absl::Status PreferNumaNode(void* data, uint64_t size_bytes, int node) {

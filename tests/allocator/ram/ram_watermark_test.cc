@@ -334,8 +334,9 @@ TEST_F(RamWatermarkTest, BytesToGiveBackGoDownToTheLowMarkOrMakeRoomForTheGrowth
 }
 
 TEST_F(RamWatermarkTest, APartOfAByteAboveTheMarkIsAByteToGiveBack) {
-  host_.SetMeminfo(3 * kKiB, 0);
-  EXPECT_EQ(RamWatermark(options_, host_.Ram()).BytesToGiveBack(0), 461u) << "15 % are 460.8";
+  host_.SetMeminfo(31 * kKiB, kKiB);
+  EXPECT_EQ(RamWatermark(options_, host_.Ram()).BytesToGiveBack(0), 3738u)
+      << "85 % are 26982.4 bytes";
 }
 
 // Whatever the marks and the host are: what BytesToGiveBack says lets the refused growth pass.
