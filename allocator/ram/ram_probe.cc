@@ -1,5 +1,7 @@
 #include "pinion/allocator/ram/ram_probe.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -28,11 +30,13 @@ struct CgroupFiles {
   const char* current;
   std::span<const char* const> limits;
   const char* stat_prefix;  // of the fields that include descendants
+  const char* stat_limit;   // the field with the least limit up to the root, or null
 };
 constexpr const char* kV2Limits[] = {"memory.max", "memory.high"};
 constexpr const char* kV1Limits[] = {"memory.limit_in_bytes"};
-constexpr CgroupFiles kV2 = {"memory.current", kV2Limits, ""};
-constexpr CgroupFiles kV1 = {"memory.usage_in_bytes", kV1Limits, "total_"};
+constexpr CgroupFiles kV2 = {"memory.current", kV2Limits, "", nullptr};
+constexpr CgroupFiles kV1 = {"memory.usage_in_bytes", kV1Limits, "total_",
+                             "hierarchical_memory_limit"};
 
 uint64_t SaturatingSubtract(uint64_t a, uint64_t b) { return a - std::min(a, b); }
 
@@ -133,31 +137,44 @@ constexpr uint64_t kV1UnlimitedFrom = uint64_t{1} << 62;
 
 void ApplyCgroup(const std::string& directory, const std::string& cgroup, const CgroupFiles& files,
                  double percent, RamSample* sample) {
-  const std::optional<uint64_t> current =
-      ReadNumber(absl::StrCat(directory, cgroup, "/", files.current));
+  const std::string path = absl::StrCat(directory, cgroup, "/");
+  const std::optional<uint64_t> current = ReadNumber(path + files.current);
   if (!current.has_value()) return;
-  std::optional<uint64_t> used;  // read only if there is a limit
+  std::vector<std::pair<const char*, uint64_t>> limits;
   for (const char* name : files.limits) {
-    const std::optional<uint64_t> limit = ReadNumber(absl::StrCat(directory, cgroup, "/", name));
-    if (!limit.has_value() || *limit >= kV1UnlimitedFrom) continue;
-    if (!used.has_value()) {
-      const Fields stat = ReadFields(absl::StrCat(directory, cgroup, "/memory.stat"));
-      used = *current;
-      for (const char* reclaimable : {"active_file", "inactive_file", "slab_reclaimable"}) {
-        used = SaturatingSubtract(*used, Field(stat, absl::StrCat(files.stat_prefix, reclaimable)));
-      }
+    if (const auto limit = ReadNumber(path + name); limit.has_value()) {
+      limits.emplace_back(name, *limit);
     }
-    Bound(*limit, *used, percent, absl::StrCat("cgroup ", cgroup.empty() ? "/" : cgroup, " ", name),
+  }
+  Fields stat;
+  if (files.stat_limit != nullptr) {  // a namespace may hide the ancestors' own files
+    stat = ReadFields(path + "memory.stat");
+    const auto found = stat.find(files.stat_limit);
+    if (found != stat.end()) limits.emplace_back(files.stat_limit, found->second);
+  }
+  std::erase_if(limits, [](const auto& limit) { return limit.second >= kV1UnlimitedFrom; });
+  if (limits.empty()) return;
+  if (stat.empty()) stat = ReadFields(path + "memory.stat");
+  uint64_t used = *current;
+  for (const char* reclaimable : {"active_file", "inactive_file", "slab_reclaimable"}) {
+    used = SaturatingSubtract(used, Field(stat, absl::StrCat(files.stat_prefix, reclaimable)));
+  }
+  for (const auto& [name, limit] : limits) {
+    Bound(limit, used, percent, absl::StrCat("cgroup ", cgroup.empty() ? "/" : cgroup, " ", name),
           sample);
   }
 }
 
 // `cgroup` is a path such as "/a/b". In a container it may be the host's path, while the mount
-// shows the container's cgroup as its root. Missing levels set no limit.
+// shows the container's cgroup as its root: the path's first parts are not mounted then. A level
+// without files sets no limit.
 void ApplyCgroupAndAncestors(const std::string& directory, std::string cgroup,
                              const CgroupFiles& files, double percent, RamSample* sample) {
   // A process outside its cgroup namespace's root shows "/../..".
   if (absl::StrContains(cgroup, "/..")) cgroup.clear();
+  while (!cgroup.empty() && access((directory + cgroup).c_str(), F_OK) != 0) {
+    cgroup.erase(0, cgroup.find('/', 1));
+  }
   while (true) {
     ApplyCgroup(directory, cgroup, files, percent, sample);
     if (cgroup.empty()) return;

@@ -178,10 +178,24 @@ TEST_F(RamProbeCgroupTest, APathThatIsNotMountedOrIsAboveTheNamespaceIsTheRoot) 
   SetCgroup("", kGiB, {.max = 2 * kGiB});
   host_.Write("memory.max", "1\n");
   host_.Write("memory.current", "0\n");
-  for (const char* const path : {"/docker/0123abcd", "/../../other"}) {
+  SetCgroup("/app", 1000, {.max = 3000});
+  SetCgroup("/a/app", 1000, {.max = 4000});
+  const struct {
+    std::string path;
+    uint64_t bytes;
+    std::string limited_by;
+  } rows[] = {
+      {"/docker/0123abcd", kGiB, "cgroup / memory.max"},
+      {"/../../other", kGiB, "cgroup / memory.max"},
+      {"/docker/0123abcd/app", 2000, "cgroup /app memory.max"},
+      // Another one, /app, has the same name.
+      {"/a/app", 3000, "cgroup /a/app memory.max"},
+      {"/docker/0123abcd/a/app", 3000, "cgroup /a/app memory.max"},
+  };
+  for (const auto& [path, bytes, limited_by] : rows) {
     SCOPED_TRACE(path);
-    host_.Write("proc/self/cgroup", std::string("0::") + path + "\n");
-    ExpectHeadroom(kGiB, "cgroup / memory.max");
+    host_.Write("proc/self/cgroup", "0::" + path + "\n");
+    ExpectHeadroom(bytes, limited_by);
   }
 }
 
@@ -202,6 +216,12 @@ TEST_F(RamProbeCgroupTest, VersionOneIsRead) {
   host_.Write("cgroup/memory/a/memory.usage_in_bytes", "2500000\n");
   host_.Write("cgroup/memory/a/memory.stat",
               "active_file 1\ntotal_active_file 300000\ntotal_inactive_file 200000\n");
+  ExpectHeadroom(1000000, "cgroup /a memory.limit_in_bytes");
+  // The limit of an ancestor that the namespace hides.
+  host_.Write("cgroup/memory/a/b/memory.stat",
+              "hierarchical_memory_limit 600000\ntotal_active_file 100\n");
+  ExpectHeadroom(599100, "cgroup /a/b hierarchical_memory_limit");
+  host_.Write("cgroup/memory/a/b/memory.stat", "hierarchical_memory_limit 9223372036854771712\n");
   ExpectHeadroom(1000000, "cgroup /a memory.limit_in_bytes");
 }
 
