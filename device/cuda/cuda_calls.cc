@@ -97,9 +97,11 @@ CudaDeviceScope::~CudaDeviceScope() {
   switch (restore_) {
     case Restore::kNothing:
       break;
-    case Restore::kDevice:
+    case Restore::kDevice: {
+      const RelaxedCaptureScope relaxed(api_);  // the previous device may get its context now
       api_.SetDevice(previous_);
       break;
+    }
     case Restore::kContext:
       api_.PopContext();
       break;

@@ -153,7 +153,7 @@ absl::Status CudaDevice::SynchronizeStream(StreamHandle stream) {
 absl::StatusOr<bool> CudaDevice::IsCapturing(StreamHandle stream) {
   PINION_RETURN_IF_ERROR(Check(stream));
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  PINION_RETURN_IF_ERROR(Call("cudaStreamIsCapturing", [&] {
+  PINION_RETURN_IF_ERROR(CallRelaxed("cudaStreamIsCapturing", [&] {
     const cudaError_t error = api_.StreamIsCapturing(Native(stream), &status);
     if (error != cudaErrorStreamCaptureImplicit) return error;
     // The legacy stream while a blocking stream captures: using it would break that capture.

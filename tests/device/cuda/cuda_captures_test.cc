@@ -27,6 +27,13 @@ using ::pinion::testing::IsOkAndHolds;
 
 using CudaCapturesTest = testing::CudaDeviceFixture;
 
+EmulatedOptions TwoDevices() {
+  EmulatedOptions options;
+  options.device_count = 2;
+  options.memory_bytes = 64 * kMiB;
+  return options;
+}
+
 TEST_F(CudaCapturesTest, TheLegacyStreamCapturesWhileAStreamThatSynchronisesWithItDoes) {
   EXPECT_THAT(device_.IsCapturing(StreamHandle(nullptr)), IsOkAndHolds(false));
   fake_.SetBlockingStreamCaptures();
@@ -70,7 +77,7 @@ TEST_F(CudaCapturesTest, SettingUpDoesNotSpoilSomebodysCapture) {
   EXPECT_FALSE(fake_.capture_spoiled());
 }
 
-// The first call of a device creates its context.
+// The first call of a device creates its context, of a thread's current device as well.
 TEST(CudaContextDuringACaptureTest, ADevicesFirstCallDoesNotSpoilSomebodysCapture) {
   for (const char* const missing : {"", "PushContext"}) {  // a function of the driver
     const struct {
@@ -85,21 +92,34 @@ TEST(CudaContextDuringACaptureTest, ADevicesFirstCallDoesNotSpoilSomebodysCaptur
          [](CudaDevice& device) { return device.pinned_source()->Allocate(2 * kMiB).status(); }},
     };
     for (const auto& [name, call] : rows) {
-      SCOPED_TRACE(absl::StrCat(name, missing));
-      EmulatedOptions options;
-      options.device_count = 2;
-      options.memory_bytes = 64 * kMiB;
-      FakeCuda fake(options);
-      CudaDevice captured(FakeCuda::Api(), 0), device(FakeCuda::Api(), 1);
-      fake.SetCapturing(captured.CreateStream("captured").value(), true);
-      ASSERT_FALSE(fake.has_context(1));
-      fake.FailNext(missing, cudaErrorNotSupported);
-      EXPECT_THAT(call(device), IsOk());
-      EXPECT_TRUE(fake.has_context(1));
-      EXPECT_FALSE(fake.capture_spoiled());
-      EXPECT_EQ(FakeCuda::thread().capture_mode, cudaStreamCaptureModeGlobal);
+      for (const int index : {0, 1}) {  // 0 is current
+        SCOPED_TRACE(absl::StrCat(name, missing, index));
+        FakeCuda fake(TwoDevices());
+        CudaDevice captured(FakeCuda::Api(), 1 - index), device(FakeCuda::Api(), index);
+        fake.SetCapturing(captured.CreateStream("captured").value(), true);
+        ASSERT_FALSE(fake.has_context(index));
+        fake.FailNext(missing, cudaErrorNotSupported);
+        EXPECT_THAT(call(device), IsOk());
+        EXPECT_TRUE(fake.has_context(index));
+        EXPECT_FALSE(fake.capture_spoiled());
+        EXPECT_EQ(FakeCuda::thread().capture_mode, cudaStreamCaptureModeGlobal);
+      }
     }
   }
+}
+
+// Without the driver's functions, cudaSetDevice returns to the thread's own device.
+TEST(CudaContextDuringACaptureTest, TheWayBackToADeviceWithoutAContextSpoilsNoCapture) {
+  FakeCuda fake(TwoDevices());
+  CudaDevice device(FakeCuda::Api(), 1);
+  const StreamHandle stream = device.CreateStream("s").value();
+  const EventHandle event = device.CreateEvent().value();
+  fake.SetCapturing(device.CreateStream("captured").value(), true);
+  ASSERT_FALSE(fake.has_context(0));
+  fake.FailNext("PushContext", cudaErrorNotSupported);
+  EXPECT_THAT(device.RecordEvent(event, stream), IsOk());
+  EXPECT_TRUE(fake.has_context(0));
+  EXPECT_FALSE(fake.capture_spoiled());
 }
 
 // If the first exchange of the mode fails, a second one would leave the thread relaxed.

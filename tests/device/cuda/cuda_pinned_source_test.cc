@@ -132,15 +132,23 @@ TEST_F(CudaPinnedSourceTest, MemoryIsPinnedByAThreadOnTheNodeNextToTheDevice) {
   const std::vector<int> before = AllowedCpus();
   if (before.size() < 2) GTEST_SKIP() << "one CPU is no choice";
   FakeHost host;
+  host.Write("bus/pci/devices/0000:41:00.0/numa_node", "2\n");
   host.Write("bus/pci/devices/0000:c1:00.0/numa_node", "3\n");
+  host.Write("devices/system/node/node2/cpulist", std::to_string(before.front()) + "\n");
   host.Write("devices/system/node/node3/cpulist", std::to_string(before.back()) + "\n");
-  FakeCuda fake(Machine("h100_pcie5"));
-  fake.SetBusId("0000:C1:00.0");
-  CudaPinnedSource source(FakeCuda::Api(), 0, host.root().string());
-  PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source.Allocate(2 * kMiB));
-  EXPECT_EQ(CpusOf(fake.pinning_cpus()), std::vector<int>{before.back()});
-  EXPECT_EQ(AllowedCpus(), before);
-  EXPECT_THAT(source.Free(segment), IsOk());
+  EmulatedOptions options = Machine("h100_pcie5");
+  options.device_count = 2;
+  FakeCuda fake(options);
+  fake.SetBusId(0, "0000:41:00.0");
+  fake.SetBusId(1, "0000:C1:00.0");
+  for (const int index : {0, 1}) {
+    CudaPinnedSource source(FakeCuda::Api(), index, host.root().string());
+    PINION_ASSERT_OK_AND_ASSIGN(const HostSegment segment, source.Allocate(2 * kMiB));
+    EXPECT_EQ(CpusOf(fake.pinning_cpus()),
+              std::vector<int>{index == 0 ? before.front() : before.back()});
+    EXPECT_EQ(AllowedCpus(), before);
+    EXPECT_THAT(source.Free(segment), IsOk());
+  }
 }
 
 }  // namespace

@@ -135,8 +135,15 @@ StreamHandle FakeCuda::Stream(cudaStream_t stream) {
   PINION_CHECK(stream != cudaStreamPerThread) << "another stream on each thread";
   if (IsLegacy(stream)) return machine_->default_stream(thread().device());
   MutexLock lock(mu_);
+  PINION_CHECK(!destroyed_.contains(stream)) << "a stream was used after it was destroyed";
   const auto it = recycled_.find(stream);
   return it == recycled_.end() ? StreamHandle(stream) : it->second;
+}
+
+EventHandle FakeCuda::Event(cudaEvent_t event) {
+  MutexLock lock(mu_);
+  PINION_CHECK(!destroyed_.contains(event)) << "an event was used after it was destroyed";
+  return EventHandle(event);
 }
 
 absl::StatusOr<cudaStream_t> FakeCuda::CreateStream() {
@@ -150,6 +157,7 @@ absl::StatusOr<cudaStream_t> FakeCuda::CreateStream() {
     recycled_[handle] = *created;
   }
   handles_.insert(handle);
+  destroyed_.erase(handle);
   if (green_is_current()) green_streams_.insert(handle);
   return handle;
 }
@@ -159,6 +167,7 @@ absl::Status FakeCuda::DestroyStream(cudaStream_t stream) {
   {
     MutexLock lock(mu_);
     handles_.erase(stream);
+    destroyed_.insert(stream);
     green_streams_.erase(stream);
     recycled_.erase(stream);
     if (recycles_handles_) free_handles_.push_back(stream);
@@ -181,15 +190,20 @@ bool FakeCuda::SpoilsCapture() {
 }
 
 void FakeCuda::Count(const char* function) {
-  ++calls_[function];
+  const auto it = calls_.find(function);
+  ++(it == calls_.end() ? calls_[function] : it->second);
   ++all_calls_;
   if (unloaded_) ++calls_after_unload_;
 }
 
+cudaError_t FakeCuda::Next(const char* function) {
+  const auto it = fail_next_.find(function);
+  return it == fail_next_.end() ? cudaSuccess : fail_next_.extract(it).mapped();
+}
+
 cudaError_t FakeCuda::Injected(const char* function) {
   if (unloaded_) return cudaErrorCudartUnloading;
-  const auto next = fail_next_.extract(function);
-  if (!next.empty()) return next.mapped();
+  if (const cudaError_t next = Next(function); next != cudaSuccess) return next;
   if (fail_call_in_ == 0 || --fail_call_in_ > 0) return cudaSuccess;
   failed_function_ = function;
   return fail_call_with_;
@@ -213,8 +227,7 @@ cudaError_t FakeCuda::EnterDriver(const char* function) {
 
 cudaError_t FakeCuda::TakeNext(const char* function) {
   MutexLock lock(mu_);
-  const auto next = fail_next_.extract(function);
-  return next.empty() ? cudaSuccess : next.mapped();
+  return Next(function);
 }
 
 cudaError_t FakeCuda::CheckLegacy(cudaStream_t stream) const {
@@ -233,13 +246,14 @@ cudaError_t FakeCuda::UseLegacy(cudaStream_t stream) {
 }
 
 cudaError_t FakeCuda::Enter(const char* function, bool uses_device) {
+  const cudaError_t refused = uses_device ? AddContext(thread().device()) : cudaSuccess;
   cudaError_t error;
   {
     MutexLock lock(mu_);
     Count(function);
-    if (uses_device) contexts_.insert(thread().device());
     error = faulted_ ? cudaErrorIllegalAddress : sticky_;
     if (error == cudaSuccess) error = Injected(function);
+    if (error == cudaSuccess) error = refused;
   }
   return Latch(error);
 }
@@ -312,30 +326,25 @@ cudaError_t FakeCuda::Latch(const absl::Status& status) {
 }
 
 void FakeCuda::AddEvent(cudaEvent_t event) {
-  AddHandle(event);
   MutexLock lock(mu_);
+  handles_.insert(event);
   if (green_is_current()) green_events_.insert(event);
 }
 
-void FakeCuda::RemoveEvent(cudaEvent_t event) {
-  RemoveHandle(event);
-  MutexLock lock(mu_);
-  green_events_.erase(event);
+absl::Status FakeCuda::DestroyEvent(cudaEvent_t event) {
+  const EventHandle ours = Event(event);
+  {
+    MutexLock lock(mu_);
+    handles_.erase(event);
+    destroyed_.insert(event);
+    green_events_.erase(event);
+  }
+  return current().DestroyEvent(ours);
 }
 
 bool FakeCuda::HaveOneContext(cudaEvent_t event, cudaStream_t stream) const {
   MutexLock lock(mu_);
   return green_events_.contains(event) == green_streams_.contains(stream);
-}
-
-void FakeCuda::AddHandle(void* handle) {
-  MutexLock lock(mu_);
-  handles_.insert(handle);
-}
-
-void FakeCuda::RemoveHandle(void* handle) {
-  MutexLock lock(mu_);
-  handles_.erase(handle);
 }
 
 // --- Pinned memory ---

@@ -6,6 +6,7 @@
 // Streams and events are the emulated device's handles; a null stream is the current device's
 // default stream. The fake is as strict as the strictest CUDA runtime and driver:
 //   * a stream is usable only while its device is current;
+//   * use of a stream or an event after it was destroyed ends the process;
 //   * a call creates a context on the current device, and cudaSetDevice on the named one;
 //   * cudaSetDevice replaces the thread's green context by the device's own;
 //   * an error stays latched on its thread until it is read;
@@ -32,6 +33,7 @@
 #include <sched.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <set>
@@ -80,8 +82,8 @@ class FakeCuda {
   void AlignToPagesOnly() { pages_only_ = true; }
   // Makes the devices integrated: they use the host's memory.
   void SetIntegrated() { integrated_ = true; }
-  // Sets the bus address of every device; without it a device has none.
-  void SetBusId(const std::string& bus_id) { bus_id_ = bus_id; }
+  // Sets the bus address of a device; without it the device has none.
+  void SetBusId(int device, const std::string& bus_id) { bus_ids_[device] = bus_id; }
   // Makes a green context of the selected device current on this thread, until the thread selects a
   // device.
   void SetGreenContext() { thread().has_green_context = true; }
@@ -130,6 +132,8 @@ class FakeCuda {
   StreamHandle Stream(cudaStream_t stream);
   absl::StatusOr<cudaStream_t> CreateStream();
   absl::Status DestroyStream(cudaStream_t stream);
+  EventHandle Event(cudaEvent_t event);
+  absl::Status DestroyEvent(cudaEvent_t event);
   // Creates the device's context if it has none. Returns the error that CUDA returns during a
   // capture, which it spoils.
   cudaError_t AddContext(int device);
@@ -158,12 +162,9 @@ class FakeCuda {
   cudaError_t Latch(cudaError_t error);
   bool no_driver() const { return no_driver_; }
   bool integrated() const { return integrated_; }
-  const std::string& bus_id() const { return bus_id_; }
+  const std::string& bus_id(int device) { return bus_ids_[device]; }
   void AddEvent(cudaEvent_t event);
-  void RemoveEvent(cudaEvent_t event);
   bool HaveOneContext(cudaEvent_t event, cudaStream_t stream) const;
-  void AddHandle(void* handle);
-  void RemoveHandle(void* handle);
   // Returns true for devices on NVLink-C2C, such as GH200.
   bool ReadsHostPageTables(int device);
   absl::Status HostAlloc(void** data, size_t size_bytes);
@@ -172,6 +173,8 @@ class FakeCuda {
  private:
   // Returns true, and spoils the capture, if this thread may make no unsafe call.
   bool SpoilsCapture() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Returns the error of FailNext.
+  cudaError_t Next(const char* function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Count(const char* function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   cudaError_t Injected(const char* function) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -179,7 +182,7 @@ class FakeCuda {
   bool no_driver_ = false;
   bool pages_only_ = false;
   bool integrated_ = false;
-  std::string bus_id_;
+  std::map<int, std::string> bus_ids_;  // by device
   cpu_set_t pinning_cpus_ = {};
   bool blocking_stream_captures_ = false;
   bool recycles_handles_ = false;
@@ -190,13 +193,15 @@ class FakeCuda {
   uint64_t fault_copy_in_ ABSL_GUARDED_BY(mu_) = 0;  // 0: never
   uint64_t fail_call_in_ ABSL_GUARDED_BY(mu_) = 0;   // 0: never
   cudaError_t fail_call_with_ ABSL_GUARDED_BY(mu_) = cudaSuccess;
-  std::map<std::string, cudaError_t> fail_next_ ABSL_GUARDED_BY(mu_);
-  std::map<std::string, int> calls_ ABSL_GUARDED_BY(mu_);
+  // std::less<>: finding a name allocates nothing, for tests with a full heap.
+  std::map<std::string, cudaError_t, std::less<>> fail_next_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, int, std::less<>> calls_ ABSL_GUARDED_BY(mu_);
   uint64_t all_calls_ ABSL_GUARDED_BY(mu_) = 0;
   bool unloaded_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t calls_after_unload_ ABSL_GUARDED_BY(mu_) = 0;
   std::string failed_function_ ABSL_GUARDED_BY(mu_);
   std::set<void*> handles_ ABSL_GUARDED_BY(mu_);
+  std::set<void*> destroyed_ ABSL_GUARDED_BY(mu_);
   std::set<void*> green_streams_ ABSL_GUARDED_BY(mu_);
   std::set<void*> green_events_ ABSL_GUARDED_BY(mu_);
   std::set<int> contexts_ ABSL_GUARDED_BY(mu_);

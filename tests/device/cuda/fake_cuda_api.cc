@@ -81,11 +81,11 @@ cudaError_t DeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device)
   return cudaSuccess;
 }
 
-cudaError_t DeviceGetPCIBusId(char* text, int size_bytes, int) {
+cudaError_t DeviceGetPCIBusId(char* text, int size_bytes, int device) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_RETURN_IF_ERROR(fake.Enter("DeviceGetPCIBusId", /*uses_device=*/false));
-  if (fake.bus_id().empty()) return fake.Latch(cudaErrorInvalidDevice);
-  std::snprintf(text, size_bytes, "%s", fake.bus_id().c_str());
+  if (fake.bus_id(device).empty()) return fake.Latch(cudaErrorInvalidDevice);
+  std::snprintf(text, size_bytes, "%s", fake.bus_id(device).c_str());
   return cudaSuccess;
 }
 
@@ -209,8 +209,7 @@ cudaError_t EventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
 cudaError_t EventDestroy(cudaEvent_t event) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_RETURN_IF_ERROR(fake.EnterUnsafe("EventDestroy"));
-  fake.RemoveEvent(event);
-  return fake.Latch(fake.current().DestroyEvent(EventHandle(event)));
+  return fake.Latch(fake.DestroyEvent(event));
 }
 
 cudaError_t EventRecord(cudaEvent_t event, cudaStream_t stream) {
@@ -220,7 +219,7 @@ cudaError_t EventRecord(cudaEvent_t event, cudaStream_t stream) {
   if (lost) return cudaSuccess;
   FAKE_CUDA_RETURN_IF_ERROR(fake.UseLegacy(stream));
   if (!fake.HaveOneContext(event, stream)) return fake.Latch(cudaErrorInvalidResourceHandle);
-  return fake.Latch(fake.current().RecordEvent(EventHandle(event), fake.Stream(stream)));
+  return fake.Latch(fake.current().RecordEvent(fake.Event(event), fake.Stream(stream)));
 }
 
 cudaError_t StreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags) {
@@ -230,13 +229,13 @@ cudaError_t StreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int
   if (lost) return cudaSuccess;
   FAKE_CUDA_RETURN_IF_ERROR(fake.UseLegacy(stream));
   PINION_CHECK(flags == cudaEventWaitDefault);
-  return fake.Latch(fake.current().StreamWaitEvent(fake.Stream(stream), EventHandle(event)));
+  return fake.Latch(fake.current().StreamWaitEvent(fake.Stream(stream), fake.Event(event)));
 }
 
 cudaError_t EventQuery(cudaEvent_t event) {
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_RETURN_IF_ERROR(fake.EnterUnsafe("EventQuery"));
-  const absl::StatusOr<bool> done = fake.current().QueryEvent(EventHandle(event));
+  const absl::StatusOr<bool> done = fake.current().QueryEvent(fake.Event(event));
   if (done.ok() && !*done) return fake.Latch(cudaErrorNotReady);
   return fake.Latch(done.status());
 }
@@ -245,7 +244,7 @@ cudaError_t EventElapsedTime(float* elapsed_ms, cudaEvent_t start, cudaEvent_t e
   FakeCuda& fake = FakeCuda::Get();
   FAKE_CUDA_RETURN_IF_ERROR(fake.EnterUnsafe("EventElapsedTime"));
   const absl::StatusOr<double> elapsed =
-      fake.current().ElapsedMs(EventHandle(start), EventHandle(end));
+      fake.current().ElapsedMs(fake.Event(start), fake.Event(end));
   if (absl::IsUnavailable(elapsed.status())) return fake.Latch(cudaErrorNotReady);
   if (elapsed.ok()) *elapsed_ms = static_cast<float>(*elapsed);
   return fake.Latch(elapsed.status());

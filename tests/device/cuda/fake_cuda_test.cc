@@ -231,6 +231,29 @@ TEST_F(FakeCudaTest, ADestroyedStreamsHandleIsGivenToTheNextOne) {
   EXPECT_EQ(api_.EventQuery(event_), cudaSuccess) << "it is another stream";
 }
 
+TEST_F(FakeCudaTest, AUseThatCreatesAContextSpoilsSomebodysCapture) {
+  fake_.SetCapturing(StreamHandle(stream_), true);
+  std::thread([&] {
+    FakeCuda::thread().selected = 1;
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    EXPECT_EQ(api_.StreamIsCapturing(nullptr, &status), cudaErrorStreamCaptureUnsupported);
+  }).join();
+  EXPECT_TRUE(fake_.capture_spoiled());
+  EXPECT_FALSE(fake_.has_context(1));
+}
+
+using FakeCudaDeathTest = FakeCudaTest;
+
+TEST_F(FakeCudaDeathTest, AStreamOrAnEventIsNotUsedAfterItWasDestroyed) {
+  const cudaStream_t stream = NewStream();
+  ASSERT_EQ(api_.StreamDestroy(stream), cudaSuccess);
+  EXPECT_DEATH(api_.EventRecord(event_, stream), "a stream was used after it was destroyed");
+  EXPECT_DEATH(api_.StreamDestroy(stream), "a stream was used after it was destroyed");
+  ASSERT_EQ(api_.EventDestroy(event_), cudaSuccess);
+  EXPECT_DEATH(api_.EventQuery(event_), "an event was used after it was destroyed");
+  EXPECT_DEATH(api_.EventDestroy(event_), "an event was used after it was destroyed");
+}
+
 TEST_F(FakeCudaTest, FreeingPinnedMemoryWaitsForTheDevice) {
   void* unused = nullptr;
   ASSERT_EQ(api_.HostAlloc(&unused, kSize, cudaHostAllocPortable), cudaSuccess);
