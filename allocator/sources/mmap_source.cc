@@ -207,12 +207,13 @@ absl::StatusOr<HostSegment> MmapSource::Allocate(uint64_t size_bytes) {
     if (error != 0) return NoMemory("touching the pages", size_bytes, error);
   }
   if (options_.lock) PINION_RETURN_IF_ERROR(LockPages(data, size_bytes, /*flags=*/0));
+  const int node = NumaNodeOf(data, size_bytes, granularity_bytes());  // may throw
   {
     const MutexLock lock(mu_);
     in_use_[data] = size_bytes;  // may throw
   }
   std::move(unmap).Cancel();
-  return HostSegment{data, size_bytes, NumaNodeOf(data, size_bytes, granularity_bytes())};
+  return HostSegment{data, size_bytes, node};
 }
 
 absl::Status MmapSource::Free(const HostSegment& segment) {

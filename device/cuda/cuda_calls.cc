@@ -83,14 +83,17 @@ CudaDeviceScope::CudaDeviceScope(const CudaApi& api, int index) : api_(api) {
   if (!status_.ok() || previous_ == index) return;
   const RelaxedCaptureScope relaxed(api_);  // the device may get its context now
   const cudaError_t pushed = api_.PushContext(index);
-  if (pushed != cudaErrorNotSupported) {
+  // A text may throw, so only an error gets one: a thrown constructor restores nothing.
+  if (pushed == cudaSuccess) {
+    restore_ = Restore::kContext;
+  } else if (pushed != cudaErrorNotSupported) {
     status_ =
         CudaStatus(api_, pushed, absl::StrCat("making the context of cuda:", index, " current"));
-    if (status_.ok()) restore_ = Restore::kContext;
-    return;
+  } else if (const cudaError_t error = api_.SetDevice(index); error == cudaSuccess) {
+    restore_ = Restore::kDevice;
+  } else {
+    status_ = CudaStatus(api_, error, absl::StrCat("cudaSetDevice(", index, ")"));
   }
-  status_ = CudaStatus(api_, api_.SetDevice(index), absl::StrCat("cudaSetDevice(", index, ")"));
-  if (status_.ok()) restore_ = Restore::kDevice;
 }
 
 CudaDeviceScope::~CudaDeviceScope() {

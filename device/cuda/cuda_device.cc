@@ -304,12 +304,13 @@ absl::StatusOr<HostSegment> CudaPinnedSource::Allocate(uint64_t size_bytes) {
 
 HostSegment CudaPinnedSource::HandOut(void* data, uint64_t size_bytes, const Pinned& pinned) {
   absl::Cleanup unpin = [&] { Unpin(pinned.data, pinned.size_bytes).IgnoreError(); };
+  const int node = NumaNodeOf(data, size_bytes, granularity_bytes());  // may throw
   {
     MutexLock lock(mu_);
     in_use_[data] = {size_bytes, pinned};  // may throw
   }
   std::move(unpin).Cancel();
-  return {data, size_bytes, NumaNodeOf(data, size_bytes, granularity_bytes())};
+  return {data, size_bytes, node};
 }
 
 bool CudaPinnedSource::LocksPages() const {
@@ -322,16 +323,21 @@ absl::StatusOr<void*> CudaPinnedSource::Pin(uint64_t size_bytes) {
   PINION_RETURN_IF_ERROR(scope.status());
   const int node = PciLinkOf(api_, index_, sysfs_ + "/bus/pci/devices").numa_node;
   const ScopedNumaThread near(node, sysfs_ + "/devices/system/node/");
+  // Before the call, because they may throw.
+  const bool locks_pages = LocksPages();
+  const std::string call = absl::StrCat("cudaHostAlloc of ", HumanBytes(size_bytes));
   void* data = nullptr;
-  PINION_RETURN_IF_ERROR(CudaStatus(api_, api_.HostAlloc(&data, size_bytes, cudaHostAllocPortable),
-                                    absl::StrCat("cudaHostAlloc of ", HumanBytes(size_bytes))));
-  if (!LocksPages()) return data;
+  PINION_RETURN_IF_ERROR(
+      CudaStatus(api_, api_.HostAlloc(&data, size_bytes, cudaHostAllocPortable), call));
+  if (!locks_pages) return data;
+  absl::Cleanup unpin = [&] { api_.FreeHost(data); };  // if the rest throws
   const absl::Status locked = LockPages(data, size_bytes, /*flags=*/0);
   if (!locked.ok() && is_pinned_.exchange(false)) {
     PINION_LOG(kWarning) << "cuda:" << index_ << " reads the host's page tables, so CUDA does not "
                          << "lock host memory, and the system refuses to: pages may be swapped or "
                          << "moved (" << locked.message() << ")";
   }
+  std::move(unpin).Cancel();
   return data;
 }
 
@@ -340,8 +346,9 @@ absl::Status CudaPinnedSource::Unpin(void* data, uint64_t size_bytes) {
   CudaDeviceScope scope(api_, index_);
   PINION_RETURN_IF_ERROR(scope.status());
   if (LocksPages()) UnlockPages(data, size_bytes);
-  return CudaStatus(api_, api_.FreeHost(data),
-                    absl::StrCat("cudaFreeHost of ", HumanBytes(size_bytes)));
+  const cudaError_t error = api_.FreeHost(data);
+  if (error == cudaSuccess) return absl::OkStatus();
+  return CudaStatus(api_, error, absl::StrCat("cudaFreeHost of ", HumanBytes(size_bytes)));
 }
 
 void CudaPinnedSource::UnpinLeftOver() {
@@ -371,13 +378,14 @@ absl::Status CudaPinnedSource::Free(const HostSegment& segment) {
     // Before the call, behind which another thread may get a segment at this address.
     freed = in_use_.extract(found);
   }
-  const Pinned& pinned = freed.mapped().pinned;
-  absl::Status unpinned = Unpin(pinned.data, pinned.size_bytes);
-  if (!unpinned.ok()) {
+  absl::Cleanup put_back = [&] {
     // The memory is still pinned, and a repeated Free names the same address.
     MutexLock lock(mu_);
     in_use_.insert(std::move(freed));
-  }
+  };
+  const Pinned pinned = freed.mapped().pinned;
+  absl::Status unpinned = Unpin(pinned.data, pinned.size_bytes);  // may throw
+  if (unpinned.ok()) std::move(put_back).Cancel();
   return unpinned;
 }
 

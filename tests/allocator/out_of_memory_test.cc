@@ -4,9 +4,7 @@
 #include <unistd.h>
 
 #include <csignal>
-#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <new>
@@ -24,44 +22,14 @@
 #include "pinion/allocator/fence.h"
 #include "pinion/allocator/pinned_allocator.h"
 #include "pinion/allocator/pinned_block.h"
+#include "pinion/allocator/sources/mmap_source.h"
 #include "pinion/tests/allocator/pinned_allocator_fixture.h"
 #include "pinion/tests/support/allocator_invariants.h"
 #include "pinion/tests/support/child_process.h"
 #include "pinion/tests/support/fake_timeline.h"
+#include "pinion/tests/support/full_heap.h"
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/worker.h"
-
-namespace {
-
-// Heap allocations of this thread that succeed before one fails; -1 disables failures.
-thread_local int64_t heap_lasts = -1;
-thread_local bool only_one_fails = false;
-thread_local uint64_t heap_refusals = 0;
-
-void* TakeFromHeap(size_t size_bytes, size_t alignment_bytes) {
-  if (heap_lasts == 0) {
-    ++heap_refusals;
-    if (only_one_fails) heap_lasts = -1;
-    throw std::bad_alloc();
-  }
-  if (heap_lasts > 0) --heap_lasts;
-  void* memory = nullptr;
-  if (posix_memalign(&memory, alignment_bytes, size_bytes) != 0) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-void* operator new(size_t size_bytes) {
-  return TakeFromHeap(size_bytes, alignof(std::max_align_t));
-}
-void* operator new(size_t size_bytes, std::align_val_t alignment) {
-  return TakeFromHeap(size_bytes, static_cast<size_t>(alignment));
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
 
 namespace pinion {
 namespace {
@@ -69,25 +37,12 @@ namespace {
 using ::pinion::testing::CheckInvariants;
 using ::pinion::testing::ChildProcess;
 using ::pinion::testing::FakeTimeline;
+using ::pinion::testing::FullHeap;
 using ::pinion::testing::IsOk;
 using ::pinion::testing::kSlack;
 using ::pinion::testing::PinnedAllocatorFixture;
 using ::pinion::testing::Worker;
 using ::testing::AnyOf;
-
-// Makes this thread's heap allocations fail in its scope after the first `lasts`: one, or all.
-class FullHeap {
- public:
-  enum class Fails { kAll, kOne };
-  explicit FullHeap(int64_t lasts = 0, Fails fails = Fails::kAll) {
-    heap_refusals = 0;
-    only_one_fails = fails == Fails::kOne;
-    heap_lasts = lasts;
-  }
-  ~FullHeap() { heap_lasts = -1; }
-  FullHeap(const FullHeap&) = delete;
-  FullHeap& operator=(const FullHeap&) = delete;
-};
 
 // More releases than the slab has cached batches left from other tests.
 constexpr int kMany = 4000;
@@ -119,7 +74,7 @@ TEST_F(OutOfMemoryTest, ABlockThatAnotherThreadReleasesComesBack) {
     const FullHeap full;
     for (PinnedBlock& block : blocks) block = PinnedBlock();
   }
-  EXPECT_GT(heap_refusals, 0u);
+  EXPECT_GT(FullHeap::refusals(), 0u);
   ExpectAllIsFree();
 }
 
@@ -152,8 +107,8 @@ TEST_F(OutOfMemoryTest, WhereOnlyTheFirstTicketCanBeNotedNothingIsNotedTwice) {
     other->CompleteOnDevice(1);
     ReleaseOnFullHeap(Take(kMiB - kSlack),
                       {timeline->Ticket(1), other->Ticket(1), timeline->Ticket(1)}, lasts);
-    if (heap_refusals > 0) ++refused_after_the_first;
-    EXPECT_EQ(timeline->waits(), heap_refusals > 0 ? 1u : 0u);
+    if (FullHeap::refusals() > 0) ++refused_after_the_first;
+    EXPECT_EQ(timeline->waits(), FullHeap::refusals() > 0 ? 1u : 0u);
     ASSERT_THAT(allocator_->Trim(0), IsOk());
     ExpectAllIsFree();
   }
@@ -218,7 +173,7 @@ TEST_F(BatchesOutOfMemoryTest, WhatAnAllocationCannotNoteStaysInItsBatch) {
     const FullHeap full;
     for (int i = 0; i < 32; ++i) EXPECT_TRUE(allocator_->Allocate(256 - kSlack).ok());
   }
-  EXPECT_GT(heap_refusals, 0u);
+  EXPECT_GT(FullHeap::refusals(), 0u);
   EXPECT_EQ(Stats().deferred_bytes.total, kReleases * 256u);
   timeline_->CompleteVisibly(1);
   ASSERT_THAT(allocator_->Trim(0), IsOk());
@@ -236,7 +191,7 @@ TEST_F(BatchesOutOfMemoryTest, WhatIsDoneServesThoughABatchBeforeItCannotBeNoted
     EXPECT_TRUE(block.ok());
     EXPECT_EQ(block->data(), data);
   }
-  EXPECT_GT(heap_refusals, 0u);
+  EXPECT_GT(FullHeap::refusals(), 0u);
 }
 
 // Allocates `large` large blocks and 60 small ones with tickets while the heap lasts, then releases
@@ -259,7 +214,7 @@ bool RunWithHeap(PinnedAllocator& allocator, const FenceTicket& ticket, int larg
   } catch (const std::bad_alloc&) {
   }
   blocks.clear();
-  return heap_refusals == 0;
+  return FullHeap::refusals() == 0;
 }
 
 class OutOfMemoryAtOnceTest : public OutOfMemoryTest, public ::testing::WithParamInterface<int> {};
@@ -292,6 +247,25 @@ TEST_P(OutOfMemoryAtOnceTest, AnAllocationThatThrowsHasLostNothing) {
 INSTANTIATE_TEST_SUITE_P(Blocks, OutOfMemoryAtOnceTest, ::testing::Values(0, 124, 125, 126),
                          ::testing::PrintToStringParamName());
 
+// Addresses of a lost segment are not handed out again.
+TEST(MmapSourceOutOfMemoryTest, ASegmentWhoseAllocationThrowsIsUnmapped) {
+  const auto source = MmapSource::Create().value();
+  void* const data = source->Allocate(2 * kMiB).value().data;
+  ASSERT_THAT(source->Free({data, 2 * kMiB}), IsOk());
+  int64_t lasts = 0;
+  do {
+    ASSERT_LT(lasts, 100);
+    try {
+      const FullHeap full(lasts++);
+      EXPECT_TRUE(source->Allocate(2 * kMiB).ok());
+    } catch (const std::bad_alloc&) {
+      EXPECT_EQ(source->Allocate(2 * kMiB).value().data, data) << "after " << lasts - 1;
+    }
+    ASSERT_THAT(source->Free({data, 2 * kMiB}), IsOk());
+  } while (FullHeap::refusals() > 0);
+  EXPECT_GT(lasts, 3);
+}
+
 // Runs one growth per child process. In each child another heap allocation is the first to fail,
 // and the process may abort.
 class GrowthOutOfMemoryTest : public OutOfMemoryTest {
@@ -312,7 +286,7 @@ class GrowthOutOfMemoryTest : public OutOfMemoryTest {
           }
         }
         expect(served);
-        if (heap_refusals == 0) _exit(kGotThrough);
+        if (FullHeap::refusals() == 0) _exit(kGotThrough);
       });
       outcome = child.Wait();
       ASSERT_THAT(outcome, AnyOf(0, kGotThrough, -SIGABRT)) << lasts;

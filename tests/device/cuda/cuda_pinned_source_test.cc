@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "pinion/tests/device/cuda/fake_cuda.h"
 #include "pinion/tests/support/captured_log.h"
 #include "pinion/tests/support/fake_host.h"
+#include "pinion/tests/support/full_heap.h"
 #include "pinion/tests/support/status_matchers.h"
 #include "pinion/tests/support/status_says.h"
 
@@ -51,6 +53,7 @@ namespace {
 using ::pinion::testing::CapturedLog;
 using ::pinion::testing::FakeCuda;
 using ::pinion::testing::FakeHost;
+using ::pinion::testing::FullHeap;
 using ::pinion::testing::IsInvalid;
 using ::pinion::testing::IsOk;
 using ::testing::HasSubstr;
@@ -111,6 +114,37 @@ TEST_F(CudaPinnedSourceTest, ADeviceThatThereIsNotIsNamedByAllocate) {
     EXPECT_THAT(source.Allocate(2 * kMiB),
                 IsInvalid("the context of cuda:" + std::to_string(index) + " current"));
     EXPECT_THAT(source.Free({nullptr, 2 * kMiB}), IsInvalid("no segment of 2 MiB in use at 0x0"));
+  }
+}
+
+// Only one heap allocation fails at a time, as the clean-up of the fake and its machine needs some.
+TEST_F(CudaPinnedSourceTest, NothingStaysPinnedOrCurrentWhereTheHeapIsFull) {
+  refuses_to_lock = true;
+  const CapturedLog log;
+  for (const char* const preset : {"h100_pcie5", "gh200_c2c"}) {
+    for (const int index : {0, 1}) {
+      EmulatedOptions options = Machine(preset);
+      options.device_count = 2;
+      const FakeCuda fake(options);
+      CudaPinnedSource source(FakeCuda::Api(), index);
+      PINION_ASSERT_OK_AND_ASSIGN(const HostSegment first, source.Allocate(2 * kMiB));
+      ASSERT_THAT(source.Free(first), IsOk());
+      int64_t lasts = 0;
+      do {
+        ASSERT_LT(lasts, 1000);
+        HostSegment got;
+        try {
+          const FullHeap full(lasts++, FullHeap::Fails::kOne);
+          const absl::StatusOr<HostSegment> segment = source.Allocate(2 * kMiB);
+          if (segment.ok()) got = *segment;
+          source.Free(got).IgnoreError();
+        } catch (const std::bad_alloc&) {
+        }
+        source.Free(got).IgnoreError();  // if Free has thrown
+        EXPECT_TRUE(FakeCuda::thread().pushed.empty()) << preset << index;
+        EXPECT_EQ(fake.live_segments(), 0u) << preset << index << " after " << lasts - 1;
+      } while (FullHeap::refusals() > 0);
+    }
   }
 }
 
