@@ -56,17 +56,16 @@ bool AddressesAreLimited() {
   return limit.rlim_cur != RLIM_INFINITY;
 }
 
-uint64_t PhysicalBytes() {
-  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
-         static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-}
+uint64_t PageBytes() { return static_cast<uint64_t>(sysconf(_SC_PAGESIZE)); }
+
+uint64_t PhysicalBytes() { return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * PageBytes(); }
 
 // Commits the pages of the range. Returns 0 or an errno.
 int TouchPages(char* data, uint64_t size_bytes) {
   if (madvise(data, size_bytes, MADV_POPULATE_WRITE) == 0) return 0;
   if (errno != EINVAL) return errno;
   // Kernels before 5.14 lack MADV_POPULATE_WRITE.
-  const uint64_t page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t page_bytes = PageBytes();
   for (volatile char* page = data; page < data + size_bytes; page += page_bytes) *page = 0;
   return 0;
 }
@@ -108,6 +107,7 @@ absl::Status NoMemory(const std::string& what, uint64_t size_bytes, int error) {
 
 AddressRange::AddressRange(uint64_t size_bytes) {
   if (AddressesAreLimited()) return;
+  size_bytes = AlignUp(size_bytes, PageBytes());  // 0 if no addresses have so much
   begin_ = SetAside(size_bytes, kGiB);
   if (begin_ == nullptr) return;
   end_ = begin_ + size_bytes;
@@ -126,6 +126,8 @@ AddressRange::~AddressRange() {
 
 char* AddressRange::Take(uint64_t size_bytes) {
   PINION_CHECK(size_bytes > 0) << "AddressRange::Take of 0 bytes; take 1 or more";
+  if (size_bytes > static_cast<uint64_t>(end_ - begin_)) return nullptr;
+  size_bytes = AlignUp(size_bytes, PageBytes());
   MutexLock lock(mu_);
   char* free = begin_;
   for (const auto& [data, taken_bytes] : taken_) {

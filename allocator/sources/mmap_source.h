@@ -78,14 +78,15 @@ struct MmapOptions {
 // the range.
 class AddressRange {
  public:
-  // Begins at a multiple of 1 GiB. Empty if the system refuses so many addresses. Also empty under
-  // a limit of address space (ulimit -v), which the rest of the program needs.
+  // Begins at a multiple of 1 GiB and has whole pages. Empty if the system refuses so many
+  // addresses. Also empty under a limit of address space (ulimit -v), which the rest of the program
+  // needs.
   explicit AddressRange(uint64_t size_bytes);
   ~AddressRange();
   AddressRange(const AddressRange&) = delete;
   AddressRange& operator=(const AddressRange&) = delete;
 
-  // Returns null if no free part is long enough. size_bytes must be positive.
+  // Takes whole pages. Returns null if no free part is long enough. size_bytes must be positive.
   char* Take(uint64_t size_bytes);
   // Returns all that one Take gave. `data` must be what it returned.
   void Return(char* data);

@@ -1,5 +1,6 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cstdint>
 
@@ -114,6 +115,26 @@ TEST_F(AddressRangeTest, ASizeThatNoAddressesHaveMakesAnEmptyRange) {
     EXPECT_EQ(range.Take(1), nullptr) << size_bytes;
     EXPECT_FALSE(range.Contains(nullptr)) << size_bytes;
   }
+  AddressRange range(8 * kMiB);
+  for (const uint64_t size_bytes : {UINT64_MAX, UINT64_MAX - 4096, 8 * kMiB + 1}) {
+    EXPECT_EQ(range.Take(size_bytes), nullptr) << size_bytes;
+  }
+}
+
+TEST_F(AddressRangeTest, APartOfAPageCountsAsThePage) {
+  const uint64_t page_bytes = sysconf(_SC_PAGESIZE);
+  char* data = nullptr;
+  {
+    AddressRange range(2 * page_bytes - 1);
+    data = range.Take(1);
+    ASSERT_NE(data, nullptr);
+    EXPECT_EQ(range.Take(page_bytes), data + page_bytes);
+    EXPECT_EQ(range.Take(1), nullptr);
+    range.Return(data + page_bytes);
+  }
+  EXPECT_TRUE(IsMapped(data));
+  EXPECT_FALSE(IsMapped(data + page_bytes));
+  munmap(data, page_bytes);
 }
 
 using AddressRangeDeathTest = AddressRangeTest;
