@@ -191,6 +191,8 @@ ScopedNumaThread::ScopedNumaThread(int node, const std::string& root) {
   });
   if (sched_setaffinity(0, sizeof(near), &near) == 0) {  // EINVAL for none
     before_ = before;
+  } else if (errno == EPERM || errno == ENOSYS) {
+    WarnThatCallIsForbidden("sched_setaffinity", errno);
   } else if (has_cpus) {
     WarnThatNodeIsOutOfReach(node);
   }

@@ -27,9 +27,10 @@
 #include "pinion/tests/support/status_says.h"
 
 // Replaces the C library's sched_getaffinity: it can fail, with garbage in the set, as if the
-// kernel had more CPUs than the set can hold.
+// kernel had more CPUs than the set can hold. And sched_setaffinity, which can fail.
 namespace {
 bool cpus_do_not_fit = false;
+int error_of_setaffinity = 0;
 }  // namespace
 
 extern "C" int sched_getaffinity(pid_t thread, size_t size_bytes, cpu_set_t* cpus) noexcept {
@@ -38,6 +39,14 @@ extern "C" int sched_getaffinity(pid_t thread, size_t size_bytes, cpu_set_t* cpu
   if (!cpus_do_not_fit) return next(thread, size_bytes, cpus);
   std::memset(cpus, 0xff, size_bytes);
   errno = EINVAL;
+  return -1;
+}
+
+extern "C" int sched_setaffinity(pid_t thread, size_t size_bytes, const cpu_set_t* cpus) noexcept {
+  static const auto next = reinterpret_cast<int (*)(pid_t, size_t, const cpu_set_t*)>(
+      dlsym(RTLD_NEXT, "sched_setaffinity"));
+  if (error_of_setaffinity == 0) return next(thread, size_bytes, cpus);
+  errno = error_of_setaffinity;
   return -1;
 }
 
@@ -217,6 +226,23 @@ TEST_F(ScopedNumaThreadTest, ANodeWhoseCpusTheSystemForbidsIsNamedInTheLogOnce) 
     EXPECT_EQ(text.find(told), text.rfind(told));
   });
   EXPECT_EQ(child.Wait(), 0);
+}
+
+TEST_F(ScopedNumaThreadTest, ACallThatTheSystemForbidsIsNamedInTheLogOnce) {
+  for (const int error : {EPERM, ENOSYS}) {
+    ChildProcess child([&] {
+      const std::string root = NodeOf(0, std::to_string(before_.back()));
+      const CapturedLog log;
+      error_of_setaffinity = error;
+      for (int i = 0; i < 2; ++i) const ScopedNumaThread near(0, root);
+      error_of_setaffinity = 0;
+      const std::string text = log.text(), told = "NUMA calls are forbidden here";
+      EXPECT_THAT(text, AllOf(HasSubstr("sched_setaffinity: "), HasSubstr(told),
+                              Not(HasSubstr("no CPU of NUMA node"))));
+      EXPECT_EQ(text.find(told), text.rfind(told));
+    });
+    EXPECT_EQ(child.Wait(), 0) << std::strerror(error);
+  }
 }
 
 TEST_F(ScopedNumaThreadTest, ANodeWithoutCpusOrNoNodeChangesNothing) {
