@@ -96,8 +96,12 @@ absl::StatusOr<uint64_t> ParseBytes(const char* flag, const std::string& text, c
 
 void StopBySignal() {
   struct sigaction action = {};
-  action.sa_handler = [](int signal) { stop_signal = signal; };
-  action.sa_flags = SA_RESETHAND | SA_RESTART;
+  action.sa_handler = [](int received) {
+    stop_signal = received;
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+  };
+  action.sa_flags = SA_RESTART;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
 }

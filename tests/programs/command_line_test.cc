@@ -31,14 +31,16 @@ TEST(CommandLineDeathTest, TheFirstSignalIsToldAndTheSecondKills) {
           std::_Exit(128 + StopSignal());
         },
         ::testing::ExitedWithCode(128 + signal), "");
-    EXPECT_EXIT(
-        {
-          StopBySignal();
-          raise(signal);
-          raise(signal);
-          std::_Exit(0);
-        },
-        ::testing::KilledBySignal(signal), "");
+    for (const int second : {SIGINT, SIGTERM}) {
+      EXPECT_EXIT(
+          {
+            StopBySignal();
+            raise(signal);
+            raise(second);
+            std::_Exit(0);
+          },
+          ::testing::KilledBySignal(second), "");
+    }
   }
 }
 
