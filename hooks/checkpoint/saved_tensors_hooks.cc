@@ -1,6 +1,9 @@
 #include "pinion/hooks/checkpoint/saved_tensors_hooks.h"
 
 #include <ATen/SavedTensorHooks.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/DimVector.h>
 #include <c10/util/Exception.h>
 
 #include <memory>
@@ -15,10 +18,18 @@
 namespace pinion {
 namespace {
 
+// A nested tensor has no sizes.
+at::DimVector SizesOf(const at::Tensor& tensor) {
+  return tensor.is_nested() ? at::DimVector() : at::DimVector(tensor.sizes());
+}
+
 class UserPackedTensor : public SavedTensor {
  public:
-  UserPackedTensor(checkpoint_internal::UnpackPacked unpack, bool node_gets_copy)
-      : unpack_(std::move(unpack)), node_gets_copy_(node_gets_copy) {}
+  UserPackedTensor(checkpoint_internal::UnpackPacked unpack, const at::Tensor& tensor)
+      : unpack_(std::move(unpack)),
+        node_gets_copy_(NodeGetsCopyOf(tensor)),
+        type_(tensor.scalar_type()),
+        sizes_(SizesOf(tensor)) {}
 
   at::Tensor Unpack() override {
     const at::Tensor tensor = unpack_();
@@ -26,12 +37,18 @@ class UserPackedTensor : public SavedTensor {
         tensor.defined(),
         "an unpack function of SavedTensorsHooks has returned no tensor: it must return one "
         "with the content of the tensor that was packed");
+    TORCH_CHECK(tensor.scalar_type() == type_ && SizesOf(tensor) == sizes_,
+                "an unpack function of SavedTensorsHooks has returned ", tensor.scalar_type(), " ",
+                at::IntArrayRef(SizesOf(tensor)), " for ", type_, " ", at::IntArrayRef(sizes_),
+                ": it must return a tensor with the content of the tensor that was packed");
     return Lend(tensor, node_gets_copy_);
   }
 
  private:
   const checkpoint_internal::UnpackPacked unpack_;
   const bool node_gets_copy_;
+  const at::ScalarType type_;
+  const at::DimVector sizes_;
 };
 
 class UserPacker : public SavedTensorPacker {
@@ -39,7 +56,7 @@ class UserPacker : public SavedTensorPacker {
   explicit UserPacker(checkpoint_internal::PackWithUnpack pack) : pack_(std::move(pack)) {}
 
   std::unique_ptr<SavedTensor> Pack(const at::Tensor& tensor, const GraphPlace&) override {
-    return std::make_unique<UserPackedTensor>(pack_(tensor), NodeGetsCopyOf(tensor));
+    return std::make_unique<UserPackedTensor>(pack_(tensor), tensor);
   }
 
  private:

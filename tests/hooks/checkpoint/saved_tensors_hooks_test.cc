@@ -122,6 +122,24 @@ TEST(SavedTensorsHooksTest, HooksThatDoTheImpossibleAreTold) {
     y = at::exp(x).sum();
   }
   EXPECT_THAT(ErrorOf([&] { y.backward(); }), HasSubstr("returned no tensor"));
+  const struct {
+    const char* named;
+    std::function<at::Tensor(const at::Tensor&)> unpack;
+  } rows[] = {
+      {"Float [1] for Float [4]", [](const at::Tensor& packed) { return packed[0].view({1}); }},
+      {"Float [4, 1] for Float [4]",
+       [](const at::Tensor& packed) {
+         return packed.view({4, 1});
+       }},
+      {"Half [4] for Float [4]", [](const at::Tensor& packed) { return packed.to(at::kHalf); }},
+  };
+  for (const auto& [named, unpack] : rows) {
+    {
+      const SavedTensorsHooks hooks(kDetach, unpack);
+      y = at::exp(x).sum();
+    }
+    EXPECT_THAT(ErrorOf([&] { y.backward(); }), HasSubstr(named));
+  }
 }
 
 TEST(DisableSavedTensorsHooksTest, OpeningAnyHooksInsideSaysWhy) {
