@@ -14,7 +14,10 @@ namespace {
 absl::StatusOr<LinkCalibration> MeasureLink(TransferEngine& engine, PinnedAllocator& pool,
                                             StreamHandle stream) {
   PINION_ASSIGN_OR_RETURN(const bool capturing, engine.IsCapturing(stream));
-  if (capturing) return absl::FailedPreconditionError("a graph is being captured");
+  if (capturing) {
+    return absl::FailedPreconditionError(
+        "a graph is being captured; call OffloadSession::Reserve before the capture");
+  }
   return engine.Calibrate(pool);
 }
 
@@ -22,7 +25,10 @@ absl::StatusOr<LinkCalibration> MeasureLink(TransferEngine& engine, PinnedAlloca
 
 DeviceTier::DeviceTier(std::shared_ptr<TransferEngine> engine,
                        std::shared_ptr<PinnedAllocator> pool)
-    : engine_(std::move(engine)), pool_(std::move(pool)) {}
+    : engine_(std::move(engine)), pool_(std::move(pool)) {
+  PINION_CHECK(engine_ != nullptr && pool_ != nullptr)
+      << "a DeviceTier needs an engine and a pool: HostTier::ForDevice makes one";
+}
 
 LinkCalibration DeviceTier::Link(StreamHandle stream) const {
   const absl::StatusOr<LinkCalibration> link = MeasureLink(*engine_, *pool_, stream);

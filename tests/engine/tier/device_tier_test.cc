@@ -222,6 +222,15 @@ TEST(DeviceTierFaultsTest, WhatAPoisonedDeviceMayStillCopyInIsLeaked) {
 
 uint64_t Copies(EngineWorld& world) { return world.machine().calls(DeviceCall::kCopy); }
 
+TEST(DeviceTierDeathTest, AnEngineOrAPoolThatIsNullIsNamedWithTheRemedy) {
+  EngineWorld world;
+  const char* const refused = "a DeviceTier needs an engine and a pool: HostTier::ForDevice";
+  const std::shared_ptr<PinnedAllocator> pool(&world.allocator(), [](PinnedAllocator*) {});
+  EXPECT_DEATH(DeviceTier(nullptr, pool), refused);
+  const std::shared_ptr<TransferEngine> engine(&world.engine(), [](TransferEngine*) {});
+  EXPECT_DEATH(DeviceTier(engine, nullptr), refused);
+}
+
 TEST(DeviceTierLinkTest, ALinkIsMeasuredOnce) {
   EngineWorld world;
   TierWorld tiers(world);
@@ -242,7 +251,8 @@ TEST(DeviceTierLinkTest, WhileAGraphIsCapturedALinkIsAssumedAndTheLogSaysSo) {
   EXPECT_EQ(tiers.tier().Link(tiers.stream()).ToString(), AssumedLink().ToString());
   EXPECT_EQ(Copies(world), 0u) << "the graph would have them";
   EXPECT_THAT(log.text(), AllOf(HasSubstr("emu:0 is taken for a PCIe 4 device"),
-                                HasSubstr("a graph is being captured")));
+                                HasSubstr("a graph is being captured"),
+                                HasSubstr("OffloadSession::Reserve before the capture")));
   ASSERT_THAT(world.machine().SetCapturing(tiers.stream(), false), IsOk());
   EXPECT_TRUE(tiers.tier().Link(tiers.stream()).modelled) << "it is measured after all";
 }
