@@ -18,9 +18,9 @@ LimitedSource::LimitedSource(std::shared_ptr<HostMemorySource> source, uint64_t 
 absl::Status LimitedSource::Book(uint64_t bytes) {
   MutexLock lock(mu_);
   if (bytes > max_bytes_ - held_bytes_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(pinned() ? "to lock " : "to take ", HumanBytes(bytes),
-                     " more would exceed max_locked_bytes, ", HumanBytes(max_bytes_)));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        pinned() ? "to lock " : "to take ", HumanBytes(bytes),
+        " more would exceed max_locked_bytes, ", HumanBytes(max_bytes_), ": raise it"));
   }
   held_bytes_ += bytes;
   return absl::OkStatus();

@@ -50,7 +50,9 @@ absl::StatusOr<int> OpenFile(const std::string& path) {
   fstat(fd, &info);
   if (info.st_uid == geteuid()) return fd;
   close(fd);
-  return absl::PermissionDeniedError(absl::StrCat(path, " belongs to user ", info.st_uid));
+  return absl::PermissionDeniedError(
+      absl::StrCat(path, " belongs to user ", info.st_uid,
+                   ": remove the file, or set ledger_directory to a directory of this user"));
 }
 
 // For locks of open file descriptions. They exclude each other within a process too, and end when

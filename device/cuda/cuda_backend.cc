@@ -14,8 +14,9 @@ DeviceBackend CudaBackend(const CudaApi& api) {
   const auto device = [&api](int index) -> absl::StatusOr<std::shared_ptr<Device>> {
     PINION_ASSIGN_OR_RETURN(const int count, CudaDeviceCount(api));
     if (index < 0 || index >= count) {
-      return absl::NotFoundError(
-          absl::StrCat("there is no cuda:", index, "; CUDA sees ", count, " device(s)"));
+      return absl::NotFoundError(absl::StrCat("there is no cuda:", index, "; CUDA sees ", count,
+                                              " device(s): pass 0 to ", count - 1,
+                                              ", or let CUDA_VISIBLE_DEVICES show more"));
     }
     return std::make_shared<CudaDevice>(api, index);
   };

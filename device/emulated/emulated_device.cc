@@ -134,7 +134,9 @@ class EmulatedDevice : public Device {
     PINION_RETURN_IF_ERROR(core_->faults.Check(index_));
     PINION_RETURN_IF_ERROR(core_->handles.Find(index_, stream).status());
     if (stream == core_->default_streams[index_]) {
-      return absl::InvalidArgumentError(name() + ": the default stream is not yours");
+      return absl::InvalidArgumentError(
+          name() +
+          ": the default stream is not yours: destroy the ones that CreateStream returned");
     }
     core_->handles.Remove(stream);  // submitted work goes on, as on a real device
     return absl::OkStatus();
@@ -174,7 +176,8 @@ class EmulatedDevice : public Device {
     PINION_ASSIGN_OR_RETURN(const Stream* const on, core_->handles.Find(index_, stream));
     if (state->device != index_) {
       return absl::InvalidArgumentError("an event of " + EmulatedDeviceName(state->device) +
-                                        " cannot be recorded on " + on->name);
+                                        " cannot be recorded on " + on->name + ": record one of " +
+                                        name());
     }
     state->recorded = true;
     state->captured = on->capturing;
@@ -236,12 +239,14 @@ class EmulatedDevice : public Device {
     if (first->device != second->device) {
       return absl::InvalidArgumentError("ElapsedMs: the events are of " +
                                         EmulatedDeviceName(first->device) + " and " +
-                                        EmulatedDeviceName(second->device) + ", not of one device");
+                                        EmulatedDeviceName(second->device) +
+                                        ", not of one device: pass two that one device recorded");
     }
     for (const Event* event : {first, second}) {
       if (event->time_ms == nullptr || !event->recorded) {
         return absl::InvalidArgumentError(
-            "ElapsedMs: an event without timing, or one that was never recorded");
+            "ElapsedMs: an event without timing, or one that was never recorded: pass events that "
+            "CreateTimedEvent returned and RecordEvent recorded");
       }
       if (*event->time_ms < 0) {
         return absl::UnavailableError("ElapsedMs: the event on " +

@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -32,11 +33,13 @@ absl::StatusOr<HandleTable::Stream*> HandleTable::Find(int device, StreamHandle 
   Stream* const found = FindOnAnyDevice(stream);
   if (found == nullptr) {
     return absl::InvalidArgumentError(EmulatedDeviceName(device) + ": no such stream" +
-                                      (stream.valid() ? " (destroyed?)" : ": the handle is empty"));
+                                      (stream.valid() ? " (destroyed?)" : ": the handle is empty") +
+                                      "; pass one that CreateStream returned");
   }
   if (found->device != device) {
     return absl::InvalidArgumentError("stream " + found->name + " was used with device " +
-                                      EmulatedDeviceName(device));
+                                      EmulatedDeviceName(device) + ": use it with " +
+                                      EmulatedDeviceName(found->device));
   }
   return found;
 }
@@ -50,8 +53,9 @@ EventHandle HandleTable::Add(Event event) {
 absl::StatusOr<HandleTable::Event*> HandleTable::Find(EventHandle event) {
   const auto it = events_.find(event.native());
   if (it != events_.end()) return &it->second;
-  return absl::InvalidArgumentError(event.valid() ? "no such event (destroyed?)"
-                                                  : "the event handle is empty");
+  return absl::InvalidArgumentError(
+      std::string(event.valid() ? "no such event (destroyed?)" : "the event handle is empty") +
+      "; pass one that CreateEvent returned");
 }
 
 }  // namespace pinion

@@ -84,7 +84,8 @@ int MachineCore::DeviceOf(const void* data) const {
 absl::StatusOr<MachineCore::Place> MachineCore::Locate(const void* data,
                                                        uint64_t size_bytes) const {
   if (data == nullptr && size_bytes > 0) {
-    return absl::InvalidArgumentError(HumanBytes(size_bytes) + " at a null pointer");
+    return absl::InvalidArgumentError(HumanBytes(size_bytes) +
+                                      " at a null pointer: pass the address of memory");
   }
   const int device = DeviceOf(data);
   if (device < 0) {
@@ -99,7 +100,7 @@ absl::StatusOr<MachineCore::Place> MachineCore::Locate(const void* data,
     }
     return absl::InvalidArgumentError(HumanBytes(size_bytes) +
                                       " of host memory are not inside one pinned segment, nor "
-                                      "wholly pageable");
+                                      "wholly pageable: split the copy at the segment's border");
   }
   if (heaps[device].Contains(data, size_bytes)) return Place{.device = device};
   return absl::InvalidArgumentError(HumanBytes(size_bytes) + " of memory of " +

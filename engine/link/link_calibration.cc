@@ -17,7 +17,8 @@ absl::StatusOr<LinkCurve> FitLinkCurve(absl::Span<const CopyTime> times) {
   for (const CopyTime& time : times) {
     if (!(time.us > 0 && std::isfinite(time.us)) || time.size_bytes == 0) {
       return absl::InvalidArgumentError(
-          absl::StrCat("a copy of ", time.size_bytes, " bytes cannot have taken ", time.us, " us"));
+          absl::StrCat("a copy of ", time.size_bytes, " bytes cannot have taken ", time.us,
+                       " us: give a size and a finite time that are positive"));
     }
     const double x = static_cast<double>(time.size_bytes);
     const double weight = 1 / (time.us * time.us);
@@ -38,7 +39,8 @@ absl::StatusOr<LinkCurve> FitLinkCurve(absl::Span<const CopyTime> times) {
   const double slope = (wxy - fixed_us * wx) / wxx;  // the best one for this fixed cost
   if (!(slope > 0)) {
     return absl::InvalidArgumentError(
-        "larger copies took no longer than small ones: the times are noise");
+        absl::StrCat("larger copies took no longer than small ones: the ", times.size(),
+                     " times are noise; measure larger copies, or each several times"));
   }
   LinkCurve curve;
   curve.fixed_us = fixed_us;

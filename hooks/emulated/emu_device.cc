@@ -145,7 +145,11 @@ class BackwardWorkers : public torch::autograd::Engine {
 }  // namespace
 
 absl::Status RegisterEmuDevice(std::shared_ptr<EmulatedMachine> machine) {
-  if (machine == nullptr) return absl::InvalidArgumentError("RegisterEmuDevice needs a machine");
+  if (machine == nullptr) {
+    return absl::InvalidArgumentError(
+        "RegisterEmuDevice: machine is null; it needs a machine that EmulatedMachine::Create "
+        "returned");
+  }
   if (const int64_t live_bytes = emu::EmuAllocator::Get().live_bytes(); live_bytes > 0) {
     if (!Broken(*emu::InstalledMachine())) {
       return absl::FailedPreconditionError(

@@ -50,7 +50,7 @@ absl::StatusOr<std::unique_ptr<WeightOffloader>> WeightOffloader::Attach(
     const WeightOptions& options) {
   if (SwitchedOnByEnvironment("PINION_DISABLE")) {
     return absl::FailedPreconditionError(
-        "weights cannot be streamed with PINION_DISABLE=1 in the environment");
+        "weights cannot be streamed with PINION_DISABLE=1 in the environment: unset it");
   }
   PINION_ASSIGN_OR_RETURN(const c10::DeviceType type, DeviceTypeOf(backend.type_name));
   WarnOfSwitches("streamed weights", backend.type_name, /*verifies=*/false);

@@ -48,7 +48,7 @@ TEST_F(PinnedAllocatorRefusalTest, TheLimitIsKeptAndNamed) {
   MakeWithLimit(8 * kMiB);
   const PinnedBlock block = Take(5 * kMiB);
   EXPECT_THAT(allocator_->Allocate(4 * kMiB),
-              IsExhausted("allocate 4 MiB", "max_locked_bytes, 8 MiB", "are locked"));
+              IsExhausted("allocate 4 MiB", "max_locked_bytes, 8 MiB: raise it", "are locked"));
   EXPECT_EQ(Stats().limit_refusals, 1u);
   EXPECT_EQ(Stats().watermark_refusals, 0u);
   EXPECT_EQ(Stats().source_refusals, 0u);

@@ -101,6 +101,16 @@ TEST_F(BackendMisuseTest, ABackendWithoutAFunctionIsRefusedWithTheRemedy) {
   }
 }
 
+TEST_F(BackendMisuseTest, WeightsThatASwitchForbidsToStreamNameTheRemedy) {
+  ASSERT_EQ(setenv("PINION_DISABLE", "1", /*overwrite=*/1), 0);
+  const absl::Status attached =
+      WeightOffloader::Attach(*linear_, world_.device(), world_.backend(), {.tier = SmallTier()})
+          .status();
+  ASSERT_EQ(unsetenv("PINION_DISABLE"), 0);
+  EXPECT_THAT(attached, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                 HasSubstr("PINION_DISABLE=1 in the environment: unset it")));
+}
+
 // Takes the makers that make something although nothing is offloaded.
 TEST_F(BackendMisuseTest, WhatIsDisabledRefusesTheSame) {
   const auto refuse = [&](const OffloadOptions& options) {
@@ -224,7 +234,8 @@ TEST_F(BackendMisuseTest, ASwitchThatIsNeitherOnNorOffIsNamedByEachThatObeysIt) 
 
 TEST(EmuDeviceMisuseTest, NoMachineIsRefused) {
   EXPECT_THAT(RegisterEmuDevice(nullptr),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("needs a machine")));
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("needs a machine"), HasSubstr("EmulatedMachine::Create"))));
 }
 
 TEST(OffloadSessionMisuseTest, ADeviceThatThereIsNotIsRefusedByReserveAndUnknownToTheOthers) {

@@ -105,6 +105,7 @@ using ::pinion::testing::Gate;
 using ::pinion::testing::IsUnavailable;
 using ::pinion::testing::RunThreads;
 using ::pinion::testing::StatusIs;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 using Reservation = HostLedger::Reservation;
@@ -464,7 +465,8 @@ TEST_F(HostLedgerTest, AFileOfAnotherUserIsNotUsed) {
   }
   const auto before = OpenFiles();
   EXPECT_THAT(HostLedger::InDirectory(directory()),
-              StatusIs(absl::StatusCode::kPermissionDenied, HasSubstr("user 12345")));
+              StatusIs(absl::StatusCode::kPermissionDenied,
+                       AllOf(HasSubstr("user 12345"), HasSubstr("set ledger_directory"))));
   EXPECT_EQ(OpenFiles(), before);
 }
 

@@ -338,8 +338,9 @@ TEST_F(CudaDeviceTest, TheBackendHandsOutDevicesThatExist) {
   const absl::StatusOr<std::shared_ptr<Device>> device = backend.device(1);
   ASSERT_THAT(device, IsOk());
   EXPECT_EQ((*device)->name(), "cuda:1");
-  EXPECT_THAT(backend.device(2), StatusIs(absl::StatusCode::kNotFound,
-                                          AllOf(HasSubstr("cuda:2"), HasSubstr("2 device(s)"))));
+  EXPECT_THAT(backend.device(2),
+              StatusIs(absl::StatusCode::kNotFound,
+                       AllOf(HasSubstr("cuda:2"), HasSubstr("2 device(s): pass 0 to 1"))));
   EXPECT_THAT(backend.device(-1), StatusIs(absl::StatusCode::kNotFound, HasSubstr("cuda:-1")));
 }
 

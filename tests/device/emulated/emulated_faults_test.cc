@@ -223,11 +223,13 @@ TEST_F(EmulatedFaultsTest, CallersBugsAreInvalidArguments) {
   EXPECT_THAT(ToHost(host, data, 0, compute_), invalid);
   EXPECT_THAT(device_->CopyAsync(CopyDirection::kHostToDevice, {}, compute_), invalid);
   EXPECT_THAT(machine_->device(1)->SynchronizeStream(compute_),
-              IsInvalid("emu:0/default was used with device emu:1"));
-  EXPECT_THAT(device_->DestroyStream(compute_), invalid);
+              IsInvalid("emu:0/default was used with device emu:1: use it with emu:0"));
+  EXPECT_THAT(device_->DestroyStream(compute_),
+              IsInvalid("emu:0: the default stream is not yours: destroy the ones that"));
   EXPECT_THAT(machine_->HostAccess(data, 1, true), invalid);
   const EventHandle foreign = machine_->device(1)->CreateEvent().value();
-  EXPECT_THAT(device_->RecordEvent(foreign, compute_), invalid);
+  EXPECT_THAT(device_->RecordEvent(foreign, compute_),
+              IsInvalid("event of emu:1 cannot be recorded on emu:0/default: record one of emu:0"));
 }
 
 using Change = void (*)(EmulatedOptions&);

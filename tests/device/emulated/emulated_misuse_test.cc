@@ -104,7 +104,7 @@ TEST_F(EmulatedMisuseTest, NullPointersAreRefused) {
     absl::Status status;
     const char* message;
   } rows[] = {
-      {"copy from null", ToDevice(data_, nullptr, 8, compute_), "8 B at a null pointer"},
+      {"copy from null", ToDevice(data_, nullptr, 8, compute_), "8 B at a null pointer: pass the"},
       {"copy to null", ToHost(nullptr, data_, 8, compute_), "8 B at a null pointer"},
       {"copy of null on the device", ToHost(host_, nullptr, 8, compute_), "a null pointer"},
       {"Copy from null", machine_->Copy(0, data_, nullptr, 8, compute_), "a null pointer"},
@@ -189,9 +189,9 @@ TEST_F(EmulatedMisuseTest, EventsThatTellNoTimeAreRefusedWithTheReason) {
   } rows[] = {
       {"empty", EventHandle(), "the event handle is empty"},
       {"destroyed", gone, "no such event"},
-      {"without timing", untimed, "an event without timing"},
+      {"without timing", untimed, "without timing, or one that was never recorded: pass events"},
       {"never recorded", device_->CreateTimedEvent().value(), "one that was never recorded"},
-      {"of another device", there, "emu:1"},
+      {"of another device", there, "not of one device: pass two that one device"},
   };
   for (const auto& row : rows) {
     const auto refused = IsInvalid(row.message);

@@ -13,6 +13,7 @@
 namespace pinion::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::vector<CopyTime> TimesOn(const LinkCurve& curve) {
@@ -97,13 +98,15 @@ TEST(LinkCurveTest, OneSizeMakesNoLine) {
 }
 
 TEST(LinkCurveTest, TimesThatShrinkWithTheSizeAreNoise) {
-  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("noise"));
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument,
+                                AllOf(HasSubstr("noise"), HasSubstr("measure larger copies")));
   EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{{4096, 30}, {8192, 3}, {16384, 0.1}}), refused);
   EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{{4096, 1}, {8192, 1}}), refused);
 }
 
 TEST(LinkCurveTest, ATimeOrASizeThatIsNotPositiveIsRefused) {
-  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cannot have taken"));
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument,
+                                AllOf(HasSubstr("cannot have taken"), HasSubstr("give a size")));
   for (const CopyTime& time : {CopyTime{4096, 0.0}, CopyTime{4096, -1.0}, CopyTime{4096, HUGE_VAL},
                                CopyTime{4096, std::nan("")}, CopyTime{0, 1}}) {
     EXPECT_THAT(FitLinkCurve(std::vector<CopyTime>{time, {kMiB, 20}}), refused)
