@@ -26,37 +26,38 @@ bool PlanMeter::IsDue() const {
 
 void PlanMeter::OnDeviceBytes(int64_t allocated_bytes, int64_t added_bytes,
                               int64_t streamed_bytes) {
+  const int64_t step_bytes = allocated_bytes - streamed_bytes;
   // What the program allocates behind the step is not the step's.
   if (is_in_step_) {
-    const int64_t step_bytes = allocated_bytes - streamed_bytes;
     last_bytes_.store(allocated_bytes, std::memory_order_relaxed);
     RaiseTo(step_bytes, peak_bytes_);
     RaiseTo(step_bytes - access_bytes_, growth_bytes_);
     CompareWithTarget(allocated_bytes);
   }
   RaiseTo(allocated_bytes, interval_peak_bytes_);
+  RaiseTo(step_bytes, interval_step_bytes_);
   interval_added_bytes_ += added_bytes;
   if (added_bytes > 0 && wanted_bytes_ != 0) wanted_bytes_ = 0;
 }
 
-std::optional<PlanMeter::Growth> PlanMeter::NoteBytes(const AllocatorBytes& bytes,
-                                                      int64_t streamed_bytes) {
+std::optional<PlanMeter::Growth> PlanMeter::NoteBytes(const AllocatorBytes& bytes) {
   AllocatorBytes last;
-  Reported reported;
+  Reported reported, of_step;
   {
     MutexLock lock(mu_);
     last = std::exchange(noted_, bytes);
     reported = {interval_peak_bytes_.exchange(bytes.current), interval_added_bytes_.exchange(0)};
+    of_step = {interval_step_bytes_.exchange(bytes.current - bytes.streamed), reported.added_bytes};
   }
   last_bytes_ = bytes.current;
   if (!is_in_step_) return std::nullopt;
   CompareWithTarget(bytes.current);
   if (is_unobserved_.exchange(false)) {
-    const int64_t most_bytes = MostBytesBetween(last, bytes, reported);
+    const int64_t step_bytes = MostBytesBesideStreamed(last, bytes, of_step);
     // Behind a profiler nothing was reported: memory at saves and reads alone is not a peak.
-    if (peak_bytes_ > 0) RaiseTo(most_bytes - streamed_bytes, peak_bytes_);
-    CompareWithTarget(most_bytes);
-    RaiseTo(most_bytes - streamed_bytes - access_bytes_, growth_bytes_);
+    if (peak_bytes_ > 0) RaiseTo(step_bytes, peak_bytes_);
+    CompareWithTarget(MostBytesBetween(last, bytes, reported));
+    RaiseTo(step_bytes - access_bytes_, growth_bytes_);
   }
   return Growth{.size_bytes = static_cast<uint64_t>(growth_bytes_),
                 .exceeds = interval_is_over_.exchange(false)};

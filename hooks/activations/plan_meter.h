@@ -52,7 +52,7 @@ class PlanMeter {
   };
   // Reports the allocator's bytes at a save or a read, without influence on the measured peak.
   // Returns nothing outside of a step.
-  std::optional<Growth> NoteBytes(const AllocatorBytes& bytes, int64_t streamed_bytes);
+  std::optional<Growth> NoteBytes(const AllocatorBytes& bytes);
   // A save or read has evicted and fetched what it was to. When weights were evicted, the report
   // of that may have counted them among `streamed_bytes`. Takes no lock.
   void EndAccess(int64_t streamed_bytes) {
@@ -102,7 +102,8 @@ class PlanMeter {
   std::atomic<int64_t> peak_bytes_{0};  // in the current step
   std::atomic<bool> is_unobserved_{false};
   std::atomic<int64_t> interval_peak_bytes_{0};   // since the last NoteBytes
-  std::atomic<int64_t> interval_added_bytes_{0};  // the same
+  std::atomic<int64_t> interval_step_bytes_{0};   // the same, without streamed weights
+  std::atomic<int64_t> interval_added_bytes_{0};  // since the last NoteBytes
   std::atomic<int64_t> last_bytes_{0};            // last reported
   // Without streamed weights: at EndAccess, and the most above that since then.
   std::atomic<int64_t> access_bytes_{0};

@@ -68,9 +68,10 @@ void StepLearner::OnDeviceBytes(int64_t allocated_bytes, int64_t added_bytes, co
 }
 
 uint64_t StepLearner::NoteDeviceBytes() {
-  const AllocatorBytes bytes = AllocatorBytesOf(device_);
-  const std::optional<PlanMeter::Growth> growth =
-      meter_.NoteBytes(bytes, static_cast<int64_t>(share_->streamed_bytes()));
+  AllocatorBytes bytes = AllocatorBytesOf(device_);
+  bytes.streamed = static_cast<int64_t>(share_->streamed_bytes());
+  bytes.streamed_allocated = static_cast<int64_t>(share_->allocated_bytes());
+  const std::optional<PlanMeter::Growth> growth = meter_.NoteBytes(bytes);
   // Streamed weights may take all memory that the step leaves, so that the next time it lacks some.
   if (growth.has_value() && (growth->exceeds || share_->wanted().enough_bytes > 0)) {
     OffloadLock lock(state_);

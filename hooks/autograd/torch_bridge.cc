@@ -129,16 +129,29 @@ AllocatorBytes AllocatorBytesOf(c10::Device device) {
   return all;
 }
 
-int64_t MostBytesBetween(const AllocatorBytes& begin, const AllocatorBytes& end,
-                         const Reported& reported) {
-  if (end.peak > begin.peak) return std::max(reported.peak_bytes, end.peak);
-  // Some allocators do not count all allocations: for them, only a new peak tells of unreported
-  // ones.
-  const int64_t unreported_bytes = end.allocated - begin.allocated - reported.added_bytes;
-  const int64_t most_bytes = reported.peak_bytes + std::max<int64_t>(unreported_bytes, 0);
+int64_t MostBytesBetween(AllocatorBytes begin, AllocatorBytes end, const Reported& reported) {
+  begin.streamed = begin.streamed_allocated = end.streamed = end.streamed_allocated = 0;
+  return MostBytesBesideStreamed(begin, end, reported);
+}
+
+int64_t MostBytesBesideStreamed(const AllocatorBytes& begin, const AllocatorBytes& end,
+                                const Reported& reported) {
+  const int64_t fetched_bytes = end.streamed_allocated - begin.streamed_allocated;
+  const int64_t unreported_bytes =
+      std::max<int64_t>(end.allocated - begin.allocated - reported.added_bytes, 0);
+  const int64_t unreported_weights =
+      std::clamp<int64_t>(fetched_bytes - reported.added_bytes, 0, unreported_bytes);
+  const int64_t most_bytes = reported.peak_bytes + unreported_bytes - unreported_weights;
   // A lower peak at the end means that the user has reset it.
   if (end.peak < begin.peak) return most_bytes;
-  return std::max(reported.peak_bytes, std::min(most_bytes, end.peak));
+  // Weights that were fetched since may have come after the peak.
+  const int64_t peak_bytes = end.peak - std::max<int64_t>(end.streamed - fetched_bytes, 0);
+  // Some allocators do not count all allocations: for them, only a new peak tells of unreported
+  // ones.
+  const int64_t counted_bytes =
+      reported.peak_bytes + unreported_bytes + begin.streamed + fetched_bytes;
+  const bool is_counted = end.peak == begin.peak || end.peak <= counted_bytes;
+  return std::max(reported.peak_bytes, is_counted ? std::min(most_bytes, peak_bytes) : peak_bytes);
 }
 
 int64_t AllocatedBytes(c10::Device device) { return AllocatorBytesOf(device).current; }

@@ -75,6 +75,9 @@ struct AllocatorBytes {
   int64_t allocated = 0;  // total of all allocations, freed or not
   // Number of frees. Nothing if the allocator does not count them.
   std::optional<int64_t> frees = std::nullopt;
+  // Of these, what streamed weights have and have allocated. Set by the caller.
+  int64_t streamed = 0;
+  int64_t streamed_allocated = 0;
 };
 AllocatorBytes AllocatorBytesOf(c10::Device device);
 
@@ -85,8 +88,10 @@ struct Reported {
 };
 // Returns an upper bound of the bytes between two moments: the reported peak plus all allocations
 // that were not reported, at most the allocator's peak.
-int64_t MostBytesBetween(const AllocatorBytes& begin, const AllocatorBytes& end,
-                         const Reported& reported);
+int64_t MostBytesBetween(AllocatorBytes begin, AllocatorBytes end, const Reported& reported);
+// The same of memory without streamed weights. `reported.peak_bytes` leaves them out, too.
+int64_t MostBytesBesideStreamed(const AllocatorBytes& begin, const AllocatorBytes& end,
+                                const Reported& reported);
 int64_t AllocatedBytes(c10::Device device);
 bool TellsAllocatedBytes(c10::DeviceType type);
 // Returns how often the allocator emptied its cache, which blocks the host, to serve an allocation.

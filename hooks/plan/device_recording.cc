@@ -93,16 +93,18 @@ void DeviceRecording::BeginUnobserved() {
 }
 
 DeviceRecording::Moment DeviceRecording::CountBytes() {
-  const AllocatorBytes allocator = AllocatorBytesOf(device_);
-  const int64_t streamed = streamed_bytes();
-  const int64_t allocated_bytes = allocator.current - streamed;
+  AllocatorBytes allocator = AllocatorBytesOf(device_);
+  allocator.streamed = streamed_bytes();
+  if (share_ != nullptr) {
+    allocator.streamed_allocated = static_cast<int64_t>(share_->allocated_bytes());
+  }
+  const int64_t allocated_bytes = allocator.current - allocator.streamed;
   MutexLock lock(mu_);
   DevicePeaks::Since since = peaks_.Take(allocated_bytes, allocator.frees);
   const std::optional<AllocatorBytes> last = std::exchange(last_, allocator);
   if (std::exchange(is_unobserved_, false) && last.has_value()) {
     const auto most_bytes = [&](int64_t peak_bytes) {
-      const Reported reported = {peak_bytes + streamed, since.added_bytes};
-      return MostBytesBetween(*last, allocator, reported) - streamed;
+      return MostBytesBesideStreamed(*last, allocator, {peak_bytes, since.added_bytes});
     };
     since.peak_bytes = most_bytes(since.peak_bytes);
     for (DevicePeaks::Freed& freed : since.freed) {

@@ -70,7 +70,7 @@ TEST(PlanMeter, WhatGrewAfterWeightsWereEvictedIsCountedWithoutThem) {
   meter.OnDeviceBytes(60, 0, 40);
   meter.EndAccess(/*streamed_bytes=*/0);
   meter.OnDeviceBytes(70, 10, 0);
-  const auto growth = meter.NoteBytes({.current = 70, .peak = 100, .allocated = 110}, 0);
+  const auto growth = meter.NoteBytes({.current = 70, .peak = 100, .allocated = 110});
   ASSERT_TRUE(growth.has_value());
   EXPECT_EQ(growth->size_bytes, 10u);
   EXPECT_FALSE(growth->exceeds);

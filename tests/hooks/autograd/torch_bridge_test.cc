@@ -69,5 +69,46 @@ TEST(MostBytesBetween, ANewPeakCountsWhereAllocationsAreNotCounted) {
   EXPECT_EQ(MostBytesBetween(begin, end, {.peak_bytes = 20, .added_bytes = 5}), 70);
 }
 
+// Of 10 bytes, 4 are streamed weights.
+constexpr AllocatorBytes kBeginBesideWeights = {
+    .current = 10, .peak = 50, .allocated = 100, .streamed = 4, .streamed_allocated = 20};
+
+TEST(MostBytesBesideStreamed, WeightsThatWereThereAllTheTimeAreNoneOfThePeak) {
+  AllocatorBytes end = kBeginBesideWeights;
+  end.peak = 70;
+  end.allocated = 600;
+  EXPECT_EQ(MostBytesBesideStreamed(kBeginBesideWeights, end, {.peak_bytes = 6}), 66);
+}
+
+TEST(MostBytesBesideStreamed, WeightsThatWereFetchedMayHaveComeAfterThePeak) {
+  AllocatorBytes end = kBeginBesideWeights;
+  end.current = 40;
+  end.peak = 70;
+  end.streamed += 30;
+  end.streamed_allocated += 30;
+  end.allocated = 100 + 30 + 300;
+  EXPECT_EQ(MostBytesBesideStreamed(kBeginBesideWeights, end, {.peak_bytes = 6}), 66);
+}
+
+TEST(MostBytesBesideStreamed, WeightsThatWereFetchedAreNoneOfTheUnreportedBytes) {
+  AllocatorBytes end = kBeginBesideWeights;
+  end.peak = 70;
+  end.streamed += 30;
+  end.streamed_allocated += 30;
+  end.allocated = 100 + 30 + 9;
+  EXPECT_EQ(MostBytesBesideStreamed(kBeginBesideWeights, end, {.peak_bytes = 6}), 15);
+  end.peak = 50;
+  EXPECT_EQ(MostBytesBesideStreamed(kBeginBesideWeights, end, {.peak_bytes = 6}), 15);
+}
+
+TEST(MostBytesBesideStreamed, ThoseOfThemThatWereReportedAreNoneEither) {
+  AllocatorBytes end = kBeginBesideWeights;
+  end.streamed += 30;
+  end.streamed_allocated += 30;
+  end.allocated = 100 + 30 + 9;
+  const Reported reported = {.peak_bytes = 6, .added_bytes = 30};
+  EXPECT_EQ(MostBytesBesideStreamed(kBeginBesideWeights, end, reported), 15);
+}
+
 }  // namespace
 }  // namespace pinion::testing

@@ -69,10 +69,13 @@ class TwoModels {
   //   N  scores two batches between forward and backward
   //   M  allocates kMeasuredBytes behind its last save
   //   P  like M, and scores a batch before that save
+  //   Q  allocates kMeasuredBytes and then scores a batch, between forward and backward
   void Run(const std::string& program) {
     for (const char part : program) {
       if (part == 'S') Score();
-      if (part == 'T' || part == 'N' || part == 'M' || part == 'P') Train(part);
+      if (part == 'T' || part == 'N' || part == 'M' || part == 'P' || part == 'Q') {
+        Train(part);
+      }
     }
   }
 
@@ -118,6 +121,10 @@ class TwoModels {
       loss = squares.mean();
     }
     if (part == 'N') Run("SS");
+    if (part == 'Q') {
+      at::empty({kMeasuredBytes}, loss.options().dtype(at::kByte));
+      Score();
+    }
     loss.backward();
     results.push_back(loss.detach().cpu());
     loss = Tensor();
@@ -243,6 +250,23 @@ TEST_P(SeenGrowth, IsLeftFreeByWeightsThatWereNotThereThen) {
 INSTANTIATE_TEST_SUITE_P(, SeenGrowth, ::testing::Values("N", "P"), [](const auto& scoring) {
   return scoring.param == "N" ? "BetweenForwardAndBackward" : "WithinTheForward";
 });
+
+// Nobody observes the memory between a scope and its backward: its peak is seen, and not when.
+TEST(IdleWeightsOfTwoModels, LeaveAGrowthFreeThatWasSeenInTheIntervalInWhichTheyCame) {
+  const std::string program = "SSTTTTQTTTQTTTQ";
+  const uint64_t target_bytes = [] {
+    TwoModels models(Trained::kOnDevice, Window(1), 1 << 30);
+    models.Run("TTTTQ");
+    return models.peak_bytes();
+  }();
+  const Tensors expected = ResultsOf(Trained::kOnDevice, program);
+  TwoModels models(Trained::kOnDevice, Target(target_bytes), target_bytes);
+  models.Limit(target_bytes);
+  models.Run(program);
+  ExpectSame(expected, models.results);
+  EXPECT_EQ(models.refusals(), 0);
+  EXPECT_GT(models.scoring().drops, 0u);
+}
 
 TEST(IdleWeightsOfTwoModels, HaveNoRoomInPlansOnceTheirModelHasGone) {
   const uint64_t target_bytes = LeastOf(Trained::kOnDevice, "T");
