@@ -142,9 +142,22 @@ uint64_t PlannedSchedule::BatchKey(uint32_t id) const {
   const bool is_alone = !is_large && options_.memory_bytes.has_value();
   if (!IsPlanned()) return is_alone ? CachedPlan::UniqueBatchKey(id) : 0;
   const uint32_t planned = matcher_.planned(id);
-  // The target alone makes it leave, and it is fetched alone.
-  if (is_alone && !followed()->Moves(planned)) return CachedPlan::UniqueBatchKey(id);
-  return is_large ? followed()->LargeBatchKey(planned) : followed()->BatchKey(planned);
+  if (is_large) return followed()->LargeBatchKey(planned);
+  return is_alone ? SmallBatchKey(id) : followed()->BatchKey(planned);
+}
+
+// A parcel is evicted and fetched as a whole, which only a plan that moves all of it has counted.
+// An object that leaves for the target alone is fetched alone.
+uint64_t PlannedSchedule::SmallBatchKey(uint32_t id) const {
+  constexpr uint64_t kFactor = 0x100000001b3, kMost = (uint64_t{1} << 62) - 1;
+  uint64_t key = 0;
+  bool is_shared = true;
+  ForEachPossible([&](const CachedPlan& cached) {
+    const uint64_t one_key = cached.BatchKey(matcher_.planned(id));
+    is_shared = is_shared && one_key != 0 && one_key <= kMost;
+    key = (key * kFactor + one_key) & kMost;
+  });
+  return is_shared ? key : CachedPlan::UniqueBatchKey(id);
 }
 
 void PlannedSchedule::OnUsed(uint32_t id, AccessKind access) {

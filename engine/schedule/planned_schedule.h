@@ -256,6 +256,8 @@ class PlannedSchedule final : public OffloadSchedule {
   void ForEachPossible(absl::FunctionRef<void(const CachedPlan&)> visit) const;
   // Whether another plan that fits began alike, and the step leaves nothing of it out.
   bool IsAnotherWithoutSkips() const;
+  // Small objects share a key if each plan that the step may follow moves them together.
+  uint64_t SmallBatchKey(uint32_t id) const;
   // Marks what the plan has evicted by now.
   void EvictAsPlanned();
   // Evicts offloaded and then prefetched parcels, as many bytes as the device lacks until the next

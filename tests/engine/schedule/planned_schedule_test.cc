@@ -638,6 +638,24 @@ TEST(PlannedSchedule, WhatHasGoneToMakeRoomIsNotDroppedOnceMore) {
   EXPECT_THAT(player.Read(0), ElementsAre("demand 0"));
 }
 
+TEST(PlannedSchedule, NothingSmallSharesAParcelWhileTheStepMayBeOneThatMovesLessOfIt) {
+  PlannedSchedule schedule(WithParcels());
+  const auto step = [](uint64_t last_signature) {
+    StepTrace step = Chain({1, 2, 3, last_signature});
+    step.operators = {0, 1, 2, 3, 4, 5, 6, 6};  // one reads the first two
+    return step;
+  };
+  const StepMove first = {.object = 0, .evict_at = 3, .fetch_at = 5, .read_at = 7};
+  const StepMove second = {.object = 1, .evict_at = 3, .fetch_at = 5, .read_at = 6};
+  schedule.Learn(Planned(step(5), {first}));
+  schedule.Learn(Planned(step(4), {first, second}));
+  const auto share_a_parcel = [&] { return schedule.BatchKey(0) == schedule.BatchKey(1); };
+  for (const uint64_t signature : {1, 2, 3}) schedule.OnSaved(/*scope=*/1, {kSize, signature});
+  EXPECT_FALSE(share_a_parcel());
+  schedule.OnSaved(/*scope=*/1, {kSize, 4});
+  EXPECT_TRUE(share_a_parcel()) << "it is the one that moves both";
+}
+
 // Two tensors that share a parcel, of which the first is read twice.
 class PlannedScheduleOfAGroup : public ::testing::Test {
  protected:
