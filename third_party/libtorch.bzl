@@ -2,12 +2,15 @@
 
 Targets:
   @libtorch//:torch_cpu   headers, libc10 and libtorch_cpu: all that Pinion links
+  @libtorch//:libtorch_release   a file with "2.11", for what is to find the same LibTorch elsewhere
   @libtorch//:lib_dir     where the wheel's libraries are (PINION_TORCH_LIB_DIR), for tests that
                           look for the Python beside them
 """
 
 _BUILD = """
 package(default_visibility = ["//visibility:public"])
+
+exports_files(["libtorch_release"])
 
 cc_library(
     name = "torch_cpu",
@@ -53,8 +56,20 @@ def _torch_root(ctx):
             return root
     fail("LibTorch was not found. " + _REMEDY)
 
+def _release(ctx, root):
+    header = root.get_child("include").get_child("torch").get_child("headeronly").get_child("version.h")
+    if not header.exists:
+        fail("%s is missing: Pinion needs LibTorch 2.11 or newer. %s" % (header, _REMEDY))
+    numbers = {}
+    for line in ctx.read(header).split("\n"):
+        if line.startswith("#define TORCH_VERSION_M"):
+            _, name, number = line.split(" ")
+            numbers[name] = number
+    return "%s.%s" % (numbers["TORCH_VERSION_MAJOR"], numbers["TORCH_VERSION_MINOR"])
+
 def _libtorch_configure_impl(ctx):
     root = _torch_root(ctx)
+    ctx.file("libtorch_release", _release(ctx, root) + "\n")
     ctx.symlink(root.get_child("include"), "torch/include")
     libs = []
     for name in ["libc10.so", "libtorch_cpu.so", "libgomp.so.1"]:

@@ -3,7 +3,7 @@
 # worth knowing, each command with a time limit of its own.
 #
 #   tools/first_gpu_run.sh                       in a checkout: builds the programs first
-#   ./first_gpu_run.sh                           in a copy of //tools/portable's folder, beside any torch 2.11
+#   ./first_gpu_run.sh                           in a copy of //tools/portable's folder, beside a torch of the folder's release
 #   tools/first_gpu_run.sh --device=emu:0        the same on the emulated device, with small sizes
 #
 #   --device=cuda:N        another GPU than the first

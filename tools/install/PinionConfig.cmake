@@ -2,7 +2,7 @@
 #
 #   Pinion::allocator   the allocator alone; needs Abseil
 #   Pinion::engine      the allocator, engine and CUDA device; also needs CUDA 13's runtime
-#   Pinion::hooks       the engine, and the hooks for LibTorch programs; also needs LibTorch 2.11
+#   Pinion::hooks       the engine, and the hooks for LibTorch programs; also needs LibTorch
 #   Pinion::emulated    the hooks, and the emulated device
 #   Pinion::pinion      the library without the emulated device
 #
@@ -111,17 +111,18 @@ if(_pinion_last LESS 2)
   return()
 endif()
 
+file(STRINGS "${CMAKE_CURRENT_LIST_DIR}/libtorch_release" _pinion_release)  # "2.11"
 if(NOT EXISTS "${_pinion_TORCH_PATH}/lib/libtorch_cpu.so")
-  _pinion_missing("Pinion's hooks need LibTorch 2.11, and TORCH_PATH ('${_pinion_TORCH_PATH}') "
-    "has no lib/libtorch_cpu.so: after pip install torch==2.11.0 set it to .../site-packages/torch")
+  _pinion_missing("Pinion's hooks need LibTorch ${_pinion_release}, and TORCH_PATH ('${_pinion_TORCH_PATH}') "
+    "has no lib/libtorch_cpu.so: after pip install torch==${_pinion_release}.* set it to .../site-packages/torch")
 endif()
 # The wheel has its version in the first file, LibTorch's archive in the second.
 foreach(_pinion_file version.py build-version)
   if(EXISTS "${_pinion_TORCH_PATH}/${_pinion_file}")
     file(STRINGS "${_pinion_TORCH_PATH}/${_pinion_file}" _pinion_version
       REGEX "[0-9]+\\.[0-9]+\\.[0-9]+" LIMIT_COUNT 1)
-    if(NOT _pinion_version MATCHES "2\\.11\\.")
-      _pinion_missing("Pinion's hooks need LibTorch 2.11, and TORCH_PATH (${_pinion_TORCH_PATH}) "
+    if(NOT _pinion_version MATCHES "(^|[^0-9.])${_pinion_release}\\.")
+      _pinion_missing("Pinion's hooks need LibTorch ${_pinion_release}, and TORCH_PATH (${_pinion_TORCH_PATH}) "
         "has: ${_pinion_version}")
     endif()
     break()

@@ -16,6 +16,9 @@ mkdir -p "$1/lib/cmake/Pinion" || die "cannot write to $1: name another folder, 
 rm -rf "$1/include/pinion" "$1"/lib/libpinion{,_allocator,_engine,_hooks,_emulated}.a
 cp -RL --no-preserve=all "$files"/*_part/. "$1"
 cp -L --no-preserve=all "$files/PinionConfig.cmake" "$1/lib/cmake/Pinion"
+# Only parts that include LibTorch have it.
+release=$0.runfiles/libtorch/libtorch_release
+[[ ! -e $release ]] || cp -L --no-preserve=all "$release" "$1/lib/cmake/Pinion"
 prefix=$(cd "$1" && pwd)
 archives=$(cd "$prefix/lib" && echo libpinion*.a)
 echo "installed in $prefix: $archives; for CMake: -DCMAKE_PREFIX_PATH=$prefix"

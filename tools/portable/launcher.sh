@@ -1,12 +1,13 @@
 #!/bin/sh
-# Starts ../libexec/<the name of this file> with a LibTorch 2.11 built for CUDA 13, such as PyPI's
-# torch:
+# Starts ../libexec/<the name of this file> with a LibTorch of the release that it was built for, and
+# built for CUDA 13, such as PyPI's torch:
 #   TORCH_PATH=/path/to/site-packages/torch bin/train_gpt --help
 # Without TORCH_PATH, python3's torch.
 set -eu
 name=$(basename "$0")
 folder=$(dirname "$(dirname "$(readlink -f "$0")")")
-remedy="set TORCH_PATH to the folder of a LibTorch 2.11 with lib/libtorch_cpu.so in it, as site-packages/torch is"
+release=$(cat "$folder/share/libtorch_release") # "2.11"
+remedy="set TORCH_PATH to the folder of a LibTorch $release with lib/libtorch_cpu.so in it, as site-packages/torch is"
 die() { # with the loader's exit code
   printf '%s: %s; %s\n' "$name" "$1" "$remedy" >&2
   exit 127
@@ -21,7 +22,7 @@ fi
 # The wheel has its version in the first file, LibTorch's archive in the second.
 for file in "$torch/version.py" "$torch/build-version"; do
   [ -e "$file" ] || continue
-  grep -q '2\.11\.' "$file" || die "$torch is of another version ($(grep -oE '[0-9]+\.[0-9]+\.[0-9]+' "$file" | head -n 1))"
+  grep -Eq "(^|[^0-9.])$release\." "$file" || die "$torch is of another version ($(grep -oE '[0-9]+\.[0-9]+\.[0-9]+' "$file" | head -n 1))"
 done
 
 cuda=
