@@ -2,6 +2,7 @@
 
 Targets:
   @libtorch//:torch_cpu   headers, libc10 and libtorch_cpu: all that Pinion links
+  @libtorch//:torch_cuda  libtorch_cuda as well, for programs on CUDA
   @libtorch//:libtorch_release   a file with "2.11", for what is to find the same LibTorch elsewhere
   @libtorch//:lib_dir     where the wheel's libraries are (PINION_TORCH_LIB_DIR), for tests that
                           look for the Python beside them
@@ -22,6 +23,17 @@ cc_library(
         "torch/include",
         "torch/include/torch/csrc/api/include",
     ],
+)
+
+# Where it is, since it looks for CUDA's libraries beside itself. It registers itself, and no program
+# names a symbol of it.
+cc_library(
+    name = "torch_cuda",
+    linkopts = [
+        "-Wl,--push-state,--no-as-needed,{lib_dir}/libtorch_cuda.so,--pop-state",
+        "-Wl,-rpath,{lib_dir}",
+    ],
+    deps = [":torch_cpu"],
 )
 
 cc_library(

@@ -45,7 +45,15 @@ found=$({
 [[ -z $found ]] || die "the allocator alone reaches LibTorch or CUDA: $found"
 
 torch=${TORCH_PATH:-$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)}
-run_with_cmake cmake -DCMAKE_PREFIX_PATH="$work/pinion" -DTORCH_PATH="$torch"
+# Where a wheel came without CUDA's libraries, these stand in for them (python_with_torch.sh).
+stubs=$PWD/.venv/torch-python/lib
+run_with_cmake cmake -DCMAKE_PREFIX_PATH="$work/pinion" -DTORCH_PATH="$torch" -DCMAKE_EXE_LINKER_FLAGS="-Wl,-rpath-link,$stubs"
+if [[ -e $torch/lib/libtorch_cuda.so ]]; then
+  LD_LIBRARY_PATH=$stubs "${with_ample_ram[@]}" "$work/cmake/cuda_consumer"
+  readelf -d "$work/cmake/cuda_consumer" | grep -q 'NEEDED.*libtorch_cuda.so' || die "Pinion::cuda lost libtorch_cuda"
+fi
+! readelf -d "$work/cmake/consumer" | grep 'NEEDED.*libtorch_cuda' || die "Pinion::pinion needs libraries of CUDA programs"
+! ninja -C "$work/cmake" -t commands | grep -o -e '-D[A-Z]*NDEBUG[^ ]*' || die "Pinion's targets define NDEBUG"
 
 say "headers of CUDA 12 beside CUDA 13's runtime are refused"
 mkdir -p "$work/cuda/lib" "$work/cuda/include/crt"
@@ -59,7 +67,7 @@ grep -q "Pinion's engine needs CUDA 13's runtime" "$work/message" || die "$(cat 
 # Links all objects: each library is named, and no name is defined twice.
 say "libpinion.a, linked by hand"
 cudart=$(sed -n 's/^PINION_CUDART:[A-Z]*=//p' "$work/cmake/CMakeCache.txt")
-g++ -o "$work/by_hand" "$(find "$work/cmake" -name main.cc.o)" -L"$work/pinion/lib" \
+g++ -o "$work/by_hand" "$(find "$work/cmake/CMakeFiles/consumer.dir" -name main.cc.o)" -L"$work/pinion/lib" \
   -Wl,--whole-archive -lpinion_emulated -lpinion -Wl,--no-whole-archive \
   -labsl_{statusor,status,str_format_internal,time,raw_hash_set,hash,strings,throw_delegate} \
   "$torch"/lib/lib{torch_cpu,c10}.so "$cudart" -Wl,-rpath,"$torch/lib:${cudart%/*}"
@@ -69,10 +77,11 @@ g++ -o "$work/by_hand" "$(find "$work/cmake" -name main.cc.o)" -L"$work/pinion/l
 say "examples/consumers/bazel"
 cd examples/consumers/bazel
 found=$(run_with_bazel query --noshow_progress \
-  'kind(cc_binary, rdeps(//:all, @libtorch//... + @local_config_cuda//...))')
-[[ $found == //:consumer ]] || die "LibTorch and CUDA are reached by: $found, not by //:consumer alone"
-for consumer in allocator_consumer consumer; do
+  'kind(cc_binary, rdeps(//:all, @libtorch//... + @local_config_cuda//...))' | sort)
+[[ $found == $'//:consumer\n//:cuda_consumer' ]] || die "LibTorch and CUDA are reached by: $found, not by //:consumer and //:cuda_consumer alone"
+for consumer in allocator_consumer consumer cuda_consumer; do
+  [[ $consumer != cuda_* || -e $torch/lib/libtorch_cuda.so ]] || continue
   run_with_bazel run --compilation_mode=fastbuild --noshow_progress --symlink_prefix=/ \
-    --run_under="${with_ample_ram[*]}" "//:$consumer"
+    --linkopt="-Wl,-rpath-link,$stubs" --run_under="${with_ample_ram[*]} LD_LIBRARY_PATH=$stubs" "//:$consumer"
 done
 say "done"

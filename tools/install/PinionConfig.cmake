@@ -5,6 +5,7 @@
 #   Pinion::hooks       the engine, and the hooks for LibTorch programs; also needs LibTorch
 #   Pinion::emulated    the hooks, and the emulated device
 #   Pinion::pinion      the library without the emulated device
+#   Pinion::cuda        the same for programs on CUDA; also needs LibTorch's libtorch_cuda
 #
 # Without COMPONENTS: all installed parts. The variables CUDA_PATH and TORCH_PATH, or those of the
 # environment, locate CUDA and LibTorch: -DTORCH_PATH=.../site-packages/torch. Default of CUDA_PATH:
@@ -38,6 +39,9 @@ endmacro()
 # Each part needs the parts before it.
 set(_pinion_parts allocator engine hooks emulated)
 set(_pinion_last -1)
+if(cuda IN_LIST Pinion_FIND_COMPONENTS)
+  list(APPEND Pinion_FIND_COMPONENTS hooks)
+endif()
 foreach(_pinion_part ${_pinion_parts})
   list(FIND _pinion_parts ${_pinion_part} _pinion_index)
   if(_pinion_part IN_LIST Pinion_FIND_COMPONENTS OR
@@ -46,9 +50,9 @@ foreach(_pinion_part ${_pinion_parts})
   endif()
 endforeach()
 foreach(_pinion_part ${Pinion_FIND_COMPONENTS})
-  if(NOT _pinion_part IN_LIST _pinion_parts)
+  if(NOT _pinion_part IN_LIST _pinion_parts AND NOT _pinion_part STREQUAL cuda)
     list(JOIN _pinion_parts ", " _pinion_parts)
-    _pinion_missing("Pinion has no component ${_pinion_part}: it has ${_pinion_parts}")
+    _pinion_missing("Pinion has no component ${_pinion_part}: it has ${_pinion_parts}, cuda")
   endif()
 endforeach()
 
@@ -135,8 +139,6 @@ if(NOT TARGET Pinion::torch_cpu)
       IMPORTED_LOCATION "${_pinion_TORCH_PATH}/lib/lib${_pinion_library}.so")
   endforeach()
   set_target_properties(Pinion::torch_cpu PROPERTIES
-    # LibTorch is a release build: some layouts in its headers differ without NDEBUG.
-    INTERFACE_COMPILE_DEFINITIONS NDEBUG
     INTERFACE_INCLUDE_DIRECTORIES
       "${_pinion_TORCH_PATH}/include;${_pinion_TORCH_PATH}/include/torch/csrc/api/include"
     INTERFACE_LINK_LIBRARIES Pinion::c10)
@@ -145,6 +147,16 @@ _pinion_archive(hooks Pinion::engine Pinion::torch_cpu)
 if(NOT TARGET Pinion::pinion)
   add_library(Pinion::pinion INTERFACE IMPORTED)
   set_target_properties(Pinion::pinion PROPERTIES INTERFACE_LINK_LIBRARIES Pinion::hooks)
+endif()
+# No program names a symbol of libtorch_cuda, which registers itself: the linker must not drop it.
+set(_pinion_torch_cuda "${_pinion_TORCH_PATH}/lib/libtorch_cuda.so")
+if(EXISTS "${_pinion_torch_cuda}" AND NOT TARGET Pinion::cuda)
+  add_library(Pinion::cuda INTERFACE IMPORTED)
+  set_target_properties(Pinion::cuda PROPERTIES INTERFACE_LINK_LIBRARIES
+    "Pinion::pinion;-Wl,--push-state,--no-as-needed,${_pinion_torch_cuda},--pop-state")
+elseif(cuda IN_LIST Pinion_FIND_COMPONENTS AND NOT TARGET Pinion::cuda)
+  _pinion_missing("Pinion::cuda needs a LibTorch for CUDA, and TORCH_PATH (${_pinion_TORCH_PATH}) "
+    "has no lib/libtorch_cuda.so: pip install torch==${_pinion_release}.* brings it")
 endif()
 if(_pinion_last LESS 3)
   return()

@@ -1,5 +1,6 @@
 // Computes the gradients of a small model twice, the second time with its activations in host
-// memory, and compares them bit by bit.
+// memory, and compares them bit by bit. Runs on CUDA if there is a GPU and the program was linked
+// for it.
 #include <torch/torch.h>
 
 #include <cstdio>
@@ -7,6 +8,8 @@
 #include <optional>
 #include <vector>
 
+#include "pinion/device/cuda/cuda_backend.h"
+#include "pinion/device/device_backend.h"
 #include "pinion/device/emulated/emulated_backend.h"
 #include "pinion/device/emulated/emulated_machine.h"
 #include "pinion/hooks/activations/offload_session.h"
@@ -35,10 +38,13 @@ std::vector<torch::Tensor> Gradients(torch::nn::Sequential& model, const torch::
 }  // namespace
 
 int main() {
+  const bool on_gpu = torch::cuda::is_available();
   const auto machine = pinion::EmulatedMachine::Create({}).value();
-  if (!pinion::RegisterEmuDevice(machine).ok()) return 1;
-  const auto session = pinion::OffloadSession::Create({}, pinion::EmulatedBackend(machine)).value();
-  const torch::Device device("emu:0");
+  if (!on_gpu && !pinion::RegisterEmuDevice(machine).ok()) return 1;
+  const pinion::DeviceBackend backend =
+      on_gpu ? pinion::CudaBackend() : pinion::EmulatedBackend(machine);
+  const auto session = pinion::OffloadSession::Create({}, backend).value();
+  const torch::Device device(on_gpu ? "cuda:0" : "emu:0");
 
   torch::nn::Sequential model;
   for (int layer = 0; layer < 8; ++layer) {
@@ -54,8 +60,8 @@ int main() {
   for (size_t i = 0; i < expected.size(); ++i) equal &= expected[i].equal(offloaded[i]);
 
   const pinion::OffloadStats stats = session->GetStats();
-  std::printf("%llu tensors were offloaded, %llu bytes fetched; the gradients are %s\n",
-              static_cast<unsigned long long>(stats.offloaded),
+  std::printf("%s: %llu tensors were offloaded, %llu bytes fetched; the gradients are %s\n",
+              device.str().c_str(), static_cast<unsigned long long>(stats.offloaded),
               static_cast<unsigned long long>(stats.fetched_bytes), equal ? "equal" : "NOT equal");
   return equal && stats.offloaded > 0 && stats.fetched_bytes > 0 ? 0 : 1;
 }
