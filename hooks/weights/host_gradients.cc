@@ -40,6 +40,20 @@ class CollectGradient final : public autograd::PostAccumulateGradHook {
   const std::unique_ptr<autograd::PostAccumulateGradHook> next_;
 };
 
+// Whether the program has a gradient, or another view of it, elsewhere. Backward detaches the
+// gradients that it makes, which therefore are no views.
+bool IsKept(const at::Tensor& grad) {
+  if (!grad.is_view()) return grad.use_count() > 1;
+  return grad.use_count() > 1 || grad._base().use_count() > 1 || grad.storage().use_count() > 2;
+}
+
+void CheckFollows(bool follows, const std::string& name) {
+  TORCH_CHECK(follows, "grad() of ", name,
+              " was set to a tensor that the program keeps, and that tensor has changed since, "
+              "which the host's gradient does not follow: set a clone(), change grad() itself, or "
+              "set a tensor of the host as host_parameters()[i].mutable_grad()");
+}
+
 at::Tensor Dense(const at::Tensor& gradient) {
   const at::Tensor plain = gradient.resolve_conj().resolve_neg();
   return plain.is_non_overlapping_and_dense() ? plain : plain.contiguous();
@@ -72,7 +86,11 @@ void HostGradients::Begin() {
   for (size_t index = 0; index < weights_.size(); ++index) {
     const at::Tensor parameter = ParameterOf(weights_[index]);
     SetHook(index, parameter);
-    parameter.mutable_grad() = at::Tensor();
+    const at::Tensor grad = std::exchange(parameter.mutable_grad(), at::Tensor());
+    // The host copy has taken over a gradient that was on the host.
+    if (grad.defined() && !grad.is_same(weights_[index].master.grad())) {
+      Watch(weights_[index], grad.unsafeGetTensorImpl()->version_counter());
+    }
     ShowInParameter(index, parameter);
   }
 }
@@ -140,6 +158,8 @@ void HostGradients::Zero(size_t index) {
 void HostGradients::Forget(Weight& weight) {
   ++weight.epoch;
   weight.has_graph = false;
+  weight.is_kept = false;
+  weight.given = {};
   weight.in_parameter.reset();
   weight.on_host.reset();
   weight.sum.reset();
@@ -164,17 +184,27 @@ void HostGradients::ForgetZeroed() {
 
 void HostGradients::Collect(size_t index, const at::Tensor& parameter) {
   ForgetZeroed();
-  TakeGrad(index, parameter, /*with_graph=*/false);
+  TakeGrad(index, parameter, /*in_backward=*/true);
   weights_[index].watch->NoteGradient();
 }
 
-void HostGradients::TakeGrad(size_t index, const at::Tensor& parameter, bool with_graph) {
+void HostGradients::Watch(Weight& weight, const c10::VariableVersion& given) {
+  weight.given = given;
+  weight.given_version = given.enabled() ? given.current_version() : 0;
+}
+
+void HostGradients::TakeGrad(size_t index, const at::Tensor& parameter, bool in_backward) {
   Weight& weight = weights_[index];
   at::Tensor& grad = parameter.mutable_grad();
-  if (weight.in_parameter != nullptr && weight.in_parameter->IsShownBy(grad)) return;
+  if (weight.in_parameter != nullptr && weight.in_parameter->IsShownBy(grad)) {
+    CheckFollows(in_backward || !weight.given.enabled() || !weight.master.grad().defined() ||
+                     weight.given.current_version() == weight.given_version,
+                 weight.name);
+    return;
+  }
   const bool has_graph = grad.defined() && grad.requires_grad();
   const bool host_forgot = weight.has_graph && !HostShows(weight);
-  if (has_graph && !with_graph) {
+  if (has_graph && in_backward) {
     TORCH_CHECK(!host_forgot, "the gradient of ", weight.name,
                 " has a graph, by create_graph, and was forgotten on the host alone: call "
                 "WeightOffloader::ZeroGrad, or the module's zero_grad()");
@@ -182,11 +212,17 @@ void HostGradients::TakeGrad(size_t index, const at::Tensor& parameter, bool wit
     weight.has_graph = true;
     return;
   }
+  const bool is_kept = grad.defined() && (in_backward || weight.is_kept) && IsKept(grad);
+  CheckFollows(in_backward || !is_kept, weight.name);
+  weight.is_kept = is_kept;
+  if (is_kept) return;
   if (weight.in_parameter != nullptr || weight.has_graph) Forget(weight);
   if (has_graph && host_forgot) grad = at::Tensor();
   if (!grad.defined()) return;
+  const c10::VariableVersion given = grad.unsafeGetTensorImpl()->version_counter();
   const at::Tensor taken = std::exchange(grad, at::Tensor()).detach().to(parameter.device());
   Add(index, taken);
+  if (!in_backward) Watch(weight, given);
   grad = Show(index, weight.in_parameter, taken.scalar_type(), parameter.device());
 }
 
@@ -209,7 +245,7 @@ void HostGradients::Follow() {
     const at::Tensor parameter = ParameterOf(weight);
     if (!parameter.defined()) continue;
     SetHook(index, parameter);
-    TakeGrad(index, parameter, /*with_graph=*/true);
+    TakeGrad(index, parameter, /*in_backward=*/false);
     FollowRequiresGrad(weight, parameter);
   }
   Arrive();
@@ -244,6 +280,7 @@ void HostGradients::BeginLeaving(size_t index, const at::Tensor& gradient) {
     weight.master.mutable_grad() = instead;
   }
   weight.sum = std::exchange(weight.master.mutable_grad(), at::Tensor());
+  if (!weight.sum.defined()) weight.given = {};
   const at::Tensor& like = weight.sum.defined() ? weight.sum : gradient;
   weight.master.mutable_grad() =
       Show(index, weight.on_host, like.scalar_type(), weight.master.device());

@@ -11,6 +11,8 @@
 // in the pinned memory of its copy. Later ones are added to it, in the order of the backwards.
 //
 // A gradient with a graph of its own (create_graph) stays in the parameter's grad() until Follow.
+// A tensor that the program sets as grad() and keeps must not change afterwards: Follow throws. If
+// backward has added to that tensor, the tensor stays in the parameter's grad().
 //
 // Thread safety: autograd's thread of the device calls Collect. Call other functions while no
 // backward runs.
@@ -94,7 +96,11 @@ class HostGradients : public std::enable_shared_from_this<HostGradients> {
     at::Tensor sum = {};
     at::Tensor staying = {};  // on the device, to be added to `sum`
     bool has_graph = false;   // the parameter's grad() is the whole gradient, with a graph
-    uint32_t epoch = 0;       // copies of earlier epochs are discarded
+    bool is_kept = false;     // backward has added to a tensor that the program keeps
+    // The version of the tensor that the program has set as grad(): now, and when it was taken.
+    c10::VariableVersion given = {};
+    uint32_t given_version = 0;
+    uint32_t epoch = 0;  // copies of earlier epochs are discarded
   };
 
   at::Tensor ParameterOf(const Weight& weight) const;
@@ -103,7 +109,9 @@ class HostGradients : public std::enable_shared_from_this<HostGradients> {
   void ShowInParameter(size_t index, const at::Tensor& parameter);
   bool HostShows(const Weight& weight) const;
   void SetHook(size_t index, const at::Tensor& parameter);
-  void TakeGrad(size_t index, const at::Tensor& parameter, bool with_graph);
+  // Begins to notice changes of a tensor that the program has set as grad().
+  static void Watch(Weight& weight, const c10::VariableVersion& given);
+  void TakeGrad(size_t index, const at::Tensor& parameter, bool in_backward);
   // At the first gradient of a backward: forgets gradients that the program has zeroed in their
   // parameter or in the host copy alone. This backward may leave these parameters out.
   void ForgetZeroed();

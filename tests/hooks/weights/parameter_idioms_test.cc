@@ -8,6 +8,7 @@
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -52,6 +53,7 @@ struct Model {
   }
   Tensors parameters() const { return net->parameters(); }
   Tensor parameter(size_t index = 0) const { return net->parameters()[index]; }
+  std::string Name(size_t index) const { return net->named_parameters()[index].key(); }
   // What an optimizer is made over.
   Tensors trained() const { return weights ? weights->host_parameters() : net->parameters(); }
   Tensor Loss(double seed) { return net->forward(Input(seed).to(device)).pow(2).mean(); }
@@ -330,6 +332,140 @@ TEST_F(ParameterIdiomsTest, AGradientThatAParameterIsGivenAfterTheHostsResetIsAd
     torch::optim::AdamW(m.trained()).zero_grad();
     m.parameter().mutable_grad() = at::ones({kWidth, kWidth}, at::TensorOptions(m.device));
     m.Backward(1);
+  });
+}
+
+// Buckets, as of DDP and Megatron. The last bias is the first to have a gradient.
+TEST_F(ParameterIdiomsTest, AGradientThatBackwardAddsToABufferThatTheProgramKeepsIsNamed) {
+  const Tensors once = Resident(Backwards({0})), twice = Resident(Backwards({0, 0}));
+  for (const size_t index : {0, 5}) {
+    for (const bool is_view : {true, false}) {
+      for (const bool stay : {true, false}) {
+        SCOPED_TRACE(::testing::Message() << index << is_view << stay);
+        Model model;
+        Attach(model, {.tier = SmallTier(), .gradients_stay = stay});
+        const Tensor parameter = model.parameter(index);
+        const Tensor buffer = at::zeros(is_view ? parameter.numel() : parameter.sizes(),
+                                        at::TensorOptions(model.device));
+        parameter.mutable_grad() = is_view ? buffer.view_as(parameter) : buffer;
+        model.Backward(0);
+        for (const std::function<void()>& call :
+             std::vector<std::function<void()>>{[&] { model.Step([] {}); }, [&] { model.Wait(); },
+                                                [&] { model.weights->ClipGradNorm(1); }}) {
+          EXPECT_THAT(ErrorOf(call), AllOf(HasSubstr(model.Name(index)), HasSubstr("clone()")));
+        }
+        EXPECT_TRUE(AsOnCpu(buffer.cpu().view_as(parameter), once[index])) << "nothing is lost";
+        parameter.mutable_grad() = parameter.grad().clone();
+        model.Backward(0);
+        EXPECT_TRUE(AsOnCpu(model.Gradients()[index], twice[index]));
+      }
+    }
+  }
+}
+
+TEST_F(ParameterIdiomsTest, AGradientWhoseBufferTheProgramChangesAfterItWasTakenIsNamed) {
+  for (const bool before_attach : {true, false}) {
+    SCOPED_TRACE(before_attach);
+    Model model;
+    model.net->to(world_.device());
+    if (!before_attach) Attach(model);
+    const Tensor parameter = model.parameter();
+    Tensor buffer = at::zeros({parameter.numel()}, parameter.options());
+    parameter.mutable_grad() = buffer.view_as(parameter);
+    if (before_attach) Attach(model);
+    model.Wait();
+    buffer.zero_();
+    model.Backward(0);
+    EXPECT_THAT(ErrorOf([&] { model.Step([] {}); }),
+                AllOf(HasSubstr(model.Name(0)), HasSubstr("clone()")));
+    model.net->zero_grad();
+    buffer.zero_();
+    EXPECT_EQ(ErrorOf([&] { model.Step([] {}); }), "no error");
+  }
+}
+
+TEST_F(ParameterIdiomsTest, AGradientThatIsSetAnewOrThatNobodyElseHasIsAsThatOfAResidentOne) {
+  const auto gradients = [](Model& m, double seed) {
+    return torch::autograd::grad({m.Loss(seed)}, m.parameters());
+  };
+  const auto set = [](Model& m, const Tensors& tensors) {
+    for (size_t i = 0; i < tensors.size(); ++i) m.parameter(i).mutable_grad() = tensors[i];
+  };
+  const std::vector<Idiom> idioms = {
+      {"torch::autograd::grad",
+       [=](Model& m) {
+         for (const double seed : {0, 1}) {
+           const Tensors now = gradients(m, seed);
+           set(m, now);
+           m.Step([] {});
+         }
+       }},
+      {"a buffer that is set in each step",
+       [=](Model& m) {
+         const Tensors buffers = gradients(m, 0);
+         for (const double seed : {1, 2}) {
+           const Tensors now = gradients(m, seed);
+           for (size_t i = 0; i < now.size(); ++i) buffers[i].copy_(now[i]);
+           set(m, buffers);
+           m.Step([] {});
+         }
+       }},
+      {"a buffer whose gradient is forgotten",
+       [=](Model& m) {
+         Tensors buffers;
+         for (const Tensor& p : m.parameters()) {
+           buffers.push_back(at::ones(p.sizes(), at::TensorOptions(m.device)));
+         }
+         for (const double seed : {1, 2}) {
+           set(m, buffers);
+           m.Step([] {});
+           torch::optim::AdamW(m.trained()).zero_grad();
+           for (const Tensor& buffer : buffers) buffer.mul_(2);
+           m.Backward(seed);
+           m.Step([] {});
+         }
+       }},
+      {"a view of a temporary",
+       [](Model& m) {
+         m.parameter().mutable_grad() =
+             at::ones({kWidth * kWidth}, at::TensorOptions(m.device)).view({kWidth, kWidth});
+         m.Backward(0);
+         m.Backward(1);
+       }},
+      {"a view that backward has made, of what the program keeps",
+       [](Model& m) {
+         Tensor kept;
+         const Tensor view = m.parameter(1).unsqueeze(0);
+         view.register_hook([&](const Tensor& gradient) { kept = gradient; });
+         (view * 3).pow(2).sum().backward();
+         m.Backward(1);
+         EXPECT_TRUE(kept.defined());
+       }},
+  };
+  for (const Idiom& idiom : idioms) {
+    SCOPED_TRACE(idiom.name);
+    ExpectAsResident(idiom.use);
+  }
+}
+
+// What the program is told to do with buckets.
+TEST_F(ParameterIdiomsTest, GradientsInABufferOfTheHostAreAsThoseOfAResidentModel) {
+  ExpectAsResident([](Model& m) {
+    int64_t count = 0;
+    for (const Tensor& p : m.parameters()) count += p.numel();
+    Tensor buffer = at::zeros({count}, m.trained()[0].detach().options());
+    int64_t begin = 0;
+    for (const Tensor& tensor : m.trained()) {
+      tensor.mutable_grad() = buffer.narrow(0, begin, tensor.numel()).view_as(tensor);
+      begin += tensor.numel();
+    }
+    for (const double seed : {0, 1, 2}) {
+      buffer.zero_();
+      m.Backward(seed);
+      m.Wait();
+      buffer.div_(3);
+      m.Step([] {});
+    }
   });
 }
 
