@@ -223,7 +223,7 @@ void HostGradients::TakeGrad(size_t index, const at::Tensor& parameter, bool in_
   const at::Tensor taken = std::exchange(grad, at::Tensor()).detach().to(parameter.device());
   Add(index, taken);
   if (!in_backward) Watch(weight, given);
-  grad = Show(index, weight.in_parameter, taken.scalar_type(), parameter.device());
+  ShowInParameter(index, parameter);  // in the type of the sum, which the host may have had
 }
 
 void HostGradients::FollowRequiresGrad(Weight& weight, const at::Tensor& parameter) {

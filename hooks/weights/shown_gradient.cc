@@ -77,9 +77,9 @@ bool ShownGradient::Write(uint32_t, const WritingOperator& op) {
   } else if (op.schema.name() == "aten::add_" && op.schema.overload_name() == "Tensor" &&
              !device_->is_cpu()) {
     const at::Tensor& added = op.arguments[1].toTensor();
-    const bool is_gradient = added.sizes() == written.sizes() && !IsStreamed(added) &&
-                             added.device() == *device_ && !added.requires_grad() &&
-                             op.arguments[2].toScalar().equal(1);
+    const bool is_gradient = added.sizes() == written.sizes() && added.dtype() == written.dtype() &&
+                             !IsStreamed(added) && added.device() == *device_ &&
+                             !added.requires_grad() && op.arguments[2].toScalar().equal(1);
     if (!is_gradient) return false;
     // Backward and the arguments hold one reference each. Another owner may change the tensor.
     const bool is_shared = !owner->IsAccumulating(index_) || added.use_count() > 2;

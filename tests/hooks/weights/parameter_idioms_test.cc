@@ -567,6 +567,40 @@ TEST_F(ParameterIdiomsTest, GradientsHaveTheTypeThatTheParameterAsksFor) {
   }
 }
 
+TEST_F(ParameterIdiomsTest, NarrowGradientsThatAreAddedToAWideOneAreAddedInItsType) {
+  for (const bool of_parameters : {true, false}) {
+    for (const bool waits : {true, false}) {
+      const auto program = [&](Model& m) {
+        for (const Tensor& tensor : of_parameters ? m.parameters() : m.trained()) {
+          tensor.mutable_grad() =
+              at::ones(tensor.sizes(), tensor.detach().options().dtype(at::kFloat));
+        }
+        if (waits) m.Wait();
+        for (const double seed : {0, 1, 2}) {
+          const Tensor x = Input(seed).to(m.device).to(at::kBFloat16);
+          m.net->forward(x).pow(2).mean().backward();
+        }
+      };
+      const auto narrow = [](Model& m) {
+        m.net->to(at::kBFloat16);
+        for (const Tensor& p : m.parameters()) p.set_grad_dtype(std::nullopt);
+      };
+      const Tensors expected = Resident(program, narrow);
+      for (const bool stay : {true, false}) {
+        SCOPED_TRACE(::testing::Message() << of_parameters << waits << stay);
+        Model model;
+        narrow(model);
+        Attach(model, {.tier = SmallTier(), .gradients_stay = stay});
+        program(model);
+        const Tensors actual = model.Gradients();
+        for (size_t i = 0; i < expected.size(); ++i) {
+          EXPECT_TRUE(AsOnCpu(actual[i], expected[i])) << i;
+        }
+      }
+    }
+  }
+}
+
 TEST_F(ParameterIdiomsTest, GradientsWithAGraphAreOnTheHostAsWell) {
   const auto keep_graph = [](Model& m, double seed) {
     m.Loss(seed).backward({}, /*retain_graph=*/true, /*create_graph=*/true);
