@@ -302,14 +302,33 @@ void DeviceWeights::FetchAllAhead(const PrefetchPlan& plan) {
   }
 }
 
+std::string DeviceWeights::NameOf(uint32_t index, const at::Tensor& weight) const {
+  std::string name;
+  for (const WeightPiece& piece : units_.all()[index].parts.pieces) {
+    const auto storage = piece.storage.lock();
+    if (storage.get() == weight.storage().unsafeGetStorageImpl()) name = piece.name;
+  }
+  return name;
+}
+
+void DeviceWeights::OnReplaced(uint32_t index, const at::Tensor& weight) {
+  std::string name;
+  {
+    MutexLock lock(mu_);
+    if (std::exchange(has_told_of_replaced_, true)) return;
+    name = NameOf(index, weight);
+  }
+  PINION_LOG(kWarning) << "the weight " << name
+                       << " was given other memory, by set_data(), to() or torch::load, and is "
+                          "not streamed while it has that: load and change weights within "
+                          "WeightOffloader::WithParametersOnHost, and their type before Attach";
+}
+
 bool DeviceWeights::Write(uint32_t index, const WritingOperator& op) {
   std::string name;
   {
     MutexLock lock(mu_);
-    for (const WeightPiece& piece : units_[index].parts.pieces) {
-      const auto storage = piece.storage.lock();
-      if (storage.get() == op.written.storage().unsafeGetStorageImpl()) name = piece.name;
-    }
+    name = NameOf(index, op.written);
   }
   TORCH_CHECK(false, op.schema.name(), " would change the weight ", name,
               " on the device, which has a copy of it alone: change it in WeightOffloader::Step, "

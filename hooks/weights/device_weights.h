@@ -20,11 +20,13 @@
 #ifndef PINION_HOOKS_WEIGHTS_DEVICE_WEIGHTS_H_
 #define PINION_HOOKS_WEIGHTS_DEVICE_WEIGHTS_H_
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -108,6 +110,8 @@ class DeviceWeights final : public ResidencyKeeper, public EvictableWeights {
   void Leave(uint32_t unit) override;
   // Throws, and names the weight: writes to the device's copy would be lost.
   bool Write(uint32_t unit, const WritingOperator& op) override;
+  // Logs the first weight.
+  void OnReplaced(uint32_t unit, const at::Tensor& weight) override;
   void EvictIdle(bool unless_in_use) override;
 
   // Lets the host change weights until Resume. Blocks until no copy reads them; operators that use
@@ -121,6 +125,8 @@ class DeviceWeights final : public ResidencyKeeper, public EvictableWeights {
   WeightStats GetStats() const;
 
  private:
+  std::string NameOf(uint32_t unit, const at::Tensor& weight) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Computes the window for a use. Evicts other models' idle units if the used one does not fit
   // beside them.
   void MakeRoom(const WeightUse& use);
@@ -157,6 +163,7 @@ class DeviceWeights final : public ResidencyKeeper, public EvictableWeights {
   BackOff back_off_ ABSL_GUARDED_BY(mu_);                               // of FetchAhead
   const std::unique_ptr<TargetWindow> target_ ABSL_PT_GUARDED_BY(mu_);  // null: no target
   const char* paused_by_ ABSL_GUARDED_BY(mu_) = nullptr;                // null: not paused
+  bool has_told_of_replaced_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace pinion

@@ -71,10 +71,13 @@ class StreamedTags {
   absl::flat_hash_map<const c10::StorageImpl*, StreamedTag> tags_ ABSL_GUARDED_BY(mu_);
 };
 
+// The only operator that Tensor::set_data calls.
+constexpr std::string_view kSetsData = "aten::_has_compatible_shallow_copy_type";
+
 // Operators that read or change metadata alone.
 constexpr std::array<std::string_view, 6> kTouchNoBytes = {
     "aten::requires_grad_", "aten::retain_grad", "aten::detach_",
-    "aten::record_stream",  "aten::set_data",    "aten::_has_compatible_shallow_copy_type"};
+    "aten::record_stream",  "aten::set_data",    kSetsData};
 
 // The units that an operator uses. Leaves those that were entered.
 class UsedUnits {
@@ -144,6 +147,14 @@ bool IsWritten(const c10::FunctionSchema& schema, size_t index, const torch::jit
   return !absl::StrContains(schema.name(), "backward");
 }
 
+// No operator sees such a tensor afterwards.
+void ReportReplaced(c10::ArrayRef<c10::IValue> arguments) {
+  const at::Tensor& tensor = arguments[0].toTensor();
+  if (!IsStreamed(tensor) || IsStreamed(arguments[1].toTensor())) return;
+  const StreamedTag tag = StreamedTags::OfProcess().Find(tensor);
+  tag.keeper->OnReplaced(tag.unit, tensor);
+}
+
 // The fallback of the key. Operators called by the kernel do not get here again.
 void RunWithStreamed(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                      torch::jit::Stack* stack) {
@@ -158,6 +169,7 @@ void RunWithStreamed(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kStreamedKey);
   // An operator that returns a view or a copy, such as reshape, calls another one for the copy.
   if (touches_none || returns_view) {
+    if (schema.name() == kSetsData) ReportReplaced(torch::jit::last(*stack, 2));
     op.redispatchBoxed(below, stack);
     return;
   }

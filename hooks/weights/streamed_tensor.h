@@ -62,6 +62,8 @@ class ResidencyKeeper : public std::enable_shared_from_this<ResidencyKeeper> {
   virtual bool Write(uint32_t unit, const WritingOperator& op) = 0;
   // Called before Leave, after the operator has written. Throws c10::Error.
   virtual void OnWritten(uint32_t) {}
+  // Called before the program gives a tensor memory that is not streamed (set_data).
+  virtual void OnReplaced(uint32_t, const at::Tensor&) {}
 
  private:
   friend void MakeStreamed(c10::Storage& storage, const std::shared_ptr<ResidencyKeeper>& keeper,

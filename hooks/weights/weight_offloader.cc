@@ -2,6 +2,7 @@
 
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <exception>
@@ -188,6 +189,7 @@ void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
     // Tensors made in inference mode could not be trained later.
     const c10::InferenceMode normal(false);
     const at::NoGradGuard no_grad;
+    const c10::impl::ExcludeDispatchKeyGuard unreported(kStreamedKey);
     for (size_t i = 0; i < all_.size(); ++i) {
       at::Tensor& tensor = parameters[i];
       tensor = at::Tensor(all_[i].parameter.lock());

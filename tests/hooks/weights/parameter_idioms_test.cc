@@ -16,11 +16,13 @@
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
+#include <torch/serialize.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +34,7 @@
 #include "pinion/tests/hooks/support/error_of.h"
 #include "pinion/tests/hooks/support/test_net.h"
 #include "pinion/tests/hooks/weights/streamed_net.h"
+#include "pinion/tests/support/captured_log.h"
 
 namespace pinion::testing {
 namespace parameter_idioms {
@@ -39,6 +42,7 @@ namespace parameter_idioms {
 using at::Tensor;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using Tensors = std::vector<Tensor>;
 
 // A program's model: resident, or with streamed weights.
@@ -805,6 +809,38 @@ TEST_F(ParameterIdiomsTest, AParameterWithAnothersMemoryIsNamed) {
     model.parameter(0).set_data(model.parameter(2).data());
     EXPECT_THAT(ErrorOf([&] { waits ? model.Wait() : model.Step([] {}); }),
                 HasSubstr("blocks.0.linear.weight was given other memory"));
+  }
+}
+
+// Afterwards no operator meets a streamed weight, and no Step may come to throw.
+TEST_F(ParameterIdiomsTest, OtherMemoryInInferenceIsLoggedOnceWithTheParametersName) {
+  std::stringstream file;
+  torch::save(Net(3), file);
+  const std::vector<Idiom> idioms = {
+      {"to", [](Model& m) { m.net->to(at::kHalf); }},
+      {"torch::load", [&](Model& m) { torch::load(m.net, file); }},
+      {"another average's",
+       [](Model& m) {
+         const at::NoGradGuard no_grad;
+         for (Tensor& p : m.parameters()) {
+           const Tensor own = p.data();
+           p.set_data(p * 0.5);
+           p.set_data(own);
+         }
+       }},
+  };
+  for (const Idiom& idiom : idioms) {
+    SCOPED_TRACE(idiom.name);
+    Model model;
+    Attach(model);
+    const CapturedLog log;
+    model.weights->WithParametersOnHost([&] {
+      model.parameter().set_data(at::ones({kWidth, kWidth}));
+    });
+    EXPECT_EQ(log.text(), "");
+    idiom.use(model);
+    EXPECT_THAT(log.text(), AllOf(HasSubstr("blocks.0.linear.weight"), Not(HasSubstr("bias")),
+                                  HasSubstr("WithParametersOnHost")));
   }
 }
 
