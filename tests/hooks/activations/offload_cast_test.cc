@@ -467,6 +467,52 @@ TEST_F(OffloadCast, ACastThatWasToStayIsLetGoOfWhenAllLeaves) {
   EXPECT_EQ(session->GetStats().recast, 1u);
 }
 
+// Such a cast is a tensor like any other, for its readers too.
+TEST_F(OffloadCast, ACastThatWasToStayMovesIfItsParameterHasChangedWhenAllLeaves) {
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(WithTarget(64 * kMiB));
+  const at::Tensor weight = NewWeight(1);
+  for (const int64_t rows : {kSide, kSide, kSide, kSide / 2}) {
+    const OffloadStats before = session->GetStats();
+    const bool leaves = rows != kSide;
+    std::vector<at::Tensor> seen;
+    at::Tensor expected;
+    at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
+      at::Tensor cast = Cast(weight);
+      expected = OnHost(cast);
+      y = Observe(y, {std::exchange(cast, at::Tensor())}, &seen_);
+      if (leaves) Step(weight);
+      y = Observe(y, {activation({rows, kSide})}, &seen);
+    });
+    y.backward();
+    EXPECT_TRUE(SameBytes(std::exchange(seen_, {})[0], expected));
+    if (!leaves) continue;
+    EXPECT_EQ(session->GetStats().cast_again, before.cast_again);
+    EXPECT_EQ(session->GetStats().offloaded - before.offloaded, 2u);
+    EXPECT_EQ(session->GetStats().recast, 0u);
+  }
+}
+
+TEST_F(OffloadCast, ACastThatStaysIsSharedThoughItsParameterHasChanged) {
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(WithTarget(64 * kMiB));
+  const at::Tensor weight = NewWeight(1);
+  for (const bool changes : {false, false, false, true}) {
+    const OffloadStats before = session->GetStats();
+    std::vector<at::Tensor> seen;
+    at::Tensor expected;
+    at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
+      const at::Tensor cast = Cast(weight);
+      expected = OnHost(cast);
+      y = Observe(y, {cast}, &seen_);
+      if (changes) Step(weight);
+      y = Observe(y, {cast}, &seen);
+    });
+    EXPECT_EQ(session->GetStats().shared - before.shared, 1u);
+    y.backward();
+    EXPECT_TRUE(SameBytes(std::exchange(seen_, {})[0], expected));
+    EXPECT_TRUE(SameBytes(seen[0], expected));
+  }
+}
+
 // ------------------------------------------------------------------------------------ what fails
 
 class OffloadCastErrors : public OffloadCast {

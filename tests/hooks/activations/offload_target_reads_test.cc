@@ -84,6 +84,36 @@ TEST_F(OffloadTargetReads, WhatIsReadTwiceIsAwayBetweenItsReads) {
     EXPECT_LE(world_.peak_device_bytes(), options.memory_target_bytes);
     EXPECT_EQ(after.offloaded - before.offloaded, 2u) << "it has left once, and so has another";
     EXPECT_EQ(after.fetched_bytes - before.fetched_bytes, 3u * kTensorBytes) << "it came twice";
+    EXPECT_EQ(after.prefetches_dropped, before.prefetches_dropped) << "it was read both times";
+  }
+}
+
+TEST_F(OffloadTargetReads, UnreadPrefetchesThatGiveWayToWhatAStepAllocatesAreCounted) {
+  constexpr int kTensors = 8;
+  const std::shared_ptr<OffloadSession> session = world_.NewSession(
+      WithTarget(world_.device_bytes() + kTensors * kTensorBytes + kTensorBytes / 2));
+  at::Tensor more;
+  for (const bool allocates_more : {false, false, false, true}) {
+    const OffloadStats before = session->GetStats();
+    RunStep(session, /*backwards=*/1, {7, 6, 5, 4, 3, 2, 1, 0}, [&](at::Tensor& y) {
+      for (int i = 0; i < kTensors; ++i) {
+        y = Node(y, activation(i), 16);
+        y = Probe(y, {}, [&, i](const at::Tensor& grad, const UnpackSaved&) {
+          if (i == 5 && allocates_more) more = Ones(5 * kTensorBytes);
+          if (i == 3) more.reset();
+          return grad;
+        });
+      }
+      Ones(3 * kTensorBytes);
+    });
+    const OffloadStats after = session->GetStats();
+    const uint64_t dropped = after.prefetches_dropped - before.prefetches_dropped;
+    if (allocates_more) {
+      EXPECT_GT(dropped, 0u);
+      EXPECT_LE(dropped, 3u);
+    } else {
+      EXPECT_EQ(dropped, 0u);
+    }
   }
 }
 

@@ -3,8 +3,13 @@
 #include "pinion/hooks/plan/parameter_cast.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/randn.h>
 #include <c10/core/GradMode.h>
+#include <malloc.h>
+
+#include <cstdint>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "pinion/hooks/autograd/saved_tensor_hooks.h"
@@ -61,6 +66,28 @@ TEST(CastSources, ForgetParametersThatHaveDied) {
   EXPECT_EQ(ours.weak_use_count(), 2u);
   sources.Note();
   EXPECT_EQ(ours.weak_use_count(), 1u);
+}
+
+int64_t HeapBytes() { return static_cast<int64_t>(mallinfo2().uordblks + mallinfo2().hblkhd); }
+
+TEST(ParameterState, LeavesNoMemoryInUse) {
+  constexpr int64_t kStates = 4096;
+  // Both lists stay: no storage has the address of an earlier one.
+  const auto parameters = [] {
+    std::vector<at::Tensor> all;
+    for (int64_t n = 0; n < kStates; ++n) all.push_back(at::empty({1}));
+    return all;
+  };
+  const std::vector<at::Tensor> early = parameters();
+  const std::vector<at::Tensor> late = parameters();
+  const auto make_and_drop = [](const std::vector<at::Tensor>& all) {
+    std::vector<ParameterState> states;
+    for (const at::Tensor& parameter : all) states.emplace_back(parameter);
+  };
+  make_and_drop(early);  // grows what is used again
+  const int64_t before = HeapBytes();
+  make_and_drop(late);
+  EXPECT_LT(HeapBytes() - before, kStates * 8);
 }
 
 }  // namespace

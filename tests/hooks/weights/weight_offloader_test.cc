@@ -470,6 +470,23 @@ TEST_F(WeightOffloaderTest, FetchesAheadForWhichThereIsNoMemoryBecomeRare) {
   EXPECT_GT(run(kMiB, 64).fetched_ahead, 8u * kLayers) << "the pause ends";
 }
 
+TEST_F(WeightOffloaderTest, ALayerWhoseFetchAheadFindsNoMemoryIsNotResidentAndComesAtItsUse) {
+  Net net(8);
+  const auto weights = Attach(*net, 3 * kUnitBytes);
+  const Tensor x = X();
+  const at::NoGradGuard no_grad;
+  const Tensor expected = net->forward(x).cpu();
+  weights->WithParametersOnHost([] {});  // the device has none
+  EXPECT_THAT(world_.machine().SynchronizeDevice(0), IsOk());
+  const uint64_t limit_bytes = world_.device_bytes() + 2 * kUnitBytes - 512;
+  EXPECT_THAT(world_.machine().SetMemoryLimit(0, limit_bytes), IsOk());
+  for (int round = 0; round < 8; ++round) {
+    EXPECT_TRUE(SameBytes(net->forward(x).cpu(), expected));
+    EXPECT_EQ(weights->GetStats().resident_bytes, kUnitBytes) << round;
+  }
+  EXPECT_GT(weights->GetStats().fetches_refused, 0u);
+}
+
 TEST_F(WeightOffloaderTest, FetchesAheadForWhichTheAllocatorGivesItsCacheBackBecomeRare) {
   constexpr int kLayers = 16;
   CountingAllocator allocator(world_.device().type());
@@ -763,6 +780,27 @@ TEST_F(WeightOffloaderTest, FrozenWeightsComeOnceAndOnlyAdaptersSendGradients) {
   EXPECT_EQ(stats.fetches, 4u + 4 * 4) << "bases once, adapters in each step, and once ahead";
   EXPECT_GE(stats.gradient_bytes, 3 * adapter_bytes);
   EXPECT_LT(stats.gradient_bytes, 3u * 4 * kUnitBytes / 2) << "none of a base";
+}
+
+TEST_F(WeightOffloaderTest, WhateverOfALayerIsFrozenTheGradientsOfTheRestLeaveAtOnceWithOneCopy) {
+  Net net(1);
+  const auto weights = Attach(*net);
+  const auto host = TorchHostTier(SmallTier(), world_.backend(), world_.device().type());
+  ASSERT_THAT(host, IsOk());
+  const auto tier = (*host)->ForDevice(0);
+  ASSERT_THAT(tier, IsOk());
+  const auto copies = [&] { return (*tier)->engine().GetStats().d2h.submitted_transfers; };
+  for (const bool is_frozen : {false, true, false}) {
+    SCOPED_TRACE(is_frozen);
+    net->parameters()[1].requires_grad_(!is_frozen);
+    weights->WaitForGradients();
+    const uint64_t bytes_before = weights->GetStats().gradient_bytes;
+    const uint64_t copies_before = copies();
+    net->forward(X()).sum().backward();
+    EXPECT_EQ(weights->GetStats().gradient_bytes - bytes_before,
+              kUnitBytes - (is_frozen ? 512 : 0));
+    EXPECT_EQ(copies() - copies_before, 1u);
+  }
 }
 
 TEST_F(WeightOffloaderTest, TiedWeightsAreOneAndTheirGradientIsTheSum) {

@@ -5,13 +5,16 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/GradMode.h>
 #include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -559,6 +562,32 @@ TEST(WeightTarget, OneBelowTheLargestUnitIsRefused) {
   both.window_bytes = 1 << 20;
   EXPECT_THAT(WeightOffloader::Attach(*net, world.device(), world.backend(), both),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("give one")));
+}
+
+// A device's allocator that counts nothing.
+struct PlainAllocator : c10::Allocator {
+  explicit PlainAllocator(c10::DeviceType its_type)
+      : type(its_type), counting(c10::GetAllocator(type)) {
+    c10::SetAllocator(type, this);
+  }
+  ~PlainAllocator() override { c10::SetAllocator(type, counting); }
+  c10::DataPtr allocate(size_t size_bytes) override { return counting->allocate(size_bytes); }
+  void copy_data(void* to, const void* from, size_t size_bytes) const override {
+    counting->copy_data(to, from, size_bytes);
+  }
+
+  const c10::DeviceType type;
+  c10::Allocator* const counting;
+};
+
+TEST(WeightTarget, OneIsRefusedWithoutAnAllocatorThatCountsAndAWindowIsNot) {
+  EmuWorld world;
+  Net net(2);
+  const PlainAllocator plain(world.device().type());
+  EXPECT_THAT(WeightOffloader::Attach(*net, world.device(), world.backend(), Weights(1)),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("memory_target_bytes"), HasSubstr("give window_bytes"))));
+  EXPECT_THAT(WeightOffloader::Attach(*net, world.device(), world.backend(), Weights(0)), IsOk());
 }
 
 TEST(WeightTarget, AModelOnAnotherDeviceIsRefusedByTheNamesOfItsWeights) {
