@@ -49,13 +49,9 @@ class StreamedTags {
     const MutexLock lock(mu_);
     tags_[storage] = tag;
   }
-  // Another keeper's storage may have the same address.
-  void Forget(const ResidencyKeeper* keeper, absl::Span<const c10::StorageImpl* const> storages) {
+  void Forget(const c10::StorageImpl* storage) {
     const MutexLock lock(mu_);
-    for (const c10::StorageImpl* storage : storages) {
-      const auto found = tags_.find(storage);
-      if (found != tags_.end() && found->second.keeper == keeper) tags_.erase(found);
-    }
+    tags_.erase(storage);
   }
   StreamedTag Find(const at::Tensor& tensor) {
     const MutexLock lock(mu_);
@@ -233,7 +229,11 @@ void RegisterOnce(c10::DeviceType type) {
 
 }  // namespace
 
-ResidencyKeeper::~ResidencyKeeper() { StreamedTags::OfProcess().Forget(this, storages_); }
+ResidencyKeeper::~ResidencyKeeper() {
+  for (const auto& storage : storages_) {
+    StreamedTags::OfProcess().Forget(storage._unsafe_get_target());
+  }
+}
 
 c10::DataPtr StreamedData(void* data, std::shared_ptr<ResidencyKeeper> keeper, c10::Device device) {
   return {data, new KeeperReference(std::move(keeper)), &DeleteKeeperReference, device};
@@ -242,7 +242,7 @@ c10::DataPtr StreamedData(void* data, std::shared_ptr<ResidencyKeeper> keeper, c
 void MakeStreamed(c10::Storage& storage, const std::shared_ptr<ResidencyKeeper>& keeper,
                   uint32_t unit) {
   storage.set_data_ptr_noswap(StreamedData(nullptr, keeper, storage.device()));
-  keeper->storages_.push_back(storage.unsafeGetStorageImpl());
+  keeper->storages_.push_back(storage.getWeakStorageImpl());
   StreamedTags::OfProcess().Add(storage.unsafeGetStorageImpl(), {keeper.get(), unit});
 }
 

@@ -28,7 +28,9 @@
 #include <c10/core/Device.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/Storage.h>
+#include <c10/core/StorageImpl.h>
 #include <c10/util/ArrayRef.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 #include <memory>
@@ -69,7 +71,8 @@ class ResidencyKeeper : public std::enable_shared_from_this<ResidencyKeeper> {
   friend void MakeStreamed(c10::Storage& storage, const std::shared_ptr<ResidencyKeeper>& keeper,
                            uint32_t unit);
 
-  std::vector<const c10::StorageImpl*> storages_;
+  // Weak references: no other storage has these addresses.
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages_;
 };
 
 // Returns a storage's pointer to `data`, which the keeper owns, or to null if the unit is not
