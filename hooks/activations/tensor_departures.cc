@@ -57,10 +57,6 @@ void TensorDepartures::CopyOut(DueRecords& due) {
     due.ends.resize(due.sources.size());  // each tensor leaves by itself
     std::iota(due.ends.begin(), due.ends.end(), size_t{1});
   }
-  // Evict with the last batch. If the schedule needs the device's bytes, they must be read first,
-  // outside any lock.
-  const bool evicts = options_.overlap && !state_.asks_for_device_bytes;
-  bool has_evicted = false;
   size_t begin = 0;
   for (const size_t end : due.ends) {
     const auto batch = absl::MakeConstSpan(due.records).subspan(begin, end - begin);
@@ -88,21 +84,13 @@ void TensorDepartures::CopyOut(DueRecords& due) {
       for (const ParcelDraft& draft : all) Keep(draft.records, &OffloadStats::kept_copy_failed);
       continue;
     }
-    Excess excess;
     {
-      Released released;
+      Released released;  // freed after the lock
       OffloadLock lock(state_);
       for (ParcelDraft& draft : all) Publish(draft, released);
-      // The sources of a gather are freed only after the lock, so eviction has to come later.
-      if (evicts && end == due.ends.back() && released.plain.empty()) {
-        TakeExcess(excess);
-        has_evicted = true;
-      }
     }
-    Drop(excess);
     if (!options_.overlap) EvictBlocking(all.front());
   }
-  if (has_evicted) return;
   while (EvictSome() && state_.asks_for_device_bytes) {
   }
 }
