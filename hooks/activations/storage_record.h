@@ -234,12 +234,11 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
 
   // Returns whether neither the record nor a parcel owns the bytes: readers recast the parameter.
   bool IsCastAgain() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
-    return cast != nullptr && in_parcel.parcel() == nullptr && !leaving.source();
+    return in_parcel.parcel() == nullptr && !leaving.source();
   }
   // Returns whether the next reader must recast, because the bytes are nowhere on the device.
   bool HasToBeCast() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
-    return IsCastAgain() && identity.expired() &&
-           (!last_cast.has_value() || last_cast->storage.expired());
+    return IsCastAgain() && !IsOnDevice();
   }
   // Drops the record to be recast. Returns the source for the caller to release.
   c10::Storage LeaveToBeCastAgain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
