@@ -145,7 +145,6 @@ bool HostGradients::IsAccumulating(size_t index) const {
 at::Tensor HostGradients::Value(size_t index) {
   Arrive();
   const Weight& weight = weights_[index];
-  weight.watch->NoteGradient();  // an optimizer may be reading it
   if (weight.on_host == nullptr || !HostShows(weight)) return weight.master.grad();
   return weight.has_graph ? ParameterOf(weight).grad().detach() : weight.sum;
 }

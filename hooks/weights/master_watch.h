@@ -38,13 +38,10 @@ class MasterWatch {
   bool HasNewVersion() const { return version_.current_version() != accepted_.load(kRelaxed); }
   bool HasChanged() const { return HasNewVersion() || Sample() != sample_.load(kRelaxed); }
   // Like HasChanged, but compares the sample only after NoteGradient.
-  bool HasChangedInForward() {
-    if (!has_gradient_.load(kRelaxed)) return HasNewVersion();
-    if (HasChanged()) return true;
-    has_gradient_.store(false, kRelaxed);
-    return false;
+  bool HasChangedInForward() const {
+    return has_gradient_.load(kRelaxed) ? HasChanged() : HasNewVersion();
   }
-  // A backward has made a gradient, or a program may read one: an optimizer may change the weight.
+  // The weight has a gradient: an optimizer may change the weight until Accept.
   void NoteGradient() { has_gradient_.store(true, kRelaxed); }
   // Takes the present value as the one that the device has.
   void Accept() {

@@ -635,6 +635,12 @@ TEST_F(WeightOffloaderTest, AnOptimizerThatStepsOutsideStepIsNamedWhereverItsGra
         loss(net).backward();
         const at::NoGradGuard no_grad;
         net->forward(X());
+      },
+      [&](Net& net, WeightOffloader& weights) {
+        loss(net).backward();
+        weights.WaitForGradients();
+        net->eval();
+        net->forward(X());
       }};
   for (size_t way = 0; way < ways.size(); ++way) {
     SCOPED_TRACE(way);
