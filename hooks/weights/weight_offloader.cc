@@ -174,6 +174,7 @@ void WeightOffloader::WithParametersOnHost(const std::function<void()>& work) {
     for (size_t i = 0; i < all_.size(); ++i) {
       units.push_back(all_[i].unit);
       all_[i].watch->Accept();
+      if (all_[i].master.grad().defined()) all_[i].watch->NoteGradient();
       if (!streamed[i].defined()) continue;
       try {
         parameters[i].set_data(streamed[i]);

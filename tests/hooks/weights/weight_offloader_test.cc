@@ -641,6 +641,10 @@ TEST_F(WeightOffloaderTest, AnOptimizerThatStepsOutsideStepIsNamedWhereverItsGra
         weights.WaitForGradients();
         net->eval();
         net->forward(X());
+      },
+      [&](Net& net, WeightOffloader& weights) {
+        loss(net).backward();
+        weights.WithParametersOnHost([] {});
       }};
   for (size_t way = 0; way < ways.size(); ++way) {
     SCOPED_TRACE(way);
