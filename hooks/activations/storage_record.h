@@ -234,7 +234,7 @@ struct StorageRecord : public std::enable_shared_from_this<StorageRecord> {
 
   // Returns whether neither the record nor a parcel owns the bytes: readers recast the parameter.
   bool IsCastAgain() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
-    return in_parcel.parcel() == nullptr && !leaving.source();
+    return cast != nullptr && in_parcel.parcel() == nullptr && !leaving.source();
   }
   // Returns whether the next reader must recast, because the bytes are nowhere on the device.
   bool HasToBeCast() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(kRecordsLock) {
