@@ -9,11 +9,6 @@
 //
 // Prints each seed before it runs: the last line is the one to look at when it dies. Prints which
 // programs had more than their target and may, and exits with 1 where one fails.
-//
-// With a loss behind the scope, the program of seed 957 is known to run out of memory
-// (docs/users/limits.md):
-//
-//   ... -- --seeds=1200 --first=1 --set="loss_behind 1" --failures=1200
 
 #include <algorithm>
 #include <chrono>
