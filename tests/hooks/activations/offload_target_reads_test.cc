@@ -117,6 +117,46 @@ TEST_F(OffloadTargetReads, UnreadPrefetchesThatGiveWayToWhatAStepAllocatesAreCou
   }
 }
 
+TEST_F(OffloadTargetReads, ACastThatIsComputedAgainIsGivenRoomAndOneThatTheProgramHasNeedsNone) {
+  for (const bool is_held : {false, true}) {
+    SCOPED_TRACE(is_held);
+    const at::Tensor weight =
+        at::ones({kTensorBytes / 2}, at::TensorOptions(world_.device())).requires_grad_(true);
+    const OffloadOptions options =
+        WithTarget(world_.device_bytes() + 3 * kTensorBytes + kTensorBytes / 2);
+    const std::shared_ptr<OffloadSession> session = world_.NewSession(options);
+    for (const bool allocates_more : {false, false, false, false, true}) {
+      at::Tensor held, more;
+      const at::Tensor y = InScope(session, carrier_, [&](at::Tensor& y) {
+        y = Node(y, activation(1), 16);
+        at::Tensor cast = weight.to(at::kBFloat16);
+        y = Node(y, cast, 16);
+        if (allocates_more && is_held) held = cast;
+        cast.reset();
+        // The first activation is prefetched by then. With `more` or `held`, half a tensor is free.
+        y = Probe(y, {}, [&](const at::Tensor& grad, const UnpackSaved&) {
+          EXPECT_THAT(world_.Synchronize(), IsOk());
+          world_.ResetPeak();
+          if (allocates_more) more = Ones((is_held ? 1 : 2) * kTensorBytes);
+          return grad;
+        });
+        y = Node(y, activation(2), 16);
+        Ones(2 * kTensorBytes);
+      });
+      EXPECT_THAT(world_.Synchronize(), IsOk());
+      const OffloadStats before = session->GetStats();
+      y.backward();
+      const OffloadStats after = session->GetStats();
+      const bool needs_room = allocates_more && !is_held;
+      EXPECT_EQ(after.prefetches_dropped - before.prefetches_dropped, needs_room ? 1u : 0u);
+      EXPECT_LE(world_.peak_device_bytes(), options.memory_target_bytes);
+      if (needs_room) {
+        EXPECT_EQ(after.recast - before.recast, 1u);
+      }
+    }
+  }
+}
+
 TEST_F(OffloadTargetReads, AStepThatSavesOnceMoreWhatItHasLetGoOfIsKnown) {
   const std::shared_ptr<OffloadSession> session =
       world_.NewSession(WithTarget(world_.device_bytes() + 8 * kTensorBytes));
