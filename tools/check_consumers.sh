@@ -55,6 +55,16 @@ fi
 ! readelf -d "$work/cmake/consumer" | grep 'NEEDED.*libtorch_cuda' || die "Pinion::pinion needs libraries of CUDA programs"
 ! ninja -C "$work/cmake" -t commands | grep -o -e '-D[A-Z]*NDEBUG[^ ]*' || die "Pinion's targets define NDEBUG"
 
+say "parts that are not installed are named"
+./bazelw run --config=opt --noshow_progress //tools/install:engine -- "$work/engine"
+mkdir "$work/parts"
+printf '%s\n' 'cmake_minimum_required(VERSION 3.18)' 'project(parts CXX)' \
+  'find_package(Pinion REQUIRED COMPONENTS ${part})' >"$work/parts/CMakeLists.txt"
+for part in hooks cuda; do
+  said=$(cmake -S "$work/parts" -B "$work/parts/$part" -Dpart=$part -DCMAKE_PREFIX_PATH="$work/engine" -DTORCH_PATH="$torch" 2>&1) || true
+  grep -q "no libpinion_hooks.a" <<<"$said" || die "$said"
+done
+
 say "headers of CUDA 12 beside CUDA 13's runtime are refused"
 mkdir -p "$work/cuda/lib" "$work/cuda/include/crt"
 touch "$work/cuda/lib/libcudart.so.13" "$work/cuda/include/crt/host_defines.h"

@@ -157,7 +157,7 @@ void HostGradients::Zero(size_t index) {
 void HostGradients::Forget(Weight& weight) {
   ++weight.epoch;
   weight.has_graph = false;
-  weight.is_kept = false;
+  weight.kept.reset();
   weight.given = {};
   weight.in_parameter.reset();
   weight.on_host.reset();
@@ -211,10 +211,15 @@ void HostGradients::TakeGrad(size_t index, const at::Tensor& parameter, bool in_
     weight.has_graph = true;
     return;
   }
-  const bool is_kept = grad.defined() && (in_backward || weight.is_kept) && IsKept(grad);
+  const bool was_kept =
+      weight.kept.has_value() && weight.kept->_unsafe_get_target() == grad.unsafeGetTensorImpl();
+  const bool is_kept = grad.defined() && (in_backward || was_kept) && IsKept(grad);
   CheckFollows(in_backward || !is_kept, weight.name);
-  weight.is_kept = is_kept;
-  if (is_kept) return;
+  weight.kept.reset();
+  if (is_kept) {
+    weight.kept.emplace(grad.getIntrusivePtr());
+    return;
+  }
   if (weight.in_parameter != nullptr || weight.has_graph) Forget(weight);
   if (has_graph && host_forgot) grad = at::Tensor();
   if (!grad.defined()) return;

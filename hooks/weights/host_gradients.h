@@ -24,11 +24,13 @@
 #include <c10/core/Device.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -96,7 +98,8 @@ class HostGradients : public std::enable_shared_from_this<HostGradients> {
     at::Tensor sum = {};
     at::Tensor staying = {};  // on the device, to be added to `sum`
     bool has_graph = false;   // the parameter's grad() is the whole gradient, with a graph
-    bool is_kept = false;     // backward has added to a tensor that the program keeps
+    // A tensor that the program keeps, and to which backward has added.
+    std::optional<c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>> kept = {};
     // The version of the tensor that the program has set as grad(): now, and when it was taken.
     c10::VariableVersion given = {};
     uint32_t given_version = 0;

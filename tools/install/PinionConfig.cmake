@@ -21,11 +21,15 @@ macro(_pinion_missing)
   return()
 endmacro()
 
-macro(_pinion_archive part)
+macro(_pinion_require part)
   if(NOT EXISTS "${_pinion_prefix}/lib/libpinion_${part}.a")
     _pinion_missing("${_pinion_prefix}/lib has no libpinion_${part}.a: run "
       "./bazelw run --config=opt //tools/install:${part} -- ${_pinion_prefix}")
   endif()
+endmacro()
+
+macro(_pinion_archive part)
+  _pinion_require(${part})
   if(NOT TARGET Pinion::${part})
     add_library(Pinion::${part} STATIC IMPORTED)
     set_target_properties(Pinion::${part} PROPERTIES
@@ -115,6 +119,7 @@ if(_pinion_last LESS 2)
   return()
 endif()
 
+_pinion_require(hooks)
 file(STRINGS "${CMAKE_CURRENT_LIST_DIR}/libtorch_release" _pinion_release)  # "2.11"
 if(NOT EXISTS "${_pinion_TORCH_PATH}/lib/libtorch_cpu.so")
   _pinion_missing("Pinion's hooks need LibTorch ${_pinion_release}, and TORCH_PATH ('${_pinion_TORCH_PATH}') "

@@ -359,7 +359,9 @@ TEST_F(ParameterIdiomsTest, AGradientThatBackwardAddsToABufferThatTheProgramKeep
           EXPECT_THAT(ErrorOf(call), AllOf(HasSubstr(model.Name(index)), HasSubstr("clone()")));
         }
         EXPECT_TRUE(AsOnCpu(buffer.cpu().view_as(parameter), once[index])) << "nothing is lost";
-        parameter.mutable_grad() = parameter.grad().clone();
+        const Tensor summed = parameter.grad().clone();
+        parameter.mutable_grad() = summed;
+        EXPECT_EQ(ErrorOf([&] { model.Wait(); }), "no error") << "backward adds to another one";
         model.Backward(0);
         EXPECT_TRUE(AsOnCpu(model.Gradients()[index], twice[index]));
       }
