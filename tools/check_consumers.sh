@@ -49,6 +49,7 @@ torch=${TORCH_PATH:-$(echo "$PWD"/.venv/lib/python3*/site-packages/torch)}
 stubs=$PWD/.venv/torch-python/lib
 run_with_cmake cmake -DCMAKE_PREFIX_PATH="$work/pinion" -DTORCH_PATH="$torch" -DCMAKE_EXE_LINKER_FLAGS="-Wl,-rpath-link,$stubs"
 if [[ -e $torch/lib/libtorch_cuda.so ]]; then
+  cmake --build "$work/cmake" --target cuda_consumer
   LD_LIBRARY_PATH=$stubs "${with_ample_ram[@]}" "$work/cmake/cuda_consumer"
   readelf -d "$work/cmake/cuda_consumer" | grep -q 'NEEDED.*libtorch_cuda.so' || die "Pinion::cuda lost libtorch_cuda"
 fi
