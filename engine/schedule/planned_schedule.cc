@@ -149,7 +149,8 @@ uint64_t PlannedSchedule::BatchKey(uint32_t id) const {
 // A parcel is evicted and fetched as a whole, which only a plan that moves all of it has counted.
 // An object that leaves for the target alone is fetched alone.
 uint64_t PlannedSchedule::SmallBatchKey(uint32_t id) const {
-  constexpr uint64_t kFactor = 0x100000001b3, kMost = (uint64_t{1} << 62) - 1;
+  constexpr uint64_t kFactor = 0x100000001b3;          // FNV's prime
+  constexpr uint64_t kMost = (uint64_t{1} << 62) - 1;  // above: large and single objects
   uint64_t key = 0;
   bool is_shared = true;
   ForEachPossible([&](const CachedPlan& cached) {

@@ -143,7 +143,7 @@ bool IsWritten(const c10::FunctionSchema& schema, size_t index, const torch::jit
   return !absl::StrContains(schema.name(), "backward");
 }
 
-// No operator sees such a tensor afterwards.
+// The tensor is plain afterwards, so that its operators do not pass this key.
 void ReportReplaced(c10::ArrayRef<c10::IValue> arguments) {
   const at::Tensor& tensor = arguments[0].toTensor();
   if (!IsStreamed(tensor) || IsStreamed(arguments[1].toTensor())) return;

@@ -27,11 +27,12 @@
 //
 // Gradients are at host_parameters()[i].grad(), in pinned memory. A parameter's grad() shows them
 // on the device, and copies them there for operators that read it. Changes of it hold for the host
-// copy: zero_grad() of the module or of an optimizer, mutable_grad() = ..., in-place operators. If
-// the program keeps the tensor that it sets there, such as a bucket, and backward or the program
-// changes that tensor, the next WaitForGradients, Step or ClipGradNorm throws: set a clone(). The
-// parameter's requires_grad_() and set_grad_dtype() hold from the next of these calls on. All hooks
-// on parameters run.
+// copy: zero_grad() of the module or of an optimizer, mutable_grad() = ..., in-place operators. The
+// parameter's requires_grad_() and set_grad_dtype() hold from the next WaitForGradients, Step or
+// ClipGradNorm on. All hooks on parameters run.
+//
+// A tensor that the program sets as grad() and keeps, such as a bucket, must not change afterwards,
+// by backward either: the next of these calls throws. Set a clone().
 //
 // With autocast, switch its cache off (at::autocast::set_autocast_cache_enabled(false)): it keeps
 // the cast of every weight on the device until forward ends.

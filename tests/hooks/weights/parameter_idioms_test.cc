@@ -454,7 +454,7 @@ TEST_F(ParameterIdiomsTest, AGradientThatIsSetAnewOrThatNobodyElseHasIsAsThatOfA
   }
 }
 
-// What the program is told to do with buckets.
+// The error's remedy for buckets: memory of the host.
 TEST_F(ParameterIdiomsTest, GradientsInABufferOfTheHostAreAsThoseOfAResidentModel) {
   ExpectAsResident([](Model& m) {
     int64_t count = 0;
